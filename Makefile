@@ -1,0 +1,112 @@
+# Everything runs in a virtual environment made from requirements/dev.txt by `python3 -m venv` and pip alone.
+#
+#   make test                      with python3, in .venv
+#   make test PYTHON=python3.13    with another interpreter, in .venv-3.13, side by side
+#   make pytest ARGS="-k timers"   a part of the suite
+
+PYTHON ?= python3
+JOBS   ?= 2
+ARGS   ?=
+
+ifeq ($(PYTHON),python3)
+VENV := .venv
+else
+VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifeq ($(VENV),.venv-)
+$(error $(PYTHON) does not run here; name an interpreter that does, as in `make test PYTHON=python3.12`)
+endif
+endif
+
+BIN := $(VENV)/bin
+PIP  = -m pip --disable-pip-version-check -qq
+SAY  = @printf '%s\n'
+
+# The stamps carry what the environment was made from (interpreter, place, lock), so a changed lock, another interpreter
+# or a moved checkout makes a new one, and an interrupted set-up, having left no stamp, is begun again.
+KEY := $(shell { $(PYTHON) -c 'import sys; print(sys.version, sys.base_prefix)'; pwd; cat requirements/dev.txt; } | cksum | cut -d' ' -f1)
+LOCKED    := $(VENV)/.locked-$(KEY)
+INSTALLED := $(VENV)/.installed-$(KEY)
+
+CODE := $(wildcard src tests bench examples)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test lint types imports pytest soak bench bench-peers test-all format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED) ## make the environment (the other targets do so when needed)
+
+$(LOCKED):
+	$(SAY) "setting up $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perdure needs Python 3.11 or newer")'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python $(PIP) install --require-hashes -r requirements/dev.txt
+	@touch $@
+
+$(INSTALLED): $(LOCKED) pyproject.toml
+	@$(BIN)/python $(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(INSTALLED) ## watch a run survive the death of its process
+	@$(BIN)/perdure demo
+
+test: lint types imports pytest ## everything a change must pass
+
+lint: $(INSTALLED) ## style and formatting
+	$(SAY) "lint: ruff"
+	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "not formatted; run make format"; exit 1; }
+
+types: $(INSTALLED) ## mypy, strict
+	$(SAY) "types: mypy --strict"
+	@$(BIN)/mypy --no-error-summary
+
+imports: $(INSTALLED) ## the layers: imports point inward
+	$(SAY) "imports: import-linter"
+	@out=$$($(BIN)/lint-imports --no-logo 2>&1) || { printf '%s\n' "$$out"; exit 1; }
+
+pytest: $(INSTALLED) ## the test suite
+	$(SAY) "tests: pytest"
+	@$(BIN)/pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
+
+soak: $(INSTALLED) ## long storms of crashes and load
+	@$(BIN)/pytest -q -m soak --timeout 7200 $(ARGS)
+
+bench: $(INSTALLED) ## the engine against the limit of its store
+	@$(BIN)/python -m bench.run $(ARGS)
+
+bench-peers: .venv-peers/.ready ## the same work done by peers, in their own environment
+	@.venv-peers/bin/python -m bench.peers $(ARGS)
+
+.venv-peers/.ready: bench/requirements-peers.txt
+	$(SAY) "setting up .venv-peers"
+	@$(PYTHON) -m venv --clear .venv-peers
+	@.venv-peers/bin/python $(PIP) install -r bench/requirements-peers.txt
+	@touch $@
+
+test-all: test ## the suite under every Python from 3.11 to 3.14 found on PATH
+	@for python in python3.11 python3.12 python3.13 python3.14; do \
+	    if $$python -c '' >/dev/null 2>&1; then \
+	        echo "== $$python"; $(MAKE) --no-print-directory pytest PYTHON=$$python || exit 1; \
+	    else \
+	        echo "== $$python: not found"; \
+	    fi; \
+	done
+
+format: $(INSTALLED) ## put imports and layout in order
+	@$(BIN)/ruff check --quiet --select I --fix $(CODE)
+	@$(BIN)/ruff format --quiet $(CODE)
+
+# Keeps the present pins where they still fit; `make lock ARGS=--upgrade` moves them all.
+COMPILE = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
+
+lock: ## pin the requirements again, with hashes, for all supported Pythons
+	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv --clear .venv-lock && .venv-lock/bin/python $(PIP) install uv; }
+	@$(COMPILE) $(ARGS) pyproject.toml -o requirements/runtime.txt
+	@$(COMPILE) $(ARGS) pyproject.toml requirements/dev.in -c requirements/runtime.txt -o requirements/dev.txt
+
+clean: ## remove environments, caches and builds
+	@rm -rf .venv .venv-* build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
