@@ -1,0 +1,389 @@
+"""Do the durable work on perdure, through its public contract only. One exception is named: `count_statements`.
+
+Each call runs one workload once in a fresh temporary directory and prints one JSON line:
+
+    python -m bench.engine seq --durability sync
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from bench.workloads import (
+    FANOUT_STEPS,
+    IDLE_SECONDS,
+    LONG_MARK,
+    LONG_STEPS,
+    MANY_AT_ONCE,
+    MANY_RUNS,
+    MANY_STEPS,
+    PARK_SECONDS,
+    RECOVER_RUNS,
+    RECOVER_STEPS,
+    SEQ_STEPS,
+    SETTLE_SECONDS,
+    SLEEPING_RUNS,
+    START_BATCH,
+    START_RUNS,
+    WAKING_RUNS,
+    StepLog,
+    Value,
+    disk_bytes,
+    emit,
+    latencies_ms,
+    measure_recovery,
+    memory_mb,
+    value,
+)
+from perdure import Engine, sleep, sleep_until, step, wait_signal, workflow
+
+T = TypeVar("T")
+
+MODULE = "bench.engine"
+POLL_SECONDS = 0.05
+FAR_AWAY = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where and how one workload is measured."""
+
+    folder: Path
+    durability: str
+    wake_after: float
+
+
+@step
+async def work(i: int) -> Value:
+    return value(i)
+
+
+@step
+async def stamp() -> float:
+    """Return the moment it ran at: a recorded value, so the body may keep it."""
+    return time.perf_counter()
+
+
+@step
+async def logged_work(folder: str, run: str, i: int) -> Value:
+    log = StepLog(Path(folder))
+    log.record(run, i)
+    if log.parks(i):
+        await asyncio.sleep(PARK_SECONDS)
+    return value(i)
+
+
+@workflow
+async def sequence(steps: int) -> int:
+    for i in range(steps):
+        await work(i)
+    return steps
+
+
+@workflow
+async def fan_out(steps: int) -> int:
+    return len(await asyncio.gather(*[work(i) for i in range(steps)]))
+
+
+@workflow
+async def recovering(folder: str, run: str) -> int:
+    for i in range(1, RECOVER_STEPS + 1):
+        await logged_work(folder, run, i)
+    return RECOVER_STEPS
+
+
+@workflow
+async def long_sequence(steps: int) -> list[float]:
+    """Take every step, wait to be told to end, and return when each thousand began and the last one ended."""
+    stamps: list[float] = []
+    for i in range(steps):
+        if i % LONG_MARK == 0:
+            stamps.append(await stamp())
+        await work(i)
+    stamps.append(await stamp())
+    await wait_signal("end")
+    return stamps
+
+
+@workflow
+async def sleeper() -> None:
+    await sleep(FAR_AWAY)
+
+
+@workflow
+async def alarm(moment: datetime) -> None:
+    await sleep_until(moment)
+
+
+PROGRAMS = [sequence, fan_out, recovering, long_sequence, sleeper, alarm]
+
+
+def open_engine(setting: Setting) -> Engine:
+    """Make an engine on the SQLite file of this measurement, always under the same name so that it owns its runs."""
+    url = f"sqlite:///{setting.folder / 'bench.db'}"
+    return Engine(url, PROGRAMS, name="bench", durability=setting.durability)
+
+
+def count_statements(engine: Engine, callback: Callable[[str], object]) -> None:
+    """Call back with every SQL statement from now on. The one place that reaches behind the public contract."""
+    engine.store.trace(callback)
+
+
+async def in_batches(call: Callable[[str], Awaitable[T]], ids: Sequence[str]) -> list[T]:
+    """Await the call for every id, START_BATCH of them at a time, and return the results in order."""
+    results: list[T] = []
+    for first in range(0, len(ids), START_BATCH):
+        results += await asyncio.gather(*[call(id) for id in ids[first : first + START_BATCH]])
+    return results
+
+
+async def until_waiting(engine: Engine, ids: Iterable[str]) -> None:
+    """Return when each of these runs waits for a timer or a signal."""
+    for id in ids:
+        while (view := await engine.get(id)) is None or view.status != "waiting":
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def seq(setting: Setting) -> None:
+    """One run, one step after another."""
+    async with open_engine(setting) as engine:
+        began = time.perf_counter()
+        run = await engine.start(sequence(SEQ_STEPS), id="seq")
+        steps = await run.result()
+        seconds = time.perf_counter() - began
+    emit("engine", "seq", steps, seconds, durability=setting.durability)
+
+
+async def many(setting: Setting) -> None:
+    """Many short runs, a hundred at a time; then what they take on disk, with the engine open and closed."""
+    at_once = asyncio.Semaphore(MANY_AT_ONCE)
+    async with open_engine(setting) as engine:
+
+        async def one(i: int) -> int:
+            async with at_once:
+                run = await engine.start(sequence(MANY_STEPS), id=f"many-{i}")
+                return await run.result()
+
+        before = disk_bytes(setting.folder)
+        began = time.perf_counter()
+        steps = sum(await asyncio.gather(*[one(i) for i in range(MANY_RUNS)]))
+        seconds = time.perf_counter() - began
+        grown = disk_bytes(setting.folder) - before
+    emit(
+        "engine",
+        "many",
+        steps,
+        seconds,
+        durability=setting.durability,
+        bytes_per_step_open=round(grown / steps, 1),
+        # The whole folder: what an empty store takes is part of what is left behind.
+        bytes_per_step_closed=round(disk_bytes(setting.folder) / steps, 1),
+    )
+
+
+async def fanout(setting: Setting) -> None:
+    """One run, all steps at once."""
+    async with open_engine(setting) as engine:
+        began = time.perf_counter()
+        run = await engine.start(fan_out(FANOUT_STEPS), id="fanout")
+        steps = await run.result()
+        seconds = time.perf_counter() - began
+    emit("engine", "fanout", steps, seconds, durability=setting.durability)
+
+
+async def start(setting: Setting) -> None:
+    """Runs of one step, one after another: from the call of `start` to the result."""
+    samples = []
+    async with open_engine(setting) as engine:
+        await (await engine.start(sequence(1))).result()
+        for i in range(START_RUNS):
+            began = time.perf_counter()
+            run = await engine.start(sequence(1), id=f"start-{i}")
+            await run.result()
+            samples.append(time.perf_counter() - began)
+    emit("engine", "start", START_RUNS, sum(samples), durability=setting.durability, **latencies_ms(samples))
+
+
+async def recover(setting: Setting) -> None:
+    """Runs parked in step 6 of 10, their process killed: from the next process's start until all have a result."""
+    arguments = ["--durability", setting.durability]
+    await asyncio.to_thread(measure_recovery, "engine", MODULE, setting.folder, arguments)
+
+
+async def recover_park(setting: Setting) -> None:
+    """Start every run and stay until killed."""
+    async with open_engine(setting) as engine:
+        for k in range(RECOVER_RUNS):
+            await engine.start(recovering(str(setting.folder), f"run-{k}"), id=f"run-{k}")
+        await asyncio.sleep(PARK_SECONDS)
+
+
+async def recover_finish(setting: Setting) -> None:
+    """Ask again for every run, which returns the one that exists, and say so when each has its result."""
+    async with open_engine(setting) as engine:
+
+        async def result(id: str) -> int:
+            run = await engine.start(recovering(str(setting.folder), id), id=id)
+            return await run.result()
+
+        results = await asyncio.gather(*[result(f"run-{k}") for k in range(RECOVER_RUNS)])
+        if results != [RECOVER_STEPS] * RECOVER_RUNS:
+            raise SystemExit("a recovered run returned something else than its result")
+        print("finished", flush=True)
+
+
+async def long(setting: Setting) -> None:
+    """One run of 10,000 steps: does it slow down, and how fast is it rebuilt from its journal?
+
+    The replay is timed from outside: from opening the engine on the stored run until the result of that run, whose
+    body has only a signal left to take. Opening, reading, decoding and the last commits are all in it.
+    """
+    async with open_engine(setting) as engine:
+        began = time.perf_counter()
+        await engine.start(long_sequence(LONG_STEPS), id="long")
+        await until_waiting(engine, ["long"])
+        seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    async with open_engine(setting) as engine:
+        opened = time.perf_counter() - began
+        await engine.signal("long", "end")
+        run = await engine.start(long_sequence(LONG_STEPS), id="long")
+        stamps = await run.result()
+        replayed = time.perf_counter() - began
+        view = await engine.get("long")
+        events = view.next_seq if view else 0
+    emit(
+        "engine",
+        "long",
+        LONG_STEPS,
+        seconds,
+        durability=setting.durability,
+        first_per_second=round(LONG_MARK / (stamps[1] - stamps[0]), 1),
+        last_per_second=round(LONG_MARK / (stamps[-1] - stamps[-2]), 1),
+        events=events,
+        open_seconds=round(opened, 4),
+        replay_seconds=round(replayed, 4),
+        replay_events_per_second=round(events / replayed, 1),
+    )
+
+
+async def sleeping(setting: Setting) -> None:
+    """Runs that sleep: what they hold in memory, whether a restart keeps them, how fast a thousand wake at once."""
+    sleepers = [f"sleep-{k}" for k in range(SLEEPING_RUNS - WAKING_RUNS)]
+    alarms = [f"alarm-{k}" for k in range(WAKING_RUNS)]
+    async with open_engine(setting) as engine:
+
+        async def fall_asleep(id: str) -> None:
+            # Lets go of the handle, which would otherwise count as memory of the engine.
+            await engine.start(sleeper(), id=id)
+
+        began = time.perf_counter()
+        await in_batches(fall_asleep, sleepers)
+        seconds = time.perf_counter() - began
+        # Only now, since the restart has to be over by then however long the others took.
+        moment = datetime.now(UTC) + timedelta(seconds=setting.wake_after)
+        await asyncio.gather(*[engine.start(alarm(moment), id=id) for id in alarms])
+        await until_waiting(engine, alarms)
+        await asyncio.sleep(SETTLE_SECONDS)
+        asleep_mb = memory_mb()
+    began = time.perf_counter()
+    async with open_engine(setting) as engine:
+        restarted = time.perf_counter() - began
+        runs = await asyncio.gather(*[engine.start(alarm(moment), id=id) for id in alarms])
+        restarted_mb = memory_mb()
+        if datetime.now(UTC) >= moment:
+            raise SystemExit(f"the alarms rang during the restart: pass more than --wake-after {setting.wake_after:g}")
+        await asyncio.gather(*[run.result() for run in runs])
+        woken = (datetime.now(UTC) - moment).total_seconds()
+        if woken < 0:
+            raise SystemExit(f"the last alarm rang {-woken:.3f} s before its time")
+
+        async def still_asleep(id: str) -> bool:
+            view = await engine.get(id)
+            return view is not None and view.status == "waiting"
+
+        kept = sum(await in_batches(still_asleep, sleepers))
+    emit(
+        "engine",
+        "sleeping",
+        len(sleepers),
+        seconds,
+        durability=setting.durability,
+        rss_mb=max(asleep_mb, restarted_mb),
+        rss_asleep_mb=asleep_mb,
+        rss_restarted_mb=restarted_mb,
+        rss_peak_mb=memory_mb("VmHWM"),
+        restart_seconds=round(restarted, 3),
+        wake_seconds=round(woken, 3),
+        lost=len(sleepers) - kept,
+    )
+
+
+async def idle(setting: Setting) -> None:
+    """An engine with nothing to do: how many SQL statements does it run?"""
+    statements: list[str] = []
+    async with open_engine(setting) as engine:
+        await (await engine.start(sequence(1), id="before")).result()
+        await asyncio.sleep(SETTLE_SECONDS)
+        count_statements(engine, statements.append)
+        await asyncio.sleep(IDLE_SECONDS)
+        count = len(statements)
+        # A trace that sees nothing would pass for an engine that does nothing.
+        await (await engine.start(sequence(1), id="after")).result()
+        if len(statements) == count:
+            raise SystemExit("the trace saw no statement of a run that was executed: adapt `count_statements`")
+    emit(
+        "engine",
+        "idle",
+        count,
+        IDLE_SECONDS,
+        durability=setting.durability,
+        per_five_seconds=count / IDLE_SECONDS * 5,
+        statements=statements[: min(count, 20)],
+    )
+
+
+WORKLOADS: dict[str, Callable[[Setting], Awaitable[None]]] = {
+    "seq": seq,
+    "many": many,
+    "fanout": fanout,
+    "start": start,
+    "recover": recover,
+    "long": long,
+    "sleeping": sleeping,
+    "idle": idle,
+}
+PHASES: dict[str, Callable[[Setting], Awaitable[None]]] = {
+    "recover-park": recover_park,
+    "recover-finish": recover_finish,
+}
+
+
+async def measure(workload: str, setting: Setting) -> None:
+    """Do one workload once, in a fresh folder unless it is a phase that was given one."""
+    if workload in PHASES:
+        await PHASES[workload](setting)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        await WORKLOADS[workload](replace(setting, folder=Path(folder)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One workload on perdure.")
+    parser.add_argument("workload", choices=[*WORKLOADS, *PHASES])
+    parser.add_argument("--durability", choices=["sync", "relaxed", "async", "exit"], default="sync")
+    parser.add_argument("--folder", type=Path, default=Path(), help="where a phase of `recover` finds its store")
+    parser.add_argument("--wake-after", type=float, default=20.0, help="`sleeping`: seconds until the alarms ring")
+    options = parser.parse_args()
+    setting = Setting(options.folder, options.durability, options.wake_after)
+    asyncio.run(measure(options.workload, setting))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Run engine, limit and peers in turn and compare medians with the bars. Measures nothing itself.
+
+    python -m bench.run [--rounds 5] [--only seq,many] [--json FILE] [--peers]
+
+Every measurement is a process of its own. The systems alternate within each round, so that a slow minute of the
+machine falls on all of them. The exit status is 1 when a bar is missed or a measurement failed.
+"""
+
+import argparse
+import json
+import operator
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+SYNC = {"sync": "FULL", "relaxed": "NORMAL"}
+TIMEOUT_SECONDS = 1800
+
+# Long and steady: a second time would teach little.
+ONCE = frozenset({"sleeping", "idle"})
+# A peer takes minutes where the engine takes seconds, and the bars against it are factors.
+PEER_ROUNDS = 3
+# Fields that say whether the result is right: their worst round is judged, since a lost run is not averaged away.
+CORRECTNESS = frozenset({"early_again", "ok", "lost"})
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of one measurement: which system's, of which workload, in which field of its JSON line."""
+
+    system: str
+    workload: str
+    field: str = "per_second"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A promise about speed: the engine's figure, alone or as a ratio to a reference, against a bound.
+
+    `ratio` is engine over reference, or the reverse where `inverted` says that less is better for a factor.
+    """
+
+    figure: Figure
+    at_least: bool
+    bound: float
+    unit: str
+    reference: Figure | None = None
+    inverted: bool = False
+
+    @property
+    def systems(self) -> frozenset[tuple[str, str]]:
+        """The measurements this bar needs, as (system, workload)."""
+        figures = [self.figure] if self.reference is None else [self.figure, self.reference]
+        return frozenset((figure.system, figure.workload) for figure in figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A bar beside what was measured; `judged` is the number the bound was applied to, None where one is missing."""
+
+    bar: Bar
+    engine: float | None
+    reference: float | None
+    judged: float | None
+    ok: bool
+
+
+def engine(workload: str, field: str = "per_second") -> Figure:
+    return Figure("engine", workload, field)
+
+
+def against(workload: str, system: str, factor: float) -> Bar:
+    """At least `factor` times the other system's rate in the same workload."""
+    return Bar(engine(workload), True, factor, "steps/s", reference=Figure(system, workload))
+
+
+BARS: Sequence[Bar] = (
+    against("seq", "limit", 0.70),
+    against("many", "limit", 0.50),
+    against("many", "dbos", 25),
+    Bar(engine("many", "bytes_per_step_open"), False, 450, "bytes/step, open"),
+    Bar(engine("many", "bytes_per_step_closed"), False, 450, "bytes/step, closed"),
+    against("fanout", "limit", 0.40),
+    against("fanout", "dbos", 60),
+    Bar(engine("start", "p50_ms"), False, 6, "ms p50 / commit", reference=Figure("limit", "commit", "ms")),
+    Bar(engine("start", "p50_ms"), True, 4, "ms p50", reference=Figure("dbos", "start", "p50_ms"), inverted=True),
+    Bar(engine("recover", "early_again"), False, 0, "steps 1-5 again"),
+    Bar(engine("recover", "ok"), True, 1, "all steps taken"),
+    Bar(engine("recover", "seconds"), True, 20, "s", reference=Figure("dbos", "recover", "seconds"), inverted=True),
+    Bar(
+        engine("long", "last_per_second"),
+        True,
+        0.85,
+        "steps/s, last 1,000 / first",
+        reference=engine("long", "first_per_second"),
+    ),
+    Bar(engine("long", "replay_events_per_second"), True, 60_000, "events/s replayed"),
+    Bar(engine("sleeping", "rss_mb"), False, 300, "MB RSS"),
+    Bar(engine("sleeping", "wake_seconds"), False, 2, "s to wake 1,000"),
+    Bar(engine("sleeping", "lost"), False, 0, "runs lost"),
+    Bar(engine("idle", "per_five_seconds"), False, 1, "statements in 5 s"),
+)
+WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bar in BARS))
+
+
+class MeasurementFailed(Exception):
+    """A benchmark process did not print its JSON line; carries what it said instead."""
+
+    def __init__(self, system: str, workload: str, said: str) -> None:
+        super().__init__(f"{system} {workload} printed no measurement:\n{said}")
+
+
+Line = Mapping[str, Any]
+Lines = dict[tuple[str, str], list[Line]]
+
+
+def command(system: str, workload: str, durability: str) -> list[str]:
+    """Return the command that measures one workload once."""
+    match system:
+        case "engine":
+            return [sys.executable, "-m", "bench.engine", workload, "--durability", durability]
+        case "limit":
+            return [sys.executable, "-m", "bench.limit", workload, "--sync", SYNC[durability]]
+        case "dbos":
+            return [str(PEERS_PYTHON), "-m", "bench.peers.dbos_bench", workload]
+    raise ValueError(f"no such system: {system}")
+
+
+def measure(system: str, workload: str, durability: str) -> Line:
+    """Run one measurement in a new process and return its JSON line; raises MeasurementFailed without one."""
+    try:
+        done = subprocess.run(
+            command(system, workload, durability),
+            check=False,  # a failure is reported together with what the process said
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MeasurementFailed(system, workload, f"nothing within {TIMEOUT_SECONDS} s") from error
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        raise MeasurementFailed(system, workload, f"exit status {done.returncode}\n{done.stderr[-4000:]}")
+    line: Line = json.loads(lines[-1])
+    return line
+
+
+def measure_all(bars: Sequence[Bar], rounds: int, durability: str) -> Lines:
+    """Measure what the bars need, workload by workload, the systems in turn; a failed system is not tried again."""
+    lines: Lines = {}
+    for workload in dict.fromkeys(bar.figure.workload for bar in bars):
+        needed = {key for bar in bars if bar.figure.workload == workload for key in bar.systems}
+        keys = sorted(needed, key=lambda key: ("engine", "limit", "dbos").index(key[0]))
+        failed: set[tuple[str, str]] = set()
+        for turn in range(1 if workload in ONCE else rounds):
+            for key in keys:
+                if key in failed or (key[0] == "dbos" and turn >= PEER_ROUNDS):
+                    continue
+                show_progress(f"{workload}: round {turn + 1}, {key[0]}")
+                try:
+                    lines.setdefault(key, []).append(measure(*key, durability))
+                except MeasurementFailed as failure:
+                    failed.add(key)
+                    lines.pop(key, None)
+                    show_progress("")
+                    print(failure, file=sys.stderr)
+    show_progress("")
+    return lines
+
+
+def show_progress(text: str) -> None:
+    """Replace the progress line of a terminal; writes nothing to a file or a pipe."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def median(lines: Lines, figure: Figure) -> float | None:
+    """Return the median of one figure over the rounds, None when it was not measured."""
+    found = [float(line[figure.field]) for line in lines.get((figure.system, figure.workload), [])]
+    return statistics.median(found) if found else None
+
+
+def worst(lines: Lines, bar: Bar) -> float | None:
+    """Return the engine's figure in the round that is furthest from the bar, None when it was not measured."""
+    found = [float(line[bar.figure.field]) for line in lines.get((bar.figure.system, bar.figure.workload), [])]
+    choose: Callable[[Iterable[float]], float] = min if bar.at_least else max
+    return choose(found) if found else None
+
+
+def judge(bar: Bar, lines: Lines) -> Verdict:
+    """Apply the bound to the medians; a figure that is missing misses its bar."""
+    measured = worst(lines, bar) if bar.figure.field in CORRECTNESS else median(lines, bar.figure)
+    if bar.reference is None:
+        reference, judged = None, measured
+    else:
+        reference = median(lines, bar.reference)
+        above, below = (reference, measured) if bar.inverted else (measured, reference)
+        judged = None if above is None or below is None or below == 0 else above / below
+    meets = operator.ge if bar.at_least else operator.le
+    return Verdict(bar, measured, reference, judged, judged is not None and meets(judged, bar.bound))
+
+
+def number(value: float | None) -> str:
+    """Write a figure with the digits that matter at its size."""
+    if value is None:
+        return "-"
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Lay the verdicts out in columns, one line per bar."""
+    rows = [("workload", "what", "engine", "against", "", "ratio", "bar", "ok?")]
+    for verdict in verdicts:
+        bar, reference = verdict.bar, verdict.bar.reference
+        rows.append(
+            (
+                bar.figure.workload,
+                bar.unit,
+                number(verdict.engine),
+                "" if reference is None else "itself" if reference.system == "engine" else reference.system,
+                "" if reference is None else number(verdict.reference),
+                "" if reference is None else number(verdict.judged),
+                f"{'>=' if bar.at_least else '<='} {number(bar.bound)}{'x' if reference else ''}",
+                "ok" if verdict.ok else "MISSED",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    right = {2, 4, 5}
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def report(verdicts: Sequence[Verdict], lines: Lines) -> dict[str, object]:
+    """Return all that was measured and decided, ready for JSON."""
+    return {
+        "bars": [asdict(verdict) for verdict in verdicts],
+        "measurements": [line for measured in lines.values() for line in measured],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare the engine with the limit and with peers.")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each system is measured")
+    parser.add_argument("--only", default=",".join(WORKLOADS), help=f"some of {','.join(WORKLOADS)}")
+    parser.add_argument("--durability", choices=list(SYNC), default="sync")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement and verdict here")
+    parser.add_argument("--peers", action="store_true", help="measure the peers too (make bench-peers, once)")
+    options = parser.parse_args()
+    only = options.only.split(",")
+    if unknown := set(only) - set(WORKLOADS):
+        parser.error(f"no such workload: {', '.join(sorted(unknown))}")
+    if options.rounds < 1:
+        parser.error("--rounds takes 1 or more")
+    if options.peers and not PEERS_PYTHON.exists():
+        parser.error(f"{PEERS_PYTHON} is missing: run `make bench-peers`")
+    peerless = [bar for bar in BARS if all(system != "dbos" for system, _ in bar.systems)]
+    bars = [bar for bar in (BARS if options.peers else peerless) if bar.figure.workload in only]
+    lines = measure_all(bars, options.rounds, options.durability)
+    verdicts = [judge(bar, lines) for bar in bars]
+    print(table(verdicts))
+    if options.json:
+        options.json.write_text(json.dumps(report(verdicts, lines), indent=2) + "\n")
+    return 0 if all(verdict.ok for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
