@@ -1,0 +1,479 @@
+"""Exceptions as data: what was raised comes back as it was, without running or importing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import subprocess
+import sys
+from datetime import date
+from decimal import Decimal
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import perdure.errors
+from perdure.errors import PerdureError, StepError
+from perdure.kernel.codec import Codec
+from perdure.kernel.failures import DEPTH, TEXT, TRACEBACK, Failure, describe, rebuild, type_name
+
+CODEC = Codec()
+
+
+class Declined(Exception):
+    calls = 0
+
+    def __init__(self, code: int, *, reason: str, amount: Decimal = Decimal(0)) -> None:
+        Declined.calls += 1
+        self.code, self.reason, self.amount = code, reason, amount
+        super().__init__(f"declined with {code}: {reason}")
+
+
+class Shown(Exception):
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+@dataclasses.dataclass
+class Typed(Exception):
+    when: date
+    parts: tuple[int, ...] = ()
+
+
+class Outer:
+    class Inner(Exception):
+        pass
+
+
+class Fussy(Exception):
+    def __new__(cls, *args: Any, secret: str) -> Fussy:
+        return super().__new__(cls, *args)
+
+    def __init__(self, *args: Any, secret: str) -> None:
+        super().__init__(*args)
+
+
+class Liar(Exception):
+    def __new__(cls, *args: Any) -> Any:
+        return 5 if args == ("lie",) else super().__new__(cls, *args)
+
+
+class DiskFull(OSError):
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(28, "No space", path)
+
+
+class Stop(BaseException):
+    pass
+
+
+class Rude(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+    __repr__ = __str__
+
+
+class Falsy(Exception):
+    def __bool__(self) -> bool:
+        raise RuntimeError("no")
+
+
+class Evil(Exception):
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no")
+
+
+def through_the_journal(exc: BaseException, **options: Any) -> BaseException:
+    stored = msgspec.json.encode(describe(exc, CODEC))
+    return rebuild(msgspec.json.decode(stored, type=Failure), CODEC, **options)
+
+
+def raised(exc: BaseException) -> BaseException:
+    try:
+        raise exc
+    except BaseException as caught:
+        return caught
+
+
+def _caught(code: str) -> BaseException:
+    try:
+        exec(code, {})  # noqa: S102
+    except Exception as exc:
+        return exc
+    raise AssertionError(code)
+
+
+SAME = [
+    ValueError("x"),
+    ValueError(),
+    ValueError("a", 1, None, [1, {"k": 2}]),
+    ValueError(("a", 1)),
+    KeyError("k"),
+    KeyError(("a", 1)),
+    KeyError(5),
+    IndexError("list index out of range"),
+    ZeroDivisionError("division by zero"),
+    TimeoutError(),
+    TimeoutError("slow"),
+    ConnectionError("gone"),
+    ConnectionResetError(104, "reset by peer"),
+    OSError(5, "io"),
+    FileNotFoundError(2, "No such file or directory", "x.txt"),
+    OSError(18, "cross-device", "a", None, "b"),
+    OSError("text only"),
+    DiskFull("/data"),
+    UnicodeDecodeError("utf-8", b"ab\xff", 2, 3, "invalid start byte"),
+    UnicodeEncodeError("ascii", "ü", 0, 1, "ordinal not in range"),
+    ImportError("no x", name="x", path="/x"),
+    ModuleNotFoundError("No module named 'x'", name="x"),
+    AttributeError("no attribute", name="a"),
+    NameError("no name", name="n"),
+    SyntaxError("bad", ("f.py", 3, 7, "x = = 1", 3, 8)),
+    StopIteration(5),
+    StopAsyncIteration(),
+    NotImplementedError(),
+    RecursionError("deep"),
+    Declined(5, reason="funds", amount=Decimal("1.50")),
+    Shown(7),
+    Outer.Inner("in"),
+    Liar("truth"),
+    *map(_caught, ("1 / 0", "{}['x']", "[][1]", "None.x", "undefined_name", "int('x')", "import nowhere_at_all", "(")),
+]
+
+
+@pytest.mark.parametrize("original", SAME, ids=repr)
+def test_an_exception_comes_back_with_its_class_text_and_arguments(original: Exception) -> None:
+    back = through_the_journal(raised(original))
+    assert type(back) is type(original)
+    assert str(back) == str(original)
+    assert back.args == original.args or isinstance(original, (Shown, SyntaxError))
+
+
+@pytest.mark.parametrize(
+    ("original", "names"),
+    [
+        (FileNotFoundError(2, "No such file", "x.txt"), ("errno", "strerror", "filename")),
+        (OSError(18, "cross-device", "a", None, "b"), ("errno", "filename", "filename2")),
+        (DiskFull("/data"), ("errno", "strerror", "filename", "path")),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ("encoding", "object", "start", "end", "reason")),
+        (ImportError("no x", name="x", path="/x"), ("name", "path", "msg")),
+        (SyntaxError("bad", ("f.py", 3, 7, "x", 3, 8)), ("filename", "lineno", "offset", "text", "msg")),
+        (StopIteration(5), ("value",)),
+        (Declined(5, reason="funds"), ("code", "reason")),
+    ],
+    ids=repr,
+)
+def test_attributes_come_back(original: Exception, names: tuple[str, ...]) -> None:
+    back = through_the_journal(original)
+    assert [getattr(back, name) for name in names] == [getattr(original, name) for name in names]
+
+
+def test_annotated_attributes_come_back_in_their_types() -> None:
+    back = through_the_journal(Typed(date(2024, 1, 2), (1, 2)))
+    assert isinstance(back, Typed)
+    assert (back.when, back.parts) == (date(2024, 1, 2), (1, 2))
+
+
+def test_the_constructor_is_not_called_again() -> None:
+    original, before = Declined(1, reason="r"), Declined.calls
+    through_the_journal(original)
+    assert Declined.calls == before
+
+
+def _one_of_each() -> list[PerdureError]:
+    classes: list[Any] = [
+        cls for cls in vars(perdure.errors).values() if isinstance(cls, type) and issubclass(cls, PerdureError)
+    ]
+    values: dict[str, Any] = {
+        "size": 5,
+        "limit": 4,
+        "seq": 3,
+        "found": 1,
+        "needed": 2,
+        "seconds": 1.5,
+        "known": ("a", "b"),
+        "held_by": None,
+        "reason": "because",
+    }
+    made = []
+    for cls in classes:
+        code = cls.__init__.__code__ if hasattr(cls.__init__, "__code__") else None
+        names = code.co_varnames[1 : code.co_argcount] if code else ()
+        made.append(cls(*(values.get(name, f"<{name}>") for name in names)))
+    return made
+
+
+@pytest.mark.parametrize("original", _one_of_each(), ids=lambda exc: type(exc).__name__)
+def test_the_errors_of_perdure_come_back_with_their_data(original: PerdureError) -> None:
+    back = through_the_journal(original)
+    assert type(back) is type(original)
+    assert str(back) == str(original)
+    for name, value in vars(original).items():
+        assert getattr(back, name) == (list(value) if isinstance(value, tuple) else value)
+    assert isinstance(back, TimeoutError) == isinstance(original, TimeoutError)
+
+
+def test_notes_come_back() -> None:
+    original = ValueError("x")
+    original.add_note("while paying")
+    assert through_the_journal(original).__notes__ == ["while paying"]
+
+
+# --- what cannot be rebuilt -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "original",
+    [Stop("x"), SystemExit(3), KeyboardInterrupt("k"), asyncio.CancelledError("c"), GeneratorExit()],
+    ids=repr,
+)
+def test_what_would_stop_the_process_or_the_task_becomes_a_step_error(original: BaseException) -> None:
+    back = through_the_journal(original)
+    assert type(back) is StepError
+    assert back.type == type_name(type(original))
+    assert back.message == str(original)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nowhere.Error",
+        "builtins.nothing",
+        "builtins.int",
+        "builtins.print",
+        "builtins",
+        "",
+        ".",
+        "..",
+        "os.system",
+        "subprocess.Popen",
+        "json.decoder.JSONDecodeError.__init__",
+        "perdure.errors.StepError.nothing",
+        "asyncio.CancelledError",
+        "sys.modules",
+        "builtins.ValueError.__class__",
+    ],
+)
+def test_a_name_that_leads_to_no_exception_becomes_a_step_error(name: str) -> None:
+    back = rebuild(Failure(type=name, message="m"))
+    assert type(back) is StepError
+    assert (back.type, back.message) == (name, "m")
+
+
+def test_an_alias_is_not_followed() -> None:
+    assert type(rebuild(Failure(type="socket.error", message="m"))) is StepError  # it is builtins.OSError
+
+
+def test_rebuilding_imports_nothing() -> None:
+    script = (
+        "import sys; from perdure.kernel.failures import Failure, rebuild; before = set(sys.modules);"
+        "exc = rebuild(Failure(type='sqlite3.OperationalError', message='m'));"
+        "assert type(exc).__name__ == 'StepError', exc; assert set(sys.modules) == before, set(sys.modules) - before"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_module_that_imports_on_access_is_not_asked() -> None:
+    asked: list[str] = []
+
+    class Lazy(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            asked.append(name)
+            return super().__getattribute__(name)
+
+    sys.modules["lazy_for_failures"] = module = Lazy("lazy_for_failures")
+    asked.clear()
+    try:
+        assert type(rebuild(Failure(type="lazy_for_failures.Error", message="m"))) is StepError
+        assert [name for name in asked if name != "__class__"] == []
+    finally:
+        del sys.modules[module.__name__]
+
+
+def test_a_class_made_inside_a_function_is_rebuilt_when_it_is_known() -> None:
+    class Local(Exception):
+        pass
+
+    original = Local("x")
+    assert type(through_the_journal(original)) is StepError
+    back = through_the_journal(original, known={type_name(Local): Local})
+    assert type(back) is Local
+    assert str(back) == "x"
+
+
+def test_a_known_class_that_would_stop_the_process_is_not_rebuilt() -> None:
+    assert type(through_the_journal(Stop(), known={type_name(Stop): Stop})) is StepError
+
+
+def test_a_class_whose_new_wants_something_else_becomes_a_step_error() -> None:
+    lie = msgspec.structs.replace(describe(RuntimeError("lie"), CODEC), type=type_name(Liar))
+    for failure in (describe(Fussy("x", secret="s"), CODEC), lie):
+        assert type(rebuild(failure, CODEC)) is StepError
+
+
+def test_arguments_that_cannot_be_stored_are_replaced_by_the_message() -> None:
+    original = ValueError("bad", object())
+    back = through_the_journal(original)
+    assert type(back) is ValueError
+    assert str(back) == str(original)
+    assert back.args == (str(original),)
+
+
+def test_attributes_that_cannot_be_stored_are_left_out_alone() -> None:
+    original = ValueError("x")
+    original.good, original.bad, original.none = 1, object(), None  # type: ignore[attr-defined]
+    original.nan = math.nan  # type: ignore[attr-defined]
+    assert vars(through_the_journal(original)) == {"good": 1, "none": None}
+
+
+@pytest.mark.parametrize(
+    "args", ["5", '"x"', "{", "null", "[" * 5000, '["a", 5]', '["utf-8", "?", 0, 1, "r"]', "[[]]"], ids=range(8)
+)
+@pytest.mark.parametrize(
+    "name", ["builtins.ValueError", "builtins.UnicodeDecodeError", "builtins.ExceptionGroup", "builtins.OSError"]
+)
+def test_a_damaged_failure_still_gives_an_exception(name: str, args: str) -> None:
+    raw = msgspec.Raw(args.encode())
+    for failure in (Failure(type=name, message="m", args=raw), Failure(type=name, message="m", data=raw)):
+        assert isinstance(rebuild(failure, CODEC), Exception)
+
+
+# --- describing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exc", [Rude("x"), Evil("x"), Falsy("x"), ValueError("\ud800"), ValueError(Rude())], ids=type)
+def test_no_exception_is_too_rude_to_describe(exc: Exception) -> None:
+    outer = RuntimeError("outer")
+    outer.__cause__ = exc
+    failure = describe(outer, CODEC)
+    assert failure.cause is not None
+    assert failure.cause.type == type_name(type(exc))
+    assert isinstance(rebuild(msgspec.json.decode(msgspec.json.encode(failure), type=Failure)), RuntimeError)
+
+
+@given(st.lists(st.text() | st.integers() | st.floats() | st.binary() | st.none() | st.tuples(st.text())))
+def test_any_arguments_can_be_described_and_the_text_is_kept(args: list[Any]) -> None:
+    back = through_the_journal(ValueError(*args))
+    assert type(back) is ValueError
+    assert str(back) == str(ValueError(*args)).encode("utf-8", "backslashreplace").decode()
+
+
+def test_a_huge_message_is_cut() -> None:
+    failure = describe(ValueError("x" * 10**6), CODEC)
+    assert len(failure.message) == TEXT
+    assert not failure.args
+    assert str(rebuild(failure)) == failure.message
+
+
+def test_the_traceback_holds_the_frames_of_the_user_and_no_others() -> None:
+    async def body() -> None:
+        await asyncio.wait_for(fails(), 5)
+
+    async def fails() -> None:
+        CODEC.encode(object(), "x")
+
+    with pytest.raises(PerdureError) as caught:
+        asyncio.run(body())
+    lines = describe(caught.value, CODEC).traceback.splitlines()
+    assert lines[-1].endswith(".fails")
+    assert all("asyncio" not in line and "codec.py" not in line.replace("test_", "") for line in lines)
+
+
+def test_a_long_traceback_keeps_its_innermost_frames() -> None:
+    def dive(depth: int) -> None:
+        if depth == 0:
+            raise ValueError("deep")
+        dive(depth - 1)
+
+    with pytest.raises(ValueError) as caught:
+        dive(200)
+    text = describe(caught.value, CODEC).traceback
+    assert len(text.encode()) <= TRACEBACK
+    assert len(text) > TRACEBACK // 2
+    assert all(line.startswith("File ") for line in text.splitlines())
+
+
+# --- causes and groups ----------------------------------------------------------------------------------------------
+
+
+def _chain(explicit: bool) -> BaseException:
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as inner:
+            if explicit:
+                raise Declined(1, reason="r") from inner
+            raise Declined(1, reason="r")  # noqa: B904
+    except Declined as outer:
+        return outer
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_the_cause_or_the_context_comes_back_as_the_cause(explicit: bool) -> None:
+    back = through_the_journal(_chain(explicit))
+    assert type(back.__cause__) is KeyError
+    assert back.__cause__.args == ("inner",)
+
+
+def test_a_suppressed_context_is_left_out() -> None:
+    exc = _chain(False)
+    exc.__suppress_context__ = True
+    assert through_the_journal(exc).__cause__ is None
+
+
+def test_a_chain_without_end_is_cut() -> None:
+    first, second = ValueError("1"), ValueError("2")
+    first.__cause__, second.__cause__ = second, first
+    depth, failure = 0, describe(first, CODEC)
+    while failure is not None:
+        depth, failure = depth + 1, failure.cause  # type: ignore[assignment]
+    assert depth == DEPTH
+
+
+class MyGroup(ExceptionGroup[Exception]):
+    pass
+
+
+@pytest.mark.parametrize("group", [ExceptionGroup, MyGroup])
+def test_an_exception_group_comes_back_with_its_exceptions(group: type[ExceptionGroup[Exception]]) -> None:
+    original = group("several", [ValueError("v"), group("inner", [Declined(1, reason="r"), KeyError("k")])])
+    back = through_the_journal(original)
+    assert type(back) is group
+    assert str(back) == str(original)
+    declined = back.subgroup(Declined)
+    assert declined is not None
+    assert back.split(Declined)[1] is not None
+
+
+def test_a_group_with_what_would_stop_the_process_comes_back_with_step_errors() -> None:
+    back = through_the_journal(BaseExceptionGroup("both", [KeyboardInterrupt(), ValueError("v")]))
+    assert isinstance(back, ExceptionGroup)
+    assert [type(exc) for exc in back.exceptions] == [StepError, ValueError]
+
+
+def test_groups_in_groups_are_cut_at_the_depth_of_causes() -> None:
+    group: Exception = ValueError("v")
+    for _ in range(50):
+        group = ExceptionGroup("g", [group])
+    assert isinstance(through_the_journal(group), ExceptionGroup)
+
+
+def test_a_failure_is_small_json_that_can_be_read_with_sql() -> None:
+    stored = msgspec.json.decode(msgspec.json.encode(describe(Declined(5, reason="funds"), CODEC)))
+    assert stored == {
+        "type": f"{__name__}.Declined",
+        "message": "declined with 5: funds",
+        "args": ["declined with 5: funds"],
+        "data": {"code": 5, "reason": "funds", "amount": "0"},
+    }
