@@ -1,0 +1,217 @@
+"""The engine: a client, an orchestrator and a store put together. Decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from typing import Any, Self, TypeVar
+
+from perdure.client.client import Client
+from perdure.client.watch import Watch
+from perdure.config import Limits, Recovery
+from perdure.errors import UnknownProgram, UsageError
+from perdure.kernel.codec import TypeCodec
+from perdure.kernel.commands import Program
+from perdure.kernel.durability import Durability
+from perdure.kernel.events import RunStarted
+from perdure.kernel.invocation import Invocation
+from perdure.kernel.projection import RunRow
+from perdure.orchestrator.orchestrator import Orchestrator, Taken
+from perdure.orchestrator.ownership import Ownership
+from perdure.orchestrator.recovery import recover, warn_of_unknown
+from perdure.orchestrator.service import Service
+from perdure.ports.clock import Clock
+from perdure.ports.journal import Append
+from perdure.ports.leases import Leases
+from perdure.ports.store import Store
+from perdure.stores.open import open_store
+
+R = TypeVar("R")
+
+DEFAULT_STORE = "sqlite:///perdure.db"
+
+
+class Engine(Client):
+    """Executes runs, and does all that a client does.
+
+    An async context manager: entering it migrates an embedded store, recovers what was under way, and starts advancing
+    runs; leaving it hands them over.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Store = DEFAULT_STORE,
+        programs: Iterable[Program] = (),
+        *,
+        name: str | None = None,
+        durability: str | Durability = "sync",
+        max_concurrency: int = 1000,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        recovery: Recovery = Recovery(),  # noqa: B008 - frozen
+        leases: Leases | None = None,
+        codecs: Iterable[TypeCodec[Any]] = (),
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        on_commit: Callable[[str, Append], None] | None = None,
+    ) -> None:
+        super().__init__(open_store(store), limits=limits, codecs=codecs, clock=clock, durability=durability)
+        if max_concurrency < 1:
+            raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
+        # A name of its own by default: two processes on one store are two orchestrators.
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self._programs = _by_name(programs)
+        self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
+        self._executor, self._on_commit = executor, on_commit
+        self._leases = leases or self.store.leases
+        self._orchestrator: Orchestrator | None = None
+        self._ownership: Ownership | None = None
+        self._service: Service | None = None
+
+    async def open(self) -> Self:
+        """Migrate, recover, and start advancing runs. `async with` does this too."""
+        if self._orchestrator is not None:
+            raise UsageError("this Engine is open already; make another one to run two side by side")
+        for program in self._programs.values():
+            _check_types(program, self)
+        await self.store.open(migrate=True)
+        try:
+            await self._start()
+        except BaseException:
+            await self.store.close()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        orchestrator = self._orchestrator = Orchestrator(
+            self.store,
+            self._programs,
+            name=self.name,
+            max_concurrency=self._max_concurrency,
+            limits=self._limits,
+            recovery=self._recovery,
+            codec=self.codec,
+            executor=self._executor,
+            clock=self.clock,
+            on_finished=self._finished,
+            on_commit=self._on_commit,
+        )
+        self._watch = Watch(self.store, orchestrator.active.__contains__)
+        self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
+        await self._ownership.take()
+        self._service = Service(orchestrator, self._ownership)
+        await warn_of_unknown(orchestrator)
+        await recover(orchestrator, self._ownership, startup=True)
+        self._service.start()
+
+    def _finished(self, row: RunRow) -> None:
+        if self._watch is not None:
+            self._watch.resolve(row)
+
+    async def close(self) -> None:
+        """Stop accepting, finish or hand over, write what is left, and let others take over at once."""
+        orchestrator, self._orchestrator = self._orchestrator, None
+        if orchestrator is None or self._service is None or self._ownership is None:
+            return
+        await self._service.stop()
+        await orchestrator.close()
+        await self._ownership.leave()
+        await super().close()
+
+    def _program(self, invocation: Invocation[Any]) -> Program:
+        program = self._programs.get(invocation.name)
+        if program is None:
+            raise UnknownProgram(invocation.name, tuple(self._programs))
+        return program
+
+    async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
+        orchestrator = self._orchestrator
+        if orchestrator is None or orchestrator.closing:
+            raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
+        if started.not_before is not None:
+            accepted = await super()._submit(run_id, started, recorded)
+            orchestrator.on_due(started.not_before)
+            return accepted
+        try:
+            await orchestrator.begin(run_id, started, recorded)
+        except Taken:
+            return False
+        return True
+
+    async def _terminate(self, existing: RunRow, reason: str) -> None:
+        orchestrator = self._orchestrator
+        if orchestrator is not None and existing.run_id in orchestrator.active:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(orchestrator.terminate, existing.run_id, reason)
+            await self.watch.ended(existing.run_id)
+            return
+        await super()._terminate(existing, reason)
+
+
+def connect(
+    store: str | os.PathLike[str] | Store = DEFAULT_STORE,
+    *,
+    limits: Limits | None = None,
+    codecs: Iterable[TypeCodec[Any]] = (),
+    clock: Clock | None = None,
+) -> Client:
+    """A client of a store: `async with connect(url) as client` or `client = await connect(url)`."""
+    return Client(open_store(store), limits=limits, codecs=codecs, clock=clock)
+
+
+def run(
+    invocation: Invocation[R],
+    *,
+    id: str | None = None,
+    store: str | os.PathLike[str] | Store = DEFAULT_STORE,
+    programs: Iterable[Program] = (),
+    progress: bool | None = None,
+    **options: Any,
+) -> R:
+    """Run a workflow to its end and return its result, in the manner of `asyncio.run`.
+
+    Run the same command again after a crash, with the same `id`, and it goes on from the last thing it finished.
+    Takes the options of `Engine.start`. A progress line shows on a terminal unless `progress=False`.
+    """
+    if not isinstance(invocation, Invocation):
+        raise UsageError(f"run() needs an invocation such as fulfil(order), not {invocation!r}")
+    return asyncio.run(_run(invocation, id, store, programs, progress, options))
+
+
+async def _run(
+    invocation: Invocation[R],
+    id: str | None,
+    store: str | os.PathLike[str] | Store,
+    programs: Iterable[Program],
+    progress: bool | None,
+    options: dict[str, Any],
+) -> R:
+    from perdure.progress import progress_line
+
+    known = [p for p in (invocation.program, *programs) if p is not None]
+    with progress_line(invocation.name, progress) as line:
+        async with Engine(store, known, on_commit=line) as engine:
+            handle = await engine.start(invocation, id=id, **options)
+            return await handle.result()
+
+
+def _by_name(programs: Iterable[Program]) -> dict[str, Program]:
+    found: dict[str, Program] = {}
+    for program in programs:
+        if not hasattr(program, "open") or not hasattr(program, "name"):
+            raise UsageError(
+                f"Engine(programs=[...]) takes workflows, and {program!r} is not one; decorate it with @workflow"
+            )
+        other = found.setdefault(program.name, program)
+        if other is not program:
+            raise UsageError(f"two programs are named {program.name!r}; give one another name: @workflow(name=...)")
+    return found
+
+
+def _check_types(program: Program, client: Client) -> None:
+    """A result type that cannot be decoded is an error now, not when the first run ends."""
+    returns = getattr(program, "returns", Any)
+    client.codec.decoder(returns, f"the result of {program.name}")

@@ -1,0 +1,1 @@
+"""Workflows in plain asyncio Python, driven by a deterministic event loop."""

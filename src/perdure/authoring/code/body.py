@@ -1,0 +1,305 @@
+"""A workflow body in memory: coroutines on a BodyLoop, fed with events, wishing for commands.
+
+This is where code meets the kernel: an op called in the body becomes a command, an event resolves what the body awaits.
+It knows no store and calls no step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from asyncio import events
+from collections.abc import Callable, Coroutine, Sequence
+from types import FrameType
+from typing import Any
+
+from msgspec import Raw
+
+from perdure.authoring.code.loop import BodyLoop, BodyTimer, Closing, OpFuture, source_of, user_line, waiting_line
+from perdure.errors import NotDurable, PerdureError
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import CancelOp, Checkpoint, Command, Finish, RecordValue, RunStep, StartTimer, StepSpec
+from perdure.kernel.events import (
+    AnyEvent,
+    RunClaimed,
+    RunStarted,
+    RunStatus,
+    StepFailed,
+    StepSucceeded,
+    ValueRecorded,
+    WaitResolved,
+)
+from perdure.kernel.failures import describe, rebuild
+from perdure.kernel.ids import inputs_hash
+
+
+class Bail(BaseException):
+    """Unwinds a body that ends early and on purpose."""
+
+
+class Body:
+    """One run of a workflow function."""
+
+    def __init__(
+        self,
+        run_id: str,
+        make: Callable[[], Coroutine[Any, Any, Any]],
+        returns: Any,
+        codec: Codec,
+    ) -> None:
+        self.run_id = run_id
+        self.codec = codec
+        self._make = make
+        self._returns = returns
+        self.loop = BodyLoop(self)
+        self._task: asyncio.Task[Any] | None = None
+        self._commands: list[Command] = []
+        # What each open op resolves: a future and the type it decodes to, or a timer.
+        self._futures: dict[str, tuple[OpFuture, Any]] = {}
+        self._timers: dict[str, BodyTimer] = {}
+        self._finish: Finish | None = None
+
+    # --- Execution ------------------------------------------------------------------------------------------------
+
+    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
+        """Take one fact in, and return what the body wishes for next."""
+        if self._finish is not None:
+            return ()
+        loop = self.loop
+        loop.now = at
+        kind = type(event)
+        if kind is StepSucceeded:
+            assert isinstance(event, StepSucceeded)
+            found = self._futures.pop(event.op, None)
+            if found is None:
+                return ()
+            future, returns = found
+            value = self.codec.decode(event.value, returns, event.op)
+            future._op = None
+            if not future.done():
+                future.set_result(value)
+        elif isinstance(event, StepFailed):
+            self._resolve_with(event.op, rebuild(event.error, self.codec))
+        elif isinstance(event, WaitResolved):
+            timer = self._timers.pop(event.op, None)
+            if timer is not None:
+                loop.fire(timer)
+            else:
+                self._resolve_with(event.op, None)
+        elif isinstance(event, ValueRecorded):
+            if event.kind != "checkpoint":
+                return ()
+            self._resolve_with(event.op, None)
+        elif isinstance(event, RunClaimed):
+            self._task = loop.run_root(self._make())
+            self._task.add_done_callback(self._ended)
+        else:
+            return ()
+        loop.drain()
+        self._check_stuck()
+        commands, self._commands = self._commands, []
+        return commands
+
+    def close(self) -> None:
+        """Let go of the coroutines; nothing of them runs any more but their own clean-up."""
+        self.loop.shut()
+        self._futures.clear()
+        self._timers.clear()
+
+    def _resolve_with(self, op: str, error: BaseException | None) -> None:
+        found = self._futures.pop(op, None)
+        if found is None:
+            return
+        future = found[0]
+        future._op = None
+        if future.done():
+            return
+        if error is None:
+            future.set_result(None)
+        elif isinstance(error, asyncio.CancelledError | StopIteration):
+            # A future refuses StopIteration, and CancelledError would look like a cancel of the body.
+            future.set_exception(PerdureError(f"{type(error).__name__}: {error}"))
+        else:
+            future.set_exception(error)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if self._finish is not None or self.loop.closing:
+            return
+        error: BaseException | None
+        try:
+            error = task.exception()
+            value = None if error is not None else task.result()
+        except asyncio.CancelledError as cancelled:
+            error, value = cancelled, None
+        if error is None:
+            try:
+                data = self.codec.encode(value, "the result of the workflow")
+                self.codec.decode(data, self._returns, "the result of the workflow")
+                self.finish(Finish(RunStatus.COMPLETED, data))
+                return
+            except PerdureError as not_kept:
+                error = not_kept
+        self.finish(Finish(RunStatus.FAILED, error=describe(error, self.codec)))
+
+    def _check_stuck(self) -> None:
+        """A body that waits, with nothing under way that could wake it, waits for something that is not durable."""
+        task = self._task
+        if task is None or task.done() or self._futures or self._timers or self._finish is not None:
+            return
+        where = waiting_line(task.get_coro())
+        error = NotDurable("waiting for something that no step, timer or signal of this run can bring about", where)
+        self.finish(Finish(RunStatus.FAILED, error=describe(error, self.codec)))
+
+    # --- ops ------------------------------------------------------------------------------------------------------
+
+    def run_step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> OpFuture:
+        """Wish for a call of a step."""
+        if self.loop.closing:
+            raise Closing
+        op = self.loop.scope().path(spec.name)
+        keywords = tuple(kwargs) if kwargs else ()
+        inputs = self.codec.encode_inputs((*args, *kwargs.values()) if kwargs else args, f"an argument of {op}")
+        fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs)
+        future = self._future(op, spec.returns)
+        self._commands.append(RunStep(op, spec, inputs, fingerprint, len(args), keywords, source_of(frame)))
+        return future
+
+    def start_timer(self, op: str, due: float, timer: BodyTimer) -> None:
+        """Wish for a timer that runs a callback."""
+        if self.loop.closing:
+            raise Closing
+        self._timers[op] = timer
+        self._commands.append(StartTimer(op, due, self._line()))
+
+    def sleep(self, name: str, due: float) -> OpFuture:
+        """Wish for a timer that resolves a future."""
+        if self.loop.closing:
+            raise Closing
+        op = self.loop.scope().path(name)
+        future = self._future(op, None)
+        self._commands.append(StartTimer(op, due, self._line()))
+        return future
+
+    def checkpoint(self) -> OpFuture:
+        """Wish that everything so far be durable."""
+        if self.loop.closing:
+            raise Closing
+        op = self.loop.scope().path("checkpoint")
+        future = self._future(op, None)
+        self._commands.append(Checkpoint(op))
+        return future
+
+    def record(self, kind: str, compute: Callable[[str], Any]) -> Any:
+        """Use a value that follows from the journal, and have it recorded."""
+        if self.loop.closing:
+            raise Closing
+        op = self.loop.scope().path(kind)
+        value = compute(op)
+        self._commands.append(RecordValue(op, kind, Raw(self.codec.encode(value, op))))
+        return value
+
+    def cancel_op(self, op: str) -> None:
+        """Give an op up: nobody in the body waits for it any more."""
+        if self._futures.pop(op, None) is None and self._timers.pop(op, None) is None:
+            return
+        if not self.loop.closing:
+            self._commands.append(CancelOp(op))
+
+    def bail(self, reason: str, output: Any) -> None:
+        """End the run here, whatever the rest of the body would do."""
+        if self.loop.closing:
+            raise Closing
+        self.finish(Finish(RunStatus.BAILED, self.codec.encode(output, "the output of bail()"), reason=reason))
+        raise Bail
+
+    def finish(self, finish: Finish) -> None:
+        """Wish for the end, once."""
+        if self._finish is None:
+            self._finish = finish
+            self._commands.append(finish)
+
+    def _future(self, op: str, returns: Any) -> OpFuture:
+        future = self.loop.create_future()
+        future._op = op
+        self._futures[op] = (future, returns)
+        return future
+
+    def _line(self) -> str:
+        frame = inspect.currentframe()
+        return user_line(frame)
+
+
+def current_body() -> Body | None:
+    """The body that is running, or None outside a workflow."""
+    loop = events._get_running_loop()
+    return loop.body if type(loop) is BodyLoop else None
+
+
+def require_body(what: str) -> Body:
+    """The body that is running; raises when there is none."""
+    body = current_body()
+    if body is None:
+        raise PerdureError(f"{what} works only inside a workflow; this code is not run by one")
+    return body
+
+
+class CodeProgram:
+    """A workflow function as the kernel sees it."""
+
+    def __init__(
+        self, name: str, version: str, fn: Callable[..., Coroutine[Any, Any, Any]], hints: dict[str, Any]
+    ) -> None:
+        self.name, self.version, self._fn = name, version, fn
+        self._signature = inspect.signature(fn)
+        self._hints = hints
+        self.returns = hints.get("return", Any)
+
+    def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
+        """A fresh body, with its arguments decoded by their annotations when it begins."""
+        return Body(run_id, lambda: self._call(started.input, codec), self.returns, codec)
+
+    def _call(self, input: Raw, codec: Codec) -> Coroutine[Any, Any, Any]:
+        args, kwargs = self.arguments(input, codec)
+        return self._fn(*args, **kwargs)
+
+    def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
+        """The arguments as one JSON object by parameter name."""
+        bound = self._signature.bind(*args, **kwargs)
+        return codec.encode(bound.arguments, f"an argument of {self.name}")
+
+    def arguments(self, input: Raw, codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call that stored input asks for: an object by parameter name, or a list by position."""
+        raw = codec.decode(input, dict[str, Raw] | list[Raw], f"the input of {self.name}")
+        signature = self._signature
+        if isinstance(raw, list):
+            bound = signature.bind(*raw)
+        else:
+            bound = signature.bind_partial()
+            bound.arguments.update(raw)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, parameter in signature.parameters.items():
+            if name not in bound.arguments:
+                if parameter.default is parameter.empty and parameter.kind not in (
+                    parameter.VAR_POSITIONAL,
+                    parameter.VAR_KEYWORD,
+                ):
+                    raise TypeError(f"{self.name}() is missing its argument {name!r} in the stored input")
+                continue
+            annotation = self._hints.get(name, Any)
+            what = f"the argument {name} of {self.name}"
+            value = bound.arguments[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                items = value if isinstance(value, tuple) else codec.decode(value, list[Raw], what)
+                args.extend(codec.decode(item, annotation, what) for item in items)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                pairs = value if isinstance(value, dict) else codec.decode(value, dict[str, Raw], what)
+                kwargs.update({key: codec.decode(item, annotation, what) for key, item in pairs.items()})
+            elif parameter.kind is parameter.KEYWORD_ONLY:
+                kwargs[name] = codec.decode(value, annotation, what)
+            else:
+                args.append(codec.decode(value, annotation, what))
+        unknown = set(bound.arguments) - set(signature.parameters)
+        if unknown:
+            raise TypeError(f"{self.name}() has no argument {', '.join(sorted(unknown))}, which the stored input holds")
+        return tuple(args), kwargs

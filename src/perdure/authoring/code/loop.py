@@ -1,0 +1,372 @@
+"""An asyncio event loop without I/O: what a workflow body runs on.
+
+It runs what is ready and returns. Time stands still between two events of the journal; timers are durable waits; tasks
+are numbered in the order they are created, so that sets of them iterate the same way on every replay. Everything a body
+could suspend on besides that raises NotDurable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import os
+import sys
+import types
+from asyncio import events
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from perdure.errors import NotDurable
+
+if TYPE_CHECKING:
+    from perdure.authoring.code.body import Body
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_INSIDES = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(asyncio.__file__)) + os.sep)
+# as_completed starts the coroutines of a set, so in the order of their addresses. From 3.13 on it is a class that does.
+_AS_COMPLETED: frozenset[CodeType] = frozenset(
+    function.__code__
+    for function in (
+        asyncio.as_completed,
+        getattr(getattr(asyncio.tasks, "_AsCompletedIterator", None), "__init__", None),
+    )
+    if isinstance(function, types.FunctionType)
+)
+
+
+class Scope:
+    """Where ops get their names: one per task of the body, so that two branches never race for a number."""
+
+    __slots__ = ("counts", "prefix")
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.counts: dict[str, int] = {}
+
+    def path(self, name: str) -> str:
+        """The path of the next op of this name."""
+        n = self.counts.get(name, 0)
+        self.counts[name] = n + 1
+        return f"{self.prefix}{name}:{n}"
+
+
+class OpFuture(asyncio.Future[Any]):
+    """What awaiting an op waits for. Cancelling it gives the op up."""
+
+    _number: int
+    _op: str | None = None
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        if self._op is not None:
+            loop = self.get_loop()
+            assert isinstance(loop, BodyLoop)
+            loop.body.cancel_op(self._op)
+        return True
+
+
+class BodyTask(asyncio.Task[Any]):
+    """A task of a workflow body."""
+
+    def __init__(self, coro: Any, loop: BodyLoop, scope: Scope, name: str, context: Context | None) -> None:
+        # Before asyncio registers the task in a set of its own, by its hash.
+        self._number = loop.number()
+        self.scope = scope
+        super().__init__(coro, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class BodyTimer(asyncio.TimerHandle):
+    """A timer of a workflow body: a durable wait whose path is `op`."""
+
+    __slots__ = ("op",)
+    op: str
+
+
+class BodyLoop(asyncio.AbstractEventLoop):
+    """The loop of one body."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.now = 0.0
+        self.closing = False
+        self.root = Scope("")
+        self._ready: collections.deque[events.Handle] = collections.deque()
+        self._numbers = 0
+        self._tasks: list[BodyTask] = []
+
+    # --- driving --------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Run everything that is ready. Call it from a callback, never from inside a task: the current task is kept
+        per thread in newer Pythons."""
+        outer = events._get_running_loop()
+        hooks = sys.get_asyncgen_hooks()
+        events._set_running_loop(self)
+        # Async generators of the body belong to this loop; the outer one must not finish them later.
+        sys.set_asyncgen_hooks(None, None)
+        ready = self._ready
+        try:
+            while ready:
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            events._set_running_loop(outer)
+
+    def fire(self, timer: BodyTimer) -> None:
+        """Make a timer's callback ready."""
+        self._ready.append(timer)
+
+    def shut(self) -> None:
+        """Let every task go without a trace. Ops asked for from here on raise instead of acting."""
+        self.closing = True
+        self._ready.clear()
+        outer = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            for task in self._tasks:
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    coro = task.get_coro()
+                    try:
+                        coro.close()  # type: ignore[union-attr]
+                    except BaseException:
+                        pass
+        finally:
+            events._set_running_loop(outer)
+        self._tasks.clear()
+        self._ready.clear()
+
+    def scope(self) -> Scope:
+        """The scope of the code that is running."""
+        task = asyncio.current_task(self)
+        return task.scope if type(task) is BodyTask else self.root
+
+    # --- what asyncio asks of a loop ------------------------------------------------------------------------------
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> events.Handle:  # type: ignore[override]
+        handle = events.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = BodyTimer(when, callback, args, self, context)
+        timer.op = self.scope().path("timer")
+        self.body.start_timer(timer.op, when, timer)
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        assert isinstance(handle, BodyTimer)
+        self.body.cancel_op(handle.op)
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> OpFuture:
+        future = OpFuture(loop=self)
+        future._number = self.number()
+        return future
+
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Coroutine[Any, Any, Any] | asyncio.Future[Any],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+        **_: Any,
+    ) -> BodyTask:
+        if self.closing:
+            raise Closing
+        if _called_from(_AS_COMPLETED):
+            what = "asyncio.as_completed over coroutines, which starts them in no fixed order (pass it tasks instead),"
+            raise NotDurable(what, user_line(sys._getframe(1)))
+        scope = Scope(f"{self.scope().path(_task_name(coro))}/")
+        if isinstance(coro, asyncio.Future):
+            coro = _await(coro)
+        task = BodyTask(_guard(coro, self), self, scope, name or scope.prefix[:-1], context)
+        self._tasks.append(task)
+        if len(self._tasks) > 64 and len(self._tasks) & 63 == 0:
+            self._tasks = [task for task in self._tasks if not task.done()]
+        return task
+
+    def run_root(self, coro: Coroutine[Any, Any, Any]) -> BodyTask:
+        """The task of the body itself; its ops have no prefix."""
+        # An empty context: what the caller of start() had in its variables would be gone after a crash.
+        task = BodyTask(_guard(coro, self), self, self.root, "workflow", Context())
+        self._tasks.append(task)
+        return task
+
+    def number(self) -> int:
+        """The next number of a task or future, in the order they are made."""
+        self._numbers += 1
+        return self._numbers
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return self.closing
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Exceptions that nobody asked for have no effect, on the first execution as on a replay."""
+
+
+class Closing(BaseException):
+    """The run leaves memory; its body gets no further."""
+
+
+def _not_durable(name: str, what: str) -> Callable[..., NoReturn]:
+    def refuse(self: BodyLoop, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotDurable(what, user_line(sys._getframe(1)))
+
+    refuse.__name__ = name
+    return refuse
+
+
+_REFUSED = {
+    "run_in_executor": "running code in a thread or process",
+    "call_soon_threadsafe": "a call from another thread",
+    "run_until_complete": "running another event loop",
+    "run_forever": "running another event loop",
+    "add_reader": "watching a socket or file",
+    "add_writer": "watching a socket or file",
+    "add_signal_handler": "handling a signal of the operating system",
+    "getaddrinfo": "looking up a host",
+    "getnameinfo": "looking up a host",
+    "create_connection": "a network connection",
+    "create_datagram_endpoint": "a network connection",
+    "create_server": "a network server",
+    "create_unix_connection": "a socket",
+    "create_unix_server": "a socket",
+    "start_tls": "a network connection",
+    "sendfile": "sending a file",
+    "sock_recv": "reading a socket",
+    "sock_recv_into": "reading a socket",
+    "sock_recvfrom": "reading a socket",
+    "sock_sendall": "writing to a socket",
+    "sock_sendto": "writing to a socket",
+    "sock_connect": "a network connection",
+    "sock_accept": "a network server",
+    "subprocess_exec": "a subprocess",
+    "subprocess_shell": "a subprocess",
+    "connect_read_pipe": "a pipe",
+    "connect_write_pipe": "a pipe",
+}
+for _name, _what in _REFUSED.items():
+    setattr(BodyLoop, _name, _not_durable(_name, _what))
+
+
+@types.coroutine
+def _guard(coro: Coroutine[Any, Any, Any], loop: BodyLoop) -> Generator[Any, Any, Any]:
+    """Pass everything between a task and its coroutine, except a wait for something that cannot be replayed."""
+    value: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            try:
+                awaited = coro.send(value) if error is None else coro.throw(error)
+            except StopIteration as stop:
+                return stop.value
+            value = error = None
+            if awaited is not None and getattr(awaited, "_loop", None) is not loop:
+                if getattr(awaited, "_asyncio_future_blocking", None):
+                    awaited._asyncio_future_blocking = False
+                error = NotDurable(f"waiting for {_kind(awaited)}", waiting_line(coro))
+                continue
+            try:
+                value = yield awaited
+            except GeneratorExit:
+                raise
+            except BaseException as thrown:
+                error = thrown
+    finally:
+        coro.close()
+
+
+async def _await(future: asyncio.Future[Any]) -> Any:
+    return await future
+
+
+def _kind(awaited: object) -> str:
+    if isinstance(awaited, asyncio.Future):
+        return "a future or task of another event loop"
+    return f"a {type(awaited).__name__}"
+
+
+def _task_name(coro: object) -> str:
+    name = getattr(coro, "__qualname__", "") or type(coro).__name__
+    name = name.rpartition(".")[2]
+    return "".join(c for c in name if c not in "/:[]<>") or "task"
+
+
+def _called_from(codes: frozenset[CodeType]) -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(4):
+        if frame is None:
+            return False
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# --- naming the user's line -----------------------------------------------------------------------------------------
+
+_sources: dict[tuple[CodeType, int], str] = {}
+
+
+def source_of(frame: FrameType) -> str:
+    """`file:line` of a frame, remembered by instruction: a step in a loop asks for the same one again and again."""
+    key = (frame.f_code, frame.f_lasti)
+    source = _sources.get(key)
+    if source is None:
+        source = _sources[key] = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return source
+
+
+def user_line(frame: FrameType | None) -> str:
+    """`file:line` of the nearest caller that is neither asyncio's code nor ours."""
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_INSIDES):
+            return source_of(frame)
+        frame = frame.f_back
+    return "a workflow"
+
+
+def waiting_line(coro: Any) -> str:
+    """`file:line` where a suspended coroutine waits, in the user's code."""
+    line = "a workflow"
+    while coro is not None:
+        frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None) or getattr(coro, "ag_frame", None)
+        if frame is not None and not frame.f_code.co_filename.startswith(_INSIDES):
+            line = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+        coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None) or getattr(coro, "ag_await", None)
+    return line
+
+
+def _short(filename: str) -> str:
+    try:
+        relative = os.path.relpath(filename)
+    except ValueError:  # another drive
+        return filename
+    return filename if relative.startswith("..") else relative

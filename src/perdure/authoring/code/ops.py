@@ -1,0 +1,60 @@
+"""What a workflow body may call besides steps: sleeping, recorded values, checkpoints, an early end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from datetime import datetime, timedelta
+from typing import Any, NoReturn
+from uuid import UUID
+
+from perdure.authoring.code.body import require_body
+from perdure.authoring.code.step import seconds
+from perdure.kernel.events import moment
+from perdure.kernel.ids import derived_uuid, step_key
+from perdure.kernel.retry import fraction
+
+
+async def sleep(duration: float | timedelta) -> None:
+    """Sleep durably: for seconds or months, over restarts, without holding memory."""
+    body = require_body("sleep()")
+    await body.sleep("sleep", body.loop.now + seconds(duration, "the duration of sleep()"))
+
+
+async def sleep_until(when: datetime) -> None:
+    """Sleep durably until a moment. It must be aware: a moment without a zone means another one elsewhere."""
+    body = require_body("sleep_until()")
+    if not isinstance(when, datetime) or when.tzinfo is None:
+        raise ValueError(f"sleep_until() needs a datetime with a timezone, not {when!r}")
+    await body.sleep("sleep", max(when.timestamp(), body.loop.now))
+
+
+def now() -> datetime:
+    """The current time, the same on every replay: the time of the event that the body is reacting to."""
+    body = require_body("now()")
+    value: datetime = body.record("now", lambda op: moment(body.loop.now))
+    return value
+
+
+def uuid4() -> UUID:
+    """A random UUID, the same on every replay."""
+    body = require_body("uuid4()")
+    value: UUID = body.record("uuid", lambda op: derived_uuid(body.run_id, op))
+    return value
+
+
+def random() -> float:
+    """A random number in [0, 1), the same on every replay."""
+    body = require_body("random()")
+    value: float = body.record("random", lambda op: fraction(step_key(body.run_id, op)))
+    return value
+
+
+def checkpoint() -> Awaitable[None]:
+    """Make everything so far durable before the next step starts; for `durability="manual"` and the lazy modes."""
+    return require_body("checkpoint()").checkpoint()
+
+
+def bail(reason: str, output: Any = None) -> NoReturn:
+    """End the run here, on purpose and without an error: its status is `bailed`."""
+    require_body("bail()").bail(reason, output)
+    raise AssertionError("unreachable")

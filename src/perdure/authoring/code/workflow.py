@@ -1,0 +1,56 @@
+"""`@workflow`: a plain `async def` that can be stopped at any instant and goes on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from perdure.authoring.code.body import CodeProgram
+from perdure.authoring.code.hints import hints_of
+from perdure.kernel.ids import check_name
+from perdure.kernel.invocation import Invocation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Workflow(CodeProgram, Generic[P, R]):
+    """A workflow. Calling it makes an Invocation; nothing runs yet."""
+
+    def __init__(self, name: str, version: str, fn: Callable[P, Coroutine[Any, Any, R]], hints: dict[str, Any]) -> None:
+        super().__init__(name, version, fn, hints)
+        self.fn = fn
+        self.__name__ = fn.__name__
+        self.__qualname__ = fn.__qualname__
+        self.__module__ = fn.__module__
+        self.__doc__ = fn.__doc__
+        self.__wrapped__ = fn
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
+        """What to run, with its arguments; give it to `start` or `run`."""
+        self._signature.bind(*args, **kwargs)  # a wrong call fails here, where it is written
+        return Invocation(self.name, self, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+
+@overload
+def workflow(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+@overload
+def workflow(
+    *, name: str | None = None, version: str = "1"
+) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
+def workflow(
+    fn: Callable[..., Coroutine[Any, Any, Any]] | None = None, /, *, name: str | None = None, version: str = "1"
+) -> Any:
+    """Make an `async def` a workflow: `@workflow` or `@workflow(name="fulfil", version="3")`."""
+
+    def make(fn: Callable[..., Coroutine[Any, Any, Any]], depth: int = 2) -> Workflow[..., Any]:
+        if not inspect.iscoroutinefunction(fn):
+            raise TypeError(f"@workflow needs an `async def`; {getattr(fn, '__qualname__', fn)!r} is not one")
+        program = check_name(name or fn.__name__, "the name of a workflow")
+        return Workflow(program, str(version), fn, hints_of(fn, depth + 1))
+
+    return make if fn is None else make(fn, 2)

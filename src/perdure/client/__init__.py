@@ -1,0 +1,1 @@
+"""For callers: starting runs, asking about them, waiting for their results. Executes nothing."""

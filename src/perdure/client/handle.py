@@ -1,0 +1,74 @@
+"""A run that was started: wait for it, ask about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from perdure.client.views import RunResult
+from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError
+from perdure.kernel.events import RunStatus
+from perdure.kernel.failures import rebuild
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+
+R = TypeVar("R")
+
+
+class RunHandle(Generic[R]):
+    """One run. Awaiting it is awaiting its result."""
+
+    def __init__(self, client: Client, id: str, run_id: str, returns: Any) -> None:
+        self._client, self._returns = client, returns
+        self.id = id
+        self.run_id = run_id
+
+    async def result(self, timeout: float | None = None) -> R:
+        """What the run returned; raises what it raised, RunCancelled or RunParked.
+
+        TimeoutError after `timeout` seconds leaves the run going.
+        """
+        result = await self.outcome(timeout)
+        if result.error is not None:
+            raise result.error
+        return result.output  # type: ignore[return-value]
+
+    async def outcome(self, timeout: float | None = None) -> RunResult[R]:
+        """How the run ended; raises nothing but TimeoutError."""
+        async with asyncio.timeout(timeout):
+            row = await self._client.watch.ended(self.run_id)
+        if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
+            output = await self._client.payloads.load(row.output_blob, row.output)
+            returns = self._returns if row.status is RunStatus.COMPLETED else Any
+            value = self._client.codec.decode(output, returns, f"the result of run {self.id!r}")
+            return RunResult(self.id, self.run_id, row.status, value)
+        error: BaseException
+        if row.status is RunStatus.CANCELLED:
+            error = RunCancelled(self.id, row.reason or None)
+        elif row.status is RunStatus.PARKED:
+            error = RunParked(self.id, row.reason)
+        else:
+            assert row.error is not None
+            error = rebuild(row.error, self._client.codec)
+            if type(error) is StepError:
+                failed = RunFailed(self.id, row.error.type, row.error.message, row.error.traceback)
+                failed.__cause__ = error.__cause__
+                error = failed
+            elif row.error.traceback:
+                error.add_note(f"in run {self.id!r}:\n{row.error.traceback.rstrip()}")
+        return RunResult(self.id, self.run_id, row.status, error=error)
+
+    async def status(self) -> RunStatus:
+        """Where the run stands."""
+        row = await self._client.store.runs.get(self.run_id)
+        if row is None:
+            raise NoSuchRun(self.id)
+        return row.status
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.result().__await__()
+
+    def __repr__(self) -> str:
+        return f"<run {self.id!r}>"

@@ -1,0 +1,179 @@
+"""What callers see of runs and steps: plain data, read-only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from perdure.kernel.events import RunStatus, StepStatus, moment
+from perdure.kernel.failures import Failure
+from perdure.kernel.ids import op_name
+from perdure.kernel.projection import RunRow
+from perdure.kernel.state import RunState
+from perdure.kernel.steps import StepRecord
+from perdure.ports.journal import Head
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitView:
+    """Something a run waits for."""
+
+    path: str
+    kind: str
+    deadline: datetime | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as it stands."""
+
+    id: str
+    run_id: str
+    program: str
+    version: str
+    status: RunStatus
+    input: Any
+    output: Any
+    error: Failure | None
+    reason: str
+    owner: str | None
+    epoch: int
+    tags: dict[str, str]
+    state: dict[str, Any]
+    waits: tuple[WaitView, ...]
+    parent: str | None
+    root: str
+    forked_from: str | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    next_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """One try of a step."""
+
+    number: int
+    status: StepStatus
+    error: Failure | None
+    started_at: datetime
+    finished_at: datetime | None
+    retry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """A step of a run as it stands."""
+
+    path: str
+    name: str
+    status: StepStatus
+    attempt: int
+    attempts: tuple[AttemptView, ...]
+    input_hash: str
+    output: Any
+    error: Failure | None
+    progress: Any
+    source: str
+    started_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult(Generic[R]):
+    """How a run ended. `error` is the exception, rebuilt; nothing is raised."""
+
+    id: str
+    run_id: str
+    status: RunStatus
+    output: R | None = None
+    error: BaseException | None = None
+    interrupt: Any = None
+
+
+class RunPage(list[RunView]):
+    """A page of runs. `cursor` gives the next one, and is None on the last."""
+
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A row whose large values have been fetched."""
+
+    row: RunRow
+    input: msgspec.Raw = field(default_factory=lambda: msgspec.Raw(b"null"))
+    output: msgspec.Raw = field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunView:
+    """A run's row as callers see it; its waits are known only with its folded journal."""
+    row = loaded.row
+    waits = () if state is None else tuple(_waits(state))
+    return RunView(
+        id=row.id,
+        run_id=row.run_id,
+        program=row.program,
+        version=row.version,
+        status=row.status,
+        input=msgspec.json.decode(loaded.input),
+        output=msgspec.json.decode(loaded.output),
+        error=row.error,
+        reason=row.reason,
+        owner=row.owner,
+        epoch=row.epoch,
+        tags=row.tags,
+        state={},
+        waits=waits,
+        parent=None,
+        root=row.run_id,
+        forked_from=None,
+        created_at=moment(row.created_at),
+        updated_at=moment(head.at),
+        finished_at=_moment(row.finished_at),
+        next_seq=head.next_seq,
+    )
+
+
+def _waits(state: RunState) -> list[WaitView]:
+    return [
+        WaitView(path, "retry" if op.kind == "step" else op.kind, _moment(op.due), op.source)
+        for path, op in state.ops.items()
+        if not op.running
+    ]
+
+
+def step_view(record: StepRecord, output: msgspec.Raw, owner_lives: bool) -> StepView:
+    """A step as callers see it. A step that runs without a living owner is unknown."""
+    status = record.status
+    if status is StepStatus.RUNNING and not owner_lives and record.attempts[-1].status is StepStatus.RUNNING:
+        status = StepStatus.UNKNOWN
+    attempts = tuple(
+        AttemptView(a.number, a.status, a.error, moment(a.started_at), _moment(a.finished_at), _moment(a.retry_at))
+        for a in record.attempts
+    )
+    return StepView(
+        path=record.path,
+        name=op_name(record.path),
+        status=status,
+        attempt=attempts[-1].number,
+        attempts=attempts,
+        input_hash=record.inputs_hash,
+        output=msgspec.json.decode(output),
+        error=record.error,
+        progress=None,
+        source=record.source,
+        started_at=attempts[0].started_at,
+        finished_at=_moment(record.finished_at),
+    )
+
+
+def _moment(at: float | None) -> datetime | None:
+    return None if at is None else moment(at)

@@ -1,0 +1,77 @@
+"""Who waits for which run to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from perdure.errors import PerdureError
+from perdure.kernel.projection import RunRow
+from perdure.ports.store import Store
+
+log = logging.getLogger("perdure")
+
+# How often the store's version is looked at while somebody waits, and how often its rows are read regardless.
+WATCH_SECONDS = 0.05
+POLL_SECONDS = 5.0
+
+
+class Watch:
+    """Resolves waiters: at once for runs that end in this process, soon after the commit for those of others."""
+
+    def __init__(self, store: Store, is_local: Callable[[str], bool] = lambda run_id: False) -> None:
+        self._store = store
+        self._is_local = is_local
+        self._waiters: dict[str, set[asyncio.Future[RunRow]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def ended(self, run_id: str) -> RunRow:
+        """The row of a run that has ended, or is parked; waits for as long as that takes."""
+        for row in await self._store.runs.finished([run_id]) if not self._is_local(run_id) else ():
+            return row
+        waiter: asyncio.Future[RunRow] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(run_id, set()).add(waiter)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._poll())
+        try:
+            return await waiter
+        finally:
+            waiters = self._waiters.get(run_id)
+            if waiters is not None:
+                waiters.discard(waiter)
+                if not waiters:
+                    del self._waiters[run_id]
+
+    def resolve(self, row: RunRow) -> None:
+        """A run has ended, or is parked."""
+        for waiter in self._waiters.pop(row.run_id, ()):
+            if not waiter.done():
+                waiter.set_result(row)
+
+    async def _poll(self) -> None:
+        loop = asyncio.get_running_loop()
+        version: object = object()
+        polled = 0.0
+        while self._waiters:
+            current = self._store.version()
+            if current != version or loop.time() - polled > POLL_SECONDS:
+                version, polled = current, loop.time()
+                elsewhere = [run_id for run_id in self._waiters if not self._is_local(run_id)]
+                if elsewhere:
+                    try:
+                        for row in await self._store.runs.finished(elsewhere):
+                            self.resolve(row)
+                    except PerdureError as error:
+                        log.warning("%s", error)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def close(self) -> None:
+        """Nobody will be told anything any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.cancel()
+        self._waiters.clear()

@@ -1,0 +1,35 @@
+"""Settings, as frozen dataclasses. Reads no file and no environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perdure.kernel.payload import Limits
+
+__all__ = ["Limits", "Recovery"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How an orchestrator looks after runs that lost their owner. Durations are in seconds."""
+
+    enabled: bool = True
+    """Whether runs of dead orchestrators are taken over while this one works."""
+    check_interval: float = 30.0
+    """How often it looks for them."""
+    max_startup: int = 100
+    """How many runs are loaded at a time when it starts; the next batch follows at once."""
+    max_claims: int = 10
+    """How many runs of others are claimed at a time later on; the next batch follows after a moment."""
+    lease: float = 30.0
+    """How long its name stays taken after its last sign of life. It gives three in that time."""
+    grace: float = 1.0
+    """How long steps under way may go on when the engine is left; then they are cancelled and handed over."""
+
+    def __post_init__(self) -> None:
+        for name in ("check_interval", "lease"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be more than 0")
+        for name in ("max_startup", "max_claims"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be at least 1")

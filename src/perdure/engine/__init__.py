@@ -1,0 +1,1 @@
+"""One run at a time: advancing it, calling its steps, writing what happened."""

@@ -1,0 +1,419 @@
+"""One run in memory: feeds it what happened, records what follows, and acts once that is durable.
+
+Advance before commit, act after commit: the outcome of a step goes to the program at once, its next wishes are planned,
+and outcome and intents leave in one append. Steps start, callers are answered and timers count only after that. In the
+lazy durability modes steps start at once, and the journal follows within the mode's bounds.
+
+Everything here runs in callbacks of the event loop, never inside a task: a body has tasks of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Raw
+
+from perdure.engine.payloads import Payloads
+from perdure.engine.steps import Attempt, StepRunner
+from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, ValueProblem
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import Finish
+from perdure.kernel.durability import Durability
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    AttemptFailed,
+    Batch,
+    RunReleased,
+    RunStatus,
+    StepFailed,
+    StepSucceeded,
+)
+from perdure.kernel.failures import describe
+from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
+from perdure.kernel.projection import row, row_key
+from perdure.kernel.replay import Replay
+from perdure.ports.clock import Clock
+from perdure.ports.journal import Append
+
+if TYPE_CHECKING:
+    from perdure.engine.writer import Writer
+
+log = logging.getLogger("perdure")
+
+# A rough count of what an event adds to the journal besides its value.
+EVENT_BYTES = 120
+
+
+class Services:
+    """What every driver of an engine shares."""
+
+    __slots__ = ("clock", "codec", "loop", "on_commit", "payloads", "runner", "writer")
+
+    def __init__(
+        self,
+        codec: Codec,
+        clock: Clock,
+        writer: Writer,
+        runner: StepRunner,
+        payloads: Payloads,
+        on_commit: Callable[[Driver, Append], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
+        self.on_commit = on_commit
+
+
+class Driver:
+    """Advances one run."""
+
+    def __init__(self, services: Services, replay: Replay, durability: Durability, size: int = 0) -> None:
+        self._services = services
+        self.replay = replay
+        self.state = replay.state
+        self.durability = durability
+        started = self.state.started
+        assert started is not None
+        self.id = started.id
+        self.run_id = self.state.run_id
+        self._deadline = started.deadline
+        self._room = started.max_concurrency or 1 << 30
+        self._size = size
+        # What is not in the store yet: closed batches, and the events of the moment that is being recorded.
+        self._committed = self.state.next_seq
+        self._batches: list[Batch] = []
+        self._events: list[AnyEvent] = []
+        self._at = 0.0
+        self._row_key: tuple[object, ...] = row_key(self.state) if self._committed else ()
+        self._in_flight: Append | None = None
+        self._unsaved = 0
+        # What is to be done after the next commit, and what is under way.
+        self._calls: list[Call] = []
+        self._cancels: list[str] = []
+        self._waiting: deque[Call] = deque()
+        self.attempts: dict[str, Attempt] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._lag: asyncio.TimerHandle | None = None
+        self._offloading = False
+        # Values that lie apart, by op, until their events are known to be in the store.
+        self.large: dict[str, Raw] = {}
+        self.closed = False
+
+    # --- facts come in --------------------------------------------------------------------------------------------
+
+    def record(self, *events: AnyEvent) -> None:
+        """Take facts in, advance the program, and have it all written."""
+        for event in events:
+            self._fold(event, event)
+        self._pump(None)
+
+    def succeed(self, old: Driver) -> None:
+        """Take over from a driver whose view of the journal was out of date: its attempts and their outcomes."""
+        outcomes = old.outcomes()
+        old.close(cancel=False)
+        self.attempts = {op: attempt for op, attempt in old.attempts.items() if self._expects(attempt.call)}
+        for attempt in old.attempts.values():
+            if attempt.call.command.op in self.attempts:
+                attempt.done = self._attempt_done
+            else:
+                attempt.cancel()
+        for event in outcomes:
+            open_op = self.state.ops.get(event.op)
+            if open_op is not None and open_op.running and open_op.attempt == event.attempt:
+                large = old.large.get(event.op)
+                self._fold(event if large is None else StepSucceeded(event.op, large, event.attempt), event)
+        # Started in the journal and nowhere else: the commit went through and its reply was lost.
+        for op, command in self.replay.open_steps.items():
+            open_op = self.state.ops.get(op)
+            if open_op is not None and open_op.running and op not in self.attempts:
+                self._calls.append(Call(command, open_op.attempt))
+        self._pump(None)
+        if not self._events:
+            self._act()
+            self._set_alarm()
+
+    def adopt(self, *events: AnyEvent) -> None:
+        """Become the owner of a run that another process left: record the claim, then see to its open attempts."""
+        for event in events:
+            self._fold(event, event)
+        self._pump(adopt(self.state, self.replay.open_steps))
+
+    def wake(self) -> None:
+        """Do what is due."""
+        self._alarm = None
+        if self.closed or self.state.finished is not None:
+            return
+        now = self._services.clock.now()
+        plan_ = wake(self.state, self.replay.open_steps, now)
+        if plan_.events:
+            if self._events and self._at < now:
+                self._close_batch()  # a timer that fires must not carry a moment before it was due
+            self._pump(plan_)
+        else:
+            self._set_alarm()
+
+    def _attempt_done(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
+        call = attempt.call
+        op = call.command.op
+        if self.attempts.get(op) is attempt:
+            del self.attempts[op]
+        if self._waiting and not self.closed:
+            self._launch(self._waiting.popleft())
+        if not self._expects(call):
+            return
+        if error is None:
+            try:
+                data = self._services.codec.encode(value, f"the result of {op}")
+                if call.command.spec.returns is not Any:
+                    self._services.codec.decode(data, call.command.spec.returns, f"the result of {op}")
+                self._check_history(len(data))
+                if self._services.payloads.fits_inline(len(data), f"the result of {op}"):
+                    event = StepSucceeded(op, Raw(data), call.attempt)
+                    self._fold(event, event)
+                    self._pump(None)
+                else:
+                    self._offload(data, f"the result of {op}", lambda blob: self._succeeded(call, data, blob))
+                return
+            except PerdureError as not_kept:
+                error = not_kept
+        self._failed(call, error)
+
+    def _succeeded(self, call: Call, data: bytes, blob: str | BaseException) -> None:
+        if not self._expects(call):
+            return
+        if isinstance(blob, BaseException):
+            self._failed(call, blob)
+            return
+        op = call.command.op
+        self.large[op] = Raw(data)
+        self._fold(StepSucceeded(op, Raw(data), call.attempt), StepSucceeded(op, NULL, call.attempt, blob))
+        self._pump(None)
+
+    def _failed(self, call: Call, error: BaseException) -> None:
+        retry = call.command.spec.retry
+        # A value that cannot be kept will not be kept next time either.
+        retryable = isinstance(error, retry.on) and not isinstance(error, ValueProblem)
+        failure = describe(error, self._services.codec)
+        event = failed(self.state, call, failure, retryable, self._moment())
+        self._fold(event, event)
+        self._pump(None)
+
+    def _expects(self, call: Call) -> bool:
+        """Whether an outcome of this attempt still counts."""
+        open_op = self.state.ops.get(call.command.op)
+        return not self.closed and open_op is not None and open_op.attempt == call.attempt and open_op.running
+
+    def _check_history(self, size: int) -> None:
+        self._size += size
+        limit = self._services.payloads.limits.history
+        if self._size > limit:
+            raise HistoryTooLarge(self.id, self._size, limit)
+
+    # --- and what follows is planned ------------------------------------------------------------------------------
+
+    def _moment(self) -> float:
+        """The time of the batch that is being recorded; all its events share it."""
+        if not self._events:
+            self._at = max(self._services.clock.now(), self.state.at)
+        return self._at
+
+    def _fold(self, event: AnyEvent, recorded: AnyEvent) -> None:
+        at = self._moment()
+        self.replay.fold(event, at)
+        self._events.append(recorded)
+        self._size += EVENT_BYTES
+
+    def _pump(self, planned: Plan | None) -> None:
+        """Record what is planned and everything that follows from it, then see that it is written."""
+        barrier = False
+        while True:
+            if planned is not None:
+                for event in planned.events:
+                    self._fold(event, event)
+                self._calls += planned.calls
+                self._cancels += planned.cancels
+                barrier |= planned.barrier
+            wishes = self.replay.wishes
+            if not wishes:
+                break
+            finish = wishes.get("<finish>")
+            if finish is not None and not self._keep_output(finish):
+                break
+            planned = plan(self.state, self.replay.take_wishes(), self._moment())
+        self._unsaved += 1
+        if self.durability.waits:
+            if self._events:
+                self._services.writer.touch(self)
+            return
+        self._close_batch()
+        state = self.state
+        if barrier or not state.running or self._committed == 0 or self.durability.due(self._unsaved):
+            self._services.writer.touch(self)
+        elif self.durability.mode == "async" and self._lag is None:
+            self._lag = self._services.loop.call_later(self.durability.lag, self._lag_over)
+        if not barrier and self._committed > 0:
+            self._act()
+
+    def _lag_over(self) -> None:
+        self._lag = None
+        if not self.closed:
+            self._services.writer.touch(self)
+
+    def _keep_output(self, finish: Any) -> bool:
+        """Whether the output of the run can be recorded now; a large one is stored apart first."""
+        assert isinstance(finish, Finish)
+        if finish.blob or self._offloading:
+            return not self._offloading
+        try:
+            if self._services.payloads.fits_inline(len(finish.value), "the result of the workflow"):
+                return True
+        except PayloadTooLarge as error:
+            self.replay.wishes["<finish>"] = Finish(RunStatus.FAILED, error=describe(error, self._services.codec))
+            return True
+        self._offloading = True
+        self._offload(finish.value, "the result of the workflow", lambda blob: self._output_stored(finish, blob))
+        return False
+
+    def _output_stored(self, finish: Finish, blob: str | BaseException) -> None:
+        self._offloading = False
+        if self.closed or "<finish>" not in self.replay.wishes:
+            return
+        self.replay.wishes["<finish>"] = (
+            Finish(RunStatus.FAILED, error=describe(blob, self._services.codec))
+            if isinstance(blob, BaseException)
+            else Finish(finish.status, b"null", reason=finish.reason, blob=blob)
+        )
+        self._pump(None)
+
+    def _offload(self, data: bytes, what: str, then: Callable[[str | BaseException], None]) -> None:
+        def stored(task: asyncio.Task[str]) -> None:
+            if not task.cancelled():
+                then(task.exception() or task.result())
+
+        self._services.loop.create_task(self._services.payloads.offload(data, what)).add_done_callback(stored)
+
+    def _close_batch(self) -> None:
+        if self._events:
+            seq = self.state.next_seq - len(self._events)
+            self._batches.append(Batch(seq, self._at, self._events))
+            self._events = []
+
+    # --- the writer takes it, and tells how it went ---------------------------------------------------------------
+
+    def take(self) -> Append | None:
+        """Everything that is not in the store yet, as one append."""
+        if self._in_flight is not None:
+            return self._in_flight
+        if self.closed:
+            return None
+        self._close_batch()
+        if not self._batches:
+            return None
+        key = row_key(self.state)
+        changed = None
+        if key != self._row_key:
+            self._row_key = key
+            changed = row(self.state)
+        fsync = self.durability.fsync or self._committed == 0
+        append = self._in_flight = Append(self.run_id, self._committed, self._batches, changed, fsync)
+        self._batches = []
+        self._unsaved = 0
+        return append
+
+    def committed(self) -> None:
+        """The append is durable: act on it."""
+        append, self._in_flight = self._in_flight, None
+        assert append is not None
+        self._committed = append.next_seq
+        if self.large and self.saved:
+            self.large.clear()
+        if self._batches and not self.durability.waits and not self.state.running:
+            self._services.writer.touch(self)
+        self._act()
+        self._services.on_commit(self, append)
+        if not self.closed:
+            self._set_alarm()
+
+    def _act(self) -> None:
+        """Start and stop what the journal now says."""
+        if self._cancels:
+            for op in self._cancels:
+                attempt = self.attempts.pop(op, None)
+                if attempt is not None:
+                    attempt.cancel()
+            self._cancels.clear()
+        # A call planned after the append was taken waits for the next one.
+        if self._calls and not (self.durability.waits and (self._events or self._batches)):
+            calls, self._calls = self._calls, []
+            for call in calls:
+                if self._expects(call):
+                    if len(self.attempts) < self._room:
+                        self._launch(call)
+                    else:
+                        self._waiting.append(call)
+
+    def _launch(self, call: Call) -> None:
+        services = self._services
+        op = call.command.op
+        self.attempts[op] = services.runner.start(
+            call, self.run_id, services.clock.now(), self._deadline, self._attempt_done
+        )
+
+    def _set_alarm(self) -> None:
+        due = self.state.wake_at
+        if self._alarm is not None:
+            if due is not None and self._alarm.when() <= self._services.loop.time() + due - self._services.clock.now():
+                return
+            self._alarm.cancel()
+            self._alarm = None
+        if due is not None and self.state.owner is not None:
+            # At most an hour: a wall clock that is set forward must not leave the run asleep.
+            wait = min(max(0.0, due - self._services.clock.now()), 3600.0)
+            self._alarm = self._services.loop.call_later(wait, self.wake)
+
+    # --- leaving --------------------------------------------------------------------------------------------------
+
+    @property
+    def saved(self) -> bool:
+        """Whether everything that happened is in the store."""
+        return not (self._batches or self._events or self._in_flight)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way: the run could leave memory without losing anything."""
+        busy = self.attempts or self._calls or self._waiting or self._offloading or self.replay.wishes
+        return not busy and self.saved
+
+    def outcomes(self) -> list[StepSucceeded | AttemptFailed | StepFailed]:
+        """Outcomes of attempts that are not known to be in the store; they are offered again after a conflict."""
+        batches = [*(self._in_flight.batches if self._in_flight else ()), *self._batches]
+        events = [event for batch in batches for event in batch.events] + self._events
+        return [event for event in events if isinstance(event, StepSucceeded | AttemptFailed | StepFailed)]
+
+    def release(self, owner: str) -> None:
+        """Give the run up in good order: nothing new starts, and the journal says so."""
+        for attempt in self.attempts.values():
+            attempt.cancel()
+        self.attempts.clear()
+        self._calls.clear()
+        self._waiting.clear()
+        if self.state.finished is None and self.state.owner == owner:
+            event = RunReleased(owner)
+            self._fold(event, event)
+            self._services.writer.touch(self)
+
+    def close(self, cancel: bool = True) -> None:
+        """Leave memory. Attempts under way are cancelled, unless another driver takes them over."""
+        self.closed = True
+        for handle in (self._alarm, self._lag):
+            if handle is not None:
+                handle.cancel()
+        if cancel:
+            for attempt in self.attempts.values():
+                attempt.cancel()
+            self.attempts.clear()
+        self.replay.execution.close()

@@ -1,0 +1,58 @@
+"""A step's call in a form that any executor can take: threads, processes, Dask, Ray.
+
+In this process the function is called in a copy of the caller's context. An executor that works in other processes sends
+the job there in its own way; it then carries the *name* of its function, which is looked up on the other side.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any
+
+from perdure.engine.step_context import StepContext, current
+from perdure.errors import UsageError
+
+
+class Job:
+    """One attempt, ready to be called."""
+
+    __slots__ = ("args", "context", "fn", "kwargs", "step")
+
+    def __init__(
+        self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], step: StepContext, context: Context
+    ) -> None:
+        self.fn, self.args, self.kwargs, self.step, self.context = fn, args, kwargs, step, context
+
+    def __call__(self) -> Any:
+        """Call the function in its context."""
+        return self.context.run(self.fn, *self.args, **self.kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        module, name = self.fn.__module__, self.fn.__qualname__
+        if "<" in name:
+            raise UsageError(
+                f"the step {name} is defined inside a function and cannot be found from another process; "
+                "define it at the top of a module"
+            )
+        step = (self.step.id, self.step.run_id, self.step.attempt, self.step._deadline)
+        return _Named, (module, name, self.args, self.kwargs, step)
+
+
+class _Named:
+    """A job on the other side: finds its function by name."""
+
+    def __init__(
+        self, module: str, name: str, args: list[Any], kwargs: dict[str, Any], step: tuple[str, str, int, float | None]
+    ) -> None:
+        self._module, self._name, self._args, self._kwargs, self._step = module, name, args, kwargs, step
+
+    def __call__(self) -> Any:
+        found: Any = importlib.import_module(self._module)
+        for part in self._name.split("."):
+            found = getattr(found, part)
+        context = Context()
+        context.run(current.set, StepContext(*self._step))
+        # The module holds the Step; a function that was wrapped by hand may be there bare.
+        return context.run(getattr(found, "fn", found), *self._args, **self._kwargs)

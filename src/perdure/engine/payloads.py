@@ -1,0 +1,69 @@
+"""Large values: out to the blob store when they are recorded, back in when a journal is read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import Corrupt, PayloadTooLarge
+from perdure.kernel.events import AnyEvent, Batch, RunStarted, StepSucceeded
+from perdure.kernel.payload import Limits, place
+from perdure.ports.blobs import Blobs
+
+log = logging.getLogger("perdure")
+
+
+class Payloads:
+    """Moves values between events and the blob store."""
+
+    def __init__(self, blobs: Blobs, limits: Limits) -> None:
+        self._blobs = blobs
+        self.limits = limits
+
+    def fits_inline(self, size: int, what: str) -> bool:
+        """Whether a value goes into the journal itself. Raises PayloadTooLarge when it goes nowhere."""
+        where = place(size, self.limits)
+        if where == "refuse":
+            raise PayloadTooLarge(what, size, self.limits.payload)
+        return where == "inline"
+
+    async def offload(self, data: bytes, what: str) -> str:
+        """Store a value apart and return its blob's id."""
+        log.warning(
+            "%s is %s bytes as JSON; it is kept in the blob store. Pass references to large data between steps",
+            what,
+            f"{len(data):,}",
+        )
+        return await self._blobs.put(data)
+
+    async def load(self, blob: str, value: Raw) -> Raw:
+        """The value itself, wherever it lies."""
+        if not blob:
+            return value
+        data = await self._blobs.get(blob)
+        if data is None:
+            raise Corrupt(f"the blob {blob}", "it is missing")
+        return Raw(data)
+
+    async def inflate(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The batches with the results of steps in place, as the program saw them first."""
+        if not any(isinstance(event, StepSucceeded) and event.blob for batch in batches for event in batch.events):
+            return batches
+        return [Batch(b.seq, b.at, [await self._inflate(event) for event in b.events]) for b in batches]
+
+    async def _inflate(self, event: AnyEvent) -> AnyEvent:
+        if not isinstance(event, StepSucceeded) or not event.blob:
+            return event
+        return msgspec.structs.replace(event, value=await self.load(event.blob, event.value))
+
+    async def with_input(self, batches: Sequence[Batch]) -> RunStarted:
+        """The first event of a journal, with the run's input in place."""
+        started = batches[0].events[0] if batches else None
+        if not isinstance(started, RunStarted):
+            raise Corrupt("a journal", "it does not begin with RunStarted")
+        if not started.input_blob:
+            return started
+        return msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))

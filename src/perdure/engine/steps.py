@@ -1,0 +1,181 @@
+"""Run attempts of steps: on the loop, in threads, in processes, under their timeouts. Never decides about retries."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+from perdure.engine.jobs import Job
+from perdure.engine.step_context import StepContext, current
+from perdure.errors import StepTimeout
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import RunStep
+from perdure.kernel.ids import step_key
+from perdure.kernel.plan import Call
+
+Done = Callable[["Attempt", Any, BaseException | None], None]
+
+
+class Attempt:
+    """One try of a step, from its launch to its outcome."""
+
+    __slots__ = ("_runner", "_timer", "call", "context", "done", "task")
+
+    def __init__(self, runner: StepRunner, call: Call, context: StepContext, done: Done) -> None:
+        self._runner = runner
+        self.call = call
+        self.context = context
+        self.done: Done | None = done
+        self.task: asyncio.Future[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def launched(self, task: asyncio.Future[Any], timeout: float | None) -> None:
+        """The attempt is under way."""
+        self.task = task
+        task.add_done_callback(self._finished)
+        if timeout is not None:
+            self._timer = self._runner.loop.call_later(timeout, self._expired, timeout)
+
+    def cancel(self) -> None:
+        """Nobody waits for this attempt any more. It may go on in its thread, but nothing will come of it."""
+        self.done = None
+        self.context.cancel()
+        if self.task is not None:
+            self.task.cancel()
+
+    def _expired(self, timeout: float) -> None:
+        # An outcome at once: a step that ignores its cancellation must not hold up the run.
+        done, self.done = self.done, None
+        self.context.cancel()
+        if self.task is not None:
+            self.task.cancel()
+        if done is not None:
+            spec = self.call.command.spec
+            done(self, None, StepTimeout(self.call.command.op, spec.timeout or timeout))
+
+    def _finished(self, task: asyncio.Future[Any]) -> None:
+        self._runner.ended(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if task.cancelled():
+            error: BaseException | None = asyncio.CancelledError("the step was cancelled from within")
+        else:
+            error = task.exception()
+        done, self.done = self.done, None
+        if done is not None:
+            done(self, None if error is not None else task.result(), error)
+
+
+class StepRunner:
+    """Runs attempts, at most `limit` at a time."""
+
+    def __init__(self, codec: Codec, limit: int, executor: Executor | None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._codec = codec
+        self._limit = limit
+        self._running = 0
+        self._queue: deque[tuple[Attempt, float | None]] = deque()
+        self._executor = executor
+        self._threads: ThreadPoolExecutor | None = None
+        self._processes: ProcessPoolExecutor | None = None
+        self._argument_types: dict[Any, Any] = {}
+
+    def start(self, call: Call, run_id: str, now: float, deadline: float | None, done: Done) -> Attempt:
+        """Launch an attempt now, or as soon as there is room. `done` is called once with a value or an error."""
+        command = call.command
+        timeout = command.spec.timeout
+        if deadline is not None:
+            timeout = max(0.0, deadline - now) if timeout is None else max(0.0, min(timeout, deadline - now))
+        ends = None if timeout is None else now + timeout
+        attempt = Attempt(self, call, StepContext(step_key(run_id, command.op), run_id, call.attempt, ends), done)
+        if self._running >= self._limit:
+            self._queue.append((attempt, timeout))
+        else:
+            self._launch(attempt, timeout)
+        return attempt
+
+    def ended(self, attempt: Attempt) -> None:
+        """An attempt has left; somebody else may have its place."""
+        self._running -= 1
+        while self._queue and self._running < self._limit:
+            waiting, timeout = self._queue.popleft()
+            if waiting.done is not None:
+                self._launch(waiting, timeout)
+
+    def _launch(self, attempt: Attempt, timeout: float | None) -> None:
+        self._running += 1
+        command = attempt.call.command
+        spec = command.spec
+        context = copy_context()
+        context.run(current.set, attempt.context)
+        try:
+            args, kwargs = self._arguments(command)
+            if spec.asynchronous:
+                task: asyncio.Future[Any] = self.loop.create_task(spec.fn(*args, **kwargs), context=context)
+            else:
+                job = Job(spec.fn, args, kwargs, attempt.context, context)
+                task = self.loop.create_task(self._call(job, spec.cpu), context=context)
+        except Exception as error:  # a wrong call, or arguments that do not fit their annotations
+            task = self.loop.create_future()
+            task.set_exception(error)
+        attempt.launched(task, timeout)
+
+    async def _call(self, job: Job, cpu: bool) -> Any:
+        result = await asyncio.wrap_future(self._pool(cpu).submit(job))
+        # `step_inline("fetch", lambda: client.get(url))`: the lambda is plain, what it returns is not.
+        return await result if isinstance(result, Coroutine) else result
+
+    def _pool(self, cpu: bool) -> Executor:
+        if cpu:
+            if self._processes is None:
+                # Spawned, not forked: a fork of a process with threads and an open database is not safe.
+                spawn = multiprocessing.get_context("spawn")
+                self._processes = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=spawn)
+            return self._processes
+        if self._executor is not None:
+            return self._executor
+        if self._threads is None:
+            workers = min(self._limit, 64)
+            self._threads = ThreadPoolExecutor(workers, thread_name_prefix="perdure-step")
+        return self._threads
+
+    def _arguments(self, command: RunStep) -> tuple[list[Any], dict[str, Any]]:
+        """The step's own copy of its arguments, made from what was encoded: as it will be after a crash."""
+        values = self._codec.decode(command.inputs, self._types(command), f"the arguments of {command.op}")
+        if not command.keywords:
+            return values, {}
+        return values[: command.positional], dict(zip(command.keywords, values[command.positional :], strict=True))
+
+    def _types(self, command: RunStep) -> Any:
+        # By the function, not by the spec: `.options()` makes a new spec for every call.
+        key = (command.spec.fn, command.positional, command.keywords)
+        found = self._argument_types.get(key)
+        if found is None:
+            if len(self._argument_types) > 10_000:  # functions made anew for every call
+                self._argument_types.clear()
+            found = self._argument_types[key] = argument_types(command)
+        return found
+
+    def close(self) -> None:
+        """Let go of the pools. Threads that are still busy are left behind."""
+        for pool in (self._threads, self._processes):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+def argument_types(command: RunStep) -> Any:
+    """The type of the list of encoded arguments of a call."""
+    types = command.spec.types
+    by_name = dict(types)
+    positional = [annotation for name, annotation in types if not name.startswith("*")]
+    variable = next((t for n, t in types if n.startswith("*") and not n.startswith("**")), Any)
+    keyword = next((t for n, t in types if n.startswith("**")), Any)
+    result = [positional[i] if i < len(positional) else variable for i in range(command.positional)]
+    result += [by_name.get(name, keyword) for name in command.keywords]
+    return tuple[tuple(result)] if any(t is not Any for t in result) else list[Any]  # type: ignore[misc]

@@ -1,0 +1,128 @@
+"""Group commit: whatever is ready when the disk is, goes into one commit. Decides nothing about runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from perdure.errors import StoreUnavailable
+from perdure.ports.journal import Append, Appended, Conflict, Journal, Outcome
+
+log = logging.getLogger("perdure")
+
+FIRST_RETRY, LAST_RETRY = 0.05, 2.0
+
+
+class Source(Protocol):
+    """Whoever has something to append: a driver."""
+
+    run_id: str
+
+    def take(self) -> Append | None: ...
+
+    def committed(self) -> None: ...
+
+
+class Writer:
+    """Collects appends of one tick of the loop and commits them together, one commit at a time."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        on_conflict: Callable[[Source, Conflict], None],
+        on_refused: Callable[[Source, Exception], bool],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._journal = journal
+        self._on_conflict = on_conflict
+        self._on_refused = on_refused
+        self._dirty: dict[Source, None] = {}
+        self._scheduled: asyncio.Handle | None = None
+        self._busy = False
+        self._retry = FIRST_RETRY
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def touch(self, source: Source) -> None:
+        """Something of this source wants to be written."""
+        self._dirty[source] = None
+        if self._scheduled is None and not self._busy:
+            self._idle.clear()
+            self._scheduled = self._loop.call_soon(self._flush)
+
+    async def drained(self) -> None:
+        """Wait until nothing is left to write."""
+        await self._idle.wait()
+
+    def _flush(self) -> None:
+        self._scheduled = None
+        dirty, self._dirty = self._dirty, {}
+        sources: list[Source] = []
+        appends: list[Append] = []
+        for source in dirty:
+            append = source.take()
+            if append is not None:
+                sources.append(source)
+                appends.append(append)
+        if not appends:
+            self._idle.set()
+            return
+        self._busy = True
+        try:
+            outcomes = self._journal.append(appends)
+        except Exception as error:
+            self._refused(sources, error)
+            return
+        if isinstance(outcomes, Awaitable):
+            future = asyncio.ensure_future(outcomes)
+            future.add_done_callback(lambda done: self._answered(sources, done))
+        else:
+            self._settle(sources, outcomes)
+
+    def _answered(self, sources: list[Source], done: asyncio.Future[Sequence[Outcome]]) -> None:
+        error = done.exception() if not done.cancelled() else StoreUnavailable("the store", "the write was cancelled")
+        if error is None:
+            self._settle(sources, done.result())
+        elif isinstance(error, Exception):
+            self._refused(sources, error)
+        else:
+            raise error
+
+    def _settle(self, sources: list[Source], outcomes: Sequence[Outcome]) -> None:
+        self._busy = False
+        self._retry = FIRST_RETRY
+        for source, outcome in zip(sources, outcomes, strict=True):
+            if type(outcome) is Appended:
+                source.committed()
+            else:
+                assert isinstance(outcome, Conflict)
+                self._on_conflict(source, outcome)
+        self._next()
+
+    def _refused(self, sources: list[Source], error: Exception) -> None:
+        """Nothing was written. New runs are refused, the others keep what they have and try again."""
+        self._busy = False
+        for source in sources:
+            if self._on_refused(source, error):
+                self._dirty[source] = None
+        if not self._dirty:
+            self._next()
+            return
+        if self._retry == FIRST_RETRY:
+            log.warning("%s; runs that are under way wait and go on by themselves", error)
+        self._busy = True
+        self._loop.call_later(self._retry, self._try_again)
+        self._retry = min(self._retry * 2, LAST_RETRY)
+
+    def _try_again(self) -> None:
+        self._busy = False
+        self._next()
+
+    def _next(self) -> None:
+        if self._dirty:
+            if self._scheduled is None:
+                self._scheduled = self._loop.call_soon(self._flush)
+        else:
+            self._idle.set()

@@ -1,0 +1,300 @@
+"""The error tree: every exception a caller of perdure can meet.
+
+    PerdureError
+    ├── UsageError            the call was wrong; nothing was written
+    │   ├── InvalidId
+    │   ├── InvalidStoreUrl
+    │   ├── UnknownProgram
+    │   ├── AlreadyExists
+    │   └── NoSuchRun
+    ├── NotDurable            a workflow body suspended on something that cannot be replayed
+    ├── ValueProblem           a value cannot be kept
+    │   ├── NotSerializable
+    │   ├── NotDecodable
+    │   ├── PayloadTooLarge
+    │   └── HistoryTooLarge
+    ├── StepError             a step failed with an exception that cannot be rebuilt here
+    ├── StepTimeout           an attempt took longer than its timeout (also a TimeoutError)
+    ├── StepCancelled         a step was given up before it had an outcome
+    ├── OutcomeUnknown        an at-most-once step was under way when its process died
+    ├── DeadlineExceeded      the run did not finish before its deadline (also a TimeoutError)
+    ├── RunError              how a run ended, or why it stands still
+    │   ├── RunFailed
+    │   ├── RunCancelled
+    │   └── RunParked
+    ├── Diverged              a journal does not fit the code that replays it
+    └── StoreError
+        ├── StoreUnavailable  busy, full or out of reach: try again
+        ├── NotAStore
+        ├── SchemaMismatch
+        ├── Corrupt           stored bytes are not what was written
+        └── NotOwner          a lease is held by somebody else
+
+Errors carry data and say what to do next. They import nothing of perdure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PerdureError(Exception):
+    """The base of every error of perdure."""
+
+
+# --- the call was wrong ---------------------------------------------------------------------------------------------
+
+
+class UsageError(PerdureError):
+    """The call was wrong; nothing was written."""
+
+
+class InvalidId(UsageError):
+    """A run id is empty, too long, or holds characters that cannot be stored."""
+
+    def __init__(self, id: str, reason: str) -> None:
+        self.id, self.reason = id, reason
+        super().__init__(f"the run id {id[:60]!r} {reason}; choose another id, or leave it out to have one made")
+
+
+class InvalidStoreUrl(UsageError):
+    """A store URL names no known backend, or lacks something the backend needs."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url, self.reason = url, reason
+        super().__init__(f"cannot open the store {url!r}: {reason}")
+
+
+class UnknownProgram(UsageError):
+    """A run needs a program that this engine was not given."""
+
+    def __init__(self, name: str, known: tuple[str, ...] = (), hint: str = "") -> None:
+        self.name, self.known = name, known
+        has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+        super().__init__(
+            f"this engine has no program named {name!r} ({has}); "
+            + (hint or f"add it: Engine(store, [..., {name.rpartition('.')[2]}])")
+        )
+
+
+class AlreadyExists(UsageError):
+    """A run with this id exists, and the reuse policy forbids another."""
+
+    def __init__(self, id: str, status: str, reuse: str) -> None:
+        self.id, self.status, self.reuse = id, status, reuse
+        super().__init__(
+            f"a run with id {id!r} exists and is {status}; reuse={reuse!r} does not allow a new one. "
+            "Use reuse='return_existing' to get it, or choose another id"
+        )
+
+
+class NoSuchRun(UsageError):
+    """No run has this id."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        super().__init__(f"there is no run with id {id!r} in this store; `perdure runs ls` lists the runs it has")
+
+
+# --- bodies ---------------------------------------------------------------------------------------------------------
+
+
+class NotDurable(PerdureError):
+    """A workflow body suspended on, or called, something that cannot be replayed."""
+
+    def __init__(self, what: str, where: str) -> None:
+        self.what, self.where = what, where
+        super().__init__(f"{where}: {what} is not durable in a workflow body; put this in a @step")
+
+
+class Diverged(PerdureError):
+    """A journal does not fit the code that replays it. Nothing of the new code was executed."""
+
+    def __init__(self, seq: int, op: str, recorded: str, current: str) -> None:
+        self.seq, self.op, self.recorded, self.current = seq, op, recorded, current
+        super().__init__(
+            f"the journal does not fit the code at entry {seq} ({op}): recorded {recorded}; the code now {current}. "
+            "Restore the old code, or guard the change so that old runs keep their path"
+        )
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+class ValueProblem(PerdureError):
+    """A value cannot be kept."""
+
+
+class NotSerializable(ValueProblem):
+    """A value has no faithful form in the store. `path` points into the value, as in `$.items[3].price`."""
+
+    def __init__(self, what: str, path: str, reason: str) -> None:
+        self.what, self.path, self.reason = what, path, reason
+        super().__init__(
+            f"{what} cannot be stored: {path} {reason}; return plain data, or register a codec for it "
+            "with Engine(codecs=[...])"
+        )
+
+
+class NotDecodable(ValueProblem):
+    """A stored value does not fit the type that now asks for it."""
+
+    def __init__(self, what: str, type: str, reason: str) -> None:
+        self.what, self.type, self.reason = what, type, reason
+        super().__init__(f"{what} does not fit the annotation {type}: {reason}")
+
+
+class PayloadTooLarge(ValueProblem):
+    """One value is above the limit of a single payload."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        self.what, self.size, self.limit = what, size, limit
+        super().__init__(
+            f"{what} is {size:,} bytes as JSON, above the limit of {limit:,}; store it with engine.blobs.put() and "
+            "pass the reference, or raise Limits(payload=...)"
+        )
+
+
+class HistoryTooLarge(ValueProblem):
+    """A journal has reached its limit."""
+
+    def __init__(self, id: str, size: int, limit: int) -> None:
+        self.id, self.size, self.limit = id, size, limit
+        super().__init__(
+            f"the journal of run {id!r} is {size:,} bytes, above the limit of {limit:,}; split the work into several "
+            "runs or go on in a fresh one with continue_as(...), or raise Limits(history=...)"
+        )
+
+
+# --- steps ----------------------------------------------------------------------------------------------------------
+
+
+class StepError(PerdureError):
+    """A step failed with an exception whose type is not known in this process."""
+
+    def __init__(self, type: str, message: str) -> None:
+        self.type, self.message = type, message
+        super().__init__(f"{type}: {message}" if message else type)
+
+
+class StepTimeout(PerdureError, TimeoutError):
+    """An attempt of a step took longer than its timeout."""
+
+    def __init__(self, op: str, seconds: float) -> None:
+        self.op, self.seconds = op, seconds
+        super().__init__(f"{op} took longer than its timeout of {seconds:g} s")
+
+
+class StepCancelled(PerdureError):
+    """A step was given up before it had an outcome."""
+
+    def __init__(self, op: str, reason: str) -> None:
+        self.op, self.reason = op, reason
+        super().__init__(f"{op} was cancelled: {reason}")
+
+
+class OutcomeUnknown(PerdureError):
+    """An at-most-once step was under way when its process died: it may or may not have taken effect."""
+
+    def __init__(self, op: str, key: str) -> None:
+        self.op, self.key = op, key
+        super().__init__(
+            f"{op} was under way when its process died, and it must not run twice; find out whether it took effect "
+            f"(its idempotency key is {key})"
+        )
+
+
+class DeadlineExceeded(PerdureError, TimeoutError):
+    """The run did not finish before its deadline."""
+
+    def __init__(self, id: str, deadline: str) -> None:
+        self.id, self.deadline = id, deadline
+        super().__init__(f"run {id!r} did not finish before its deadline {deadline}")
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+class RunError(PerdureError):
+    """How a run ended, or why it stands still."""
+
+
+class RunFailed(RunError):
+    """The run failed, and its exception's type is not known in this process."""
+
+    def __init__(self, id: str, type: str, message: str, traceback: str = "") -> None:
+        self.id, self.type, self.message, self.traceback = id, type, message, traceback
+        super().__init__(f"run {id!r} failed with {type}: {message}" if message else f"run {id!r} failed with {type}")
+
+
+class RunCancelled(RunError):
+    """The run was cancelled."""
+
+    def __init__(self, id: str, reason: str | None = None) -> None:
+        self.id, self.reason = id, reason
+        super().__init__(f"run {id!r} was cancelled" + (f": {reason}" if reason else ""))
+
+
+class RunParked(RunError):
+    """The run stands still until a person or a deploy resolves it. Nothing of it is lost."""
+
+    def __init__(self, id: str, reason: str) -> None:
+        self.id, self.reason = id, reason
+        super().__init__(f"run {id!r} is parked: {reason}")
+
+
+# --- stores ---------------------------------------------------------------------------------------------------------
+
+
+class StoreError(PerdureError):
+    """The store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store is busy, full or out of reach. Nothing was half-written."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url, self.reason = url, reason
+        super().__init__(f"the store {url} cannot be used now: {reason}")
+
+
+class NotAStore(StoreError):
+    """The file or database is something else."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url, self.reason = url, reason
+        super().__init__(f"{url} is not a perdure store: {reason}; name another file. This one was left untouched")
+
+
+class SchemaMismatch(StoreError):
+    """The store's schema is older or newer than this version of perdure."""
+
+    def __init__(self, url: str, found: int, needed: int) -> None:
+        self.url, self.found, self.needed = url, found, needed
+        cure = (
+            "a newer perdure wrote it: upgrade perdure in this environment"
+            if found > needed
+            else "run `perdure migrate` once, or open it with an Engine"
+        )
+        super().__init__(f"{url} has schema {found}, and this perdure works with schema {needed}; {cure}")
+
+
+class Corrupt(StoreError):
+    """Stored bytes are not the bytes that were written."""
+
+    def __init__(self, where: str, reason: str, **data: Any) -> None:
+        self.where, self.reason, self.data = where, reason, data
+        super().__init__(
+            f"{where} is damaged ({reason}); other runs are not affected. Restore the file from a backup, "
+            "and check the disk"
+        )
+
+
+class NotOwner(StoreError):
+    """A lease is renewed or released by somebody who does not hold it."""
+
+    def __init__(self, key: str, owner: str, held_by: str | None) -> None:
+        self.key, self.owner, self.held_by = key, owner, held_by
+        super().__init__(
+            f"{owner!r} does not hold the lease {key!r}; " + (f"{held_by!r} does" if held_by else "nobody does")
+        )

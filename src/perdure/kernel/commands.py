@@ -1,0 +1,113 @@
+"""What a program wishes for. Describes work, never performs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.codec import Codec
+from perdure.kernel.events import NULL, AnyEvent, RunStarted, RunStatus
+from perdure.kernel.failures import Failure
+from perdure.kernel.retry import ONCE, Retry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSpec:
+    """A step's function and policy. The kernel carries `fn` and never calls it."""
+
+    name: str
+    fn: Callable[..., Any]
+    retry: Retry = ONCE
+    timeout: float | None = None
+    at_most_once: bool = False
+    cpu: bool = False
+    asynchronous: bool = False
+    types: tuple[tuple[str, Any], ...] = ()
+    returns: Any = Any
+
+
+class RunStep(msgspec.Struct, frozen=True, gc=False):
+    """Call a step. `inputs` are its encoded arguments: `positional` of them, then those that `keywords` names."""
+
+    op: str
+    spec: StepSpec
+    inputs: bytes
+    inputs_hash: str
+    positional: int = 0
+    keywords: tuple[str, ...] = ()
+    source: str = ""
+
+
+class StartTimer(msgspec.Struct, frozen=True, gc=False):
+    """Tell the program when `due` has come."""
+
+    op: str
+    due: float
+    source: str = ""
+
+
+class CancelOp(msgspec.Struct, frozen=True, gc=False):
+    """Give up an op that is under way; its outcome no longer matters."""
+
+    op: str
+
+
+class RecordValue(msgspec.Struct, frozen=True, gc=False):
+    """Keep a value that the program has just used."""
+
+    op: str
+    kind: str
+    value: Raw = NULL
+
+
+class Checkpoint(msgspec.Struct, frozen=True, gc=False):
+    """Make everything so far durable before anything else takes effect."""
+
+    op: str
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """End the run."""
+
+    status: RunStatus
+    value: bytes = b"null"
+    error: Failure | None = None
+    reason: str = ""
+    blob: str = ""
+    op: str = "<finish>"
+
+
+Command = RunStep | StartTimer | CancelOp | RecordValue | Checkpoint | Finish
+
+
+class Execution(Protocol):
+    """One run of a program in memory: a state machine that is fed facts and wishes for things.
+
+    `advance` must depend on nothing but the events it has been fed, in their order.
+    """
+
+    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
+        """Take one fact in, and return what the program wishes for next."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything held; no further event will come."""
+        ...
+
+
+class Program(Protocol):
+    """What can be run: a workflow in code, a graph, a flow."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def open(self, run_id: str, started: RunStarted, codec: Codec) -> Execution:
+        """A fresh execution that has been fed nothing yet."""
+        ...

@@ -1,0 +1,52 @@
+"""When what has happened must reach the store. Decides, never writes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MODES = ("sync", "relaxed", "async", "exit", "every", "manual")
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """A durability mode. `n` belongs to `every`, `lag` (seconds) to `async`."""
+
+    mode: str = "sync"
+    n: int = 1
+    lag: float = 0.1
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step starts only after its intent is in the store."""
+        return self.mode in ("sync", "relaxed")
+
+    @property
+    def fsync(self) -> bool:
+        """Whether a commit must survive power loss, not only kill -9."""
+        return self.mode == "sync"
+
+    def due(self, outcomes: int) -> bool:
+        """Whether so many outcomes that are not in the store yet call for an append at once."""
+        return self.waits or (self.mode == "every" and outcomes >= self.n)
+
+    def __str__(self) -> str:
+        return f"every({self.n})" if self.mode == "every" else self.mode
+
+
+def every(n: int) -> Durability:
+    """Persist every n-th outcome; a crash loses what came since."""
+    if n < 1:
+        raise ValueError(f"every({n}): n must be at least 1")
+    return Durability("every", n)
+
+
+def durability(value: str | Durability) -> Durability:
+    """A mode from its name, as in `sync` or `every(5)`."""
+    if isinstance(value, Durability):
+        return value
+    if match := re.fullmatch(r"every\((\d+)\)", value):
+        return every(int(match[1]))
+    if value in MODES and value != "every":
+        return Durability(value)
+    raise ValueError(f"durability={value!r} is none of 'sync', 'relaxed', 'async', 'exit', 'manual', every(n)")

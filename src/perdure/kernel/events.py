@@ -1,0 +1,238 @@
+"""The facts a journal holds, and the units they are appended and read in. Never decides what follows from them.
+
+Every event is in the past tense, frozen, and encoded as a JSON object whose `type` is the class name, so that a journal
+can be read with SQL. Values of users are raw JSON inside (`msgspec.Raw`): they are decoded by the program that asked
+for them, with its annotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.failures import Failure
+
+NULL = Raw(b"null")
+
+
+class RunStatus(StrEnum):
+    """Where a run stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    PARKED = "parked"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    BAILED = "bailed"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended for good."""
+        return self in FINISHED
+
+
+FINISHED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.BAILED})
+
+
+class StepStatus(StrEnum):
+    """Where a step stands. *unknown*: started, and its owner died."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    BLOCKED = "blocked"
+    UNKNOWN = "unknown"
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A fact in a journal."""
+
+
+class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
+    """A run was accepted. Its journal begins with this."""
+
+    id: str
+    program: str
+    version: str
+    input: Raw
+    input_blob: str = ""
+    incarnation: int = 1
+    tags: dict[str, str] | None = None
+    durability: str = "sync"
+    not_before: float | None = None
+    deadline: float | None = None
+    max_concurrency: int | None = None
+
+
+class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
+    """An orchestrator became the owner. Owners of a lower epoch can no longer write."""
+
+    owner: str
+    epoch: int
+    # Which process of that name it is: two may bear one name while one of them is being replaced.
+    session: str = ""
+
+
+class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
+    """The owner gave the run up while it was not finished; anyone may claim it."""
+
+    owner: str
+
+
+class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
+    """An attempt of a step is about to be made. `source` is the file and line that asked for it."""
+
+    op: str
+    attempt: int = 1
+    inputs: str = ""
+    source: str = ""
+
+
+class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
+    """The step has its result, for ever."""
+
+    op: str
+    value: Raw
+    attempt: int = 1
+    blob: str = ""
+
+
+class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
+    """An attempt failed, and the next may start at `retry_at`."""
+
+    op: str
+    attempt: int
+    error: Failure
+    retry_at: float
+
+
+class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
+    """The step has failed, for ever. `unknown`: nobody can say whether it took effect."""
+
+    op: str
+    attempt: int
+    error: Failure
+    unknown: bool = False
+
+
+class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
+    """A value that a body may not compute twice: `now`, `uuid`, `random`, or the mark of a `checkpoint`."""
+
+    op: str
+    kind: str
+    value: Raw = NULL
+
+
+class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
+    """The run waits. For a timer, `deadline` is the moment it fires."""
+
+    op: str
+    kind: str
+    deadline: float | None = None
+    source: str = ""
+
+
+class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
+    """A wait is over: by its `timer`, or because the body `cancelled` it."""
+
+    op: str
+    by: str
+
+
+class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
+    """Somebody wants the run to end."""
+
+    reason: str = ""
+
+
+class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
+    """The run stands still, visibly, until a person or a deploy resolves it."""
+
+    reason: str
+    kind: str = "diverged"
+
+
+class RunResumed(Event, frozen=True, tag=True, omit_defaults=True):
+    """A run that stood still goes on."""
+
+
+class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):
+    """The run ended. Nothing follows it in the journal."""
+
+    status: RunStatus
+    value: Raw = NULL
+    blob: str = ""
+    error: Failure | None = None
+    reason: str = ""
+
+
+AnyEvent = (
+    RunStarted
+    | RunClaimed
+    | RunReleased
+    | StepStarted
+    | StepSucceeded
+    | AttemptFailed
+    | StepFailed
+    | ValueRecorded
+    | WaitOpened
+    | WaitResolved
+    | CancelRequested
+    | RunParked
+    | RunResumed
+    | RunFinished
+)
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """What one append wrote: events that share a moment, numbered from `seq`."""
+
+    seq: int
+    at: float
+    events: Sequence[AnyEvent]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One event at its place in a journal, as callers see it."""
+
+    seq: int
+    run_id: str
+    at: datetime
+    event: AnyEvent
+
+
+def entries(run_id: str, batches: Sequence[Batch], start: int = 0) -> list[Entry]:
+    """The events of `batches` one by one, from number `start` on."""
+    return [
+        Entry(batch.seq + i, run_id, moment(batch.at), event)
+        for batch in batches
+        for i, event in enumerate(batch.events)
+        if batch.seq + i >= start
+    ]
+
+
+def moment(at: float) -> datetime:
+    """A time of the journal as an aware datetime."""
+    return datetime.fromtimestamp(at, UTC)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[AnyEvent]).decode
+
+
+def encode_events(events: Sequence[AnyEvent]) -> bytes:
+    """One JSON array, as a store keeps it."""
+    return _encode(events)
+
+
+def decode_events(data: bytes) -> list[AnyEvent]:
+    """The inverse of `encode_events`; raises msgspec.DecodeError when the bytes are something else."""
+    return _decode(data)

@@ -1,0 +1,57 @@
+"""Names: run ids, op paths and idempotency keys. Takes entropy as an argument, makes none."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from uuid import UUID
+
+from perdure.errors import InvalidId
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+MAX_ID = 255
+
+
+def run_id(now: float, entropy: int) -> str:
+    """Twenty characters: 48 bits of milliseconds, so that ids sort by age, then 52 bits of entropy."""
+    number = (int(now * 1000) & 0xFFFF_FFFF_FFFF) << 52 | entropy & 0xF_FFFF_FFFF_FFFF
+    return "".join(_ALPHABET[number >> shift & 31] for shift in range(95, -1, -5))
+
+
+def check_id(id: str) -> str:
+    """Return the caller's run id, or raise InvalidId. Spaces, slashes and emoji are fine."""
+    if not isinstance(id, str):
+        raise InvalidId(str(id), f"is not a string but a {type(id).__name__}")
+    if not id:
+        raise InvalidId(id, "is empty")
+    if len(id) > MAX_ID:
+        raise InvalidId(id, f"has {len(id)} characters, and {MAX_ID} is the limit")
+    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in id):
+        raise InvalidId(id, "holds a control character or a lone surrogate")
+    return id
+
+
+def check_name(name: str, what: str) -> str:
+    """Return a name that can be part of an op path, or raise ValueError."""
+    if not isinstance(name, str) or not name or any(c in "/:[]" or ord(c) < 32 for c in name) or len(name) > 200:
+        raise ValueError(f"{what} {name!r} must be 1 to 200 characters without '/', ':', '[' and ']'")
+    return name
+
+
+def op_name(op: str) -> str:
+    """The name in an op path: `embed` of `rag:1/embed:0`."""
+    return op.rpartition("/")[2].partition(":")[0]
+
+
+def step_key(run_id: str, op: str) -> str:
+    """The idempotency key of a step: the same for every attempt, on every machine."""
+    return f"{run_id}/{op}"
+
+
+def inputs_hash(data: bytes) -> str:
+    """A short fingerprint of a step's encoded inputs."""
+    return blake2b(data, digest_size=8).hexdigest()
+
+
+def derived_uuid(run_id: str, op: str) -> UUID:
+    """The uuid4 of an op: random to anyone who does not know the run, the same on every replay."""
+    return UUID(bytes=blake2b(step_key(run_id, op).encode(), digest_size=16).digest(), version=4)

@@ -1,0 +1,54 @@
+"""What to run: a program and its arguments."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from perdure.errors import UsageError
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import Program
+
+R = TypeVar("R", covariant=True)
+
+
+class Invocation(Generic[R]):
+    """A program with its arguments, not started. `R` is what its run will return."""
+
+    __slots__ = ("args", "kwargs", "name", "program")
+
+    def __init__(self, name: str, program: Program | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.name, self.program, self.args, self.kwargs = name, program, args, kwargs
+
+    def encode(self, program: Program | None, codec: Codec) -> bytes:
+        """The arguments as JSON: an object by parameter name, or a list when the names are not known."""
+        by_name = getattr(program, "encode_input", None)
+        if by_name is not None:
+            return bytes(by_name(self.args, self.kwargs, codec))
+        if self.args and self.kwargs:
+            raise UsageError(
+                f"call({self.name!r}, ...) mixes positional and keyword arguments for a program that is not loaded "
+                "here; pass all of them by keyword"
+            )
+        return codec.encode(self.kwargs or list(self.args), f"an argument of {self.name}")
+
+    @property
+    def returns(self) -> Any:
+        """The type of the result, where the program says it."""
+        return getattr(self.program, "returns", Any)
+
+    def __repr__(self) -> str:
+        arguments = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
+        return f"<{self.name}({', '.join(arguments)}), not started>"
+
+    def __await__(self) -> Any:
+        raise UsageError(
+            f"{self.name}(...) is a workflow that has not been started: use `await engine.start(...)`, "
+            "`await engine.run(...)` or perdure.run(...)"
+        )
+
+
+def call(name: str, *args: Any, **kwargs: Any) -> Invocation[Any]:
+    """An invocation of a program known only by name."""
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"call() needs the name of a program, not {name!r}")
+    return Invocation(name, None, args, kwargs)

@@ -1,0 +1,154 @@
+"""Decide what happens next. Never performs it.
+
+Pure functions of a run's state, the program's commands and the time: they return the events to record and, to be done
+after those are recorded, the steps to call and to give up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import DeadlineExceeded, OutcomeUnknown, StepCancelled
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import CancelOp, Checkpoint, Command, Finish, RecordValue, RunStep, StartTimer
+from perdure.kernel.events import (
+    AnyEvent,
+    AttemptFailed,
+    RunFinished,
+    RunStatus,
+    StepFailed,
+    StepStarted,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+    moment,
+)
+from perdure.kernel.failures import Failure, describe
+from perdure.kernel.ids import step_key
+from perdure.kernel.retry import backoff
+from perdure.kernel.state import RunState
+
+# Describes perdure's own errors, which hold nothing but text and numbers.
+_PLAIN = Codec()
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """An attempt of a step, to be made once its StepStarted is durable."""
+
+    command: RunStep
+    attempt: int
+
+
+class Plan(msgspec.Struct, gc=False):
+    """What to record, and what to do once it is durable."""
+
+    events: list[AnyEvent]
+    calls: list[Call]
+    cancels: list[str]
+    # Whether the caller asked that everything so far be durable before anything else takes effect.
+    barrier: bool = False
+
+
+def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
+    """What the program's wishes come to, in their order."""
+    events: list[AnyEvent] = []
+    calls: list[Call] = []
+    result = Plan(events, calls, [])
+    finish: Finish | None = None
+    for command in commands:
+        if type(command) is RunStep:
+            events.append(StepStarted(command.op, 1, command.inputs_hash, command.source))
+            calls.append(Call(command, 1))
+        elif isinstance(command, StartTimer):
+            events.append(WaitOpened(command.op, "timer", command.due, command.source))
+        elif isinstance(command, CancelOp):
+            _cancel(state, command.op, "the workflow no longer waits for it", result)
+        elif isinstance(command, RecordValue):
+            events.append(ValueRecorded(command.op, command.kind, command.value))
+        elif isinstance(command, Checkpoint):
+            events.append(ValueRecorded(command.op, "checkpoint"))
+            result.barrier = True
+        elif isinstance(command, Finish):
+            finish = command
+    if finish is not None:
+        # What was asked for in the same breath as the end never begins.
+        calls.clear()
+        events[:] = [event for event in events if not isinstance(event, StepStarted | WaitOpened)]
+        _finish(state, finish, result)
+    return result
+
+
+def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
+    open_op = state.ops.get(op)
+    if open_op is None:
+        return
+    if open_op.kind == "step":
+        error = describe(StepCancelled(op, reason), _PLAIN)
+        result.events.append(StepFailed(op, open_op.attempt, error))
+        result.cancels.append(op)
+    else:
+        result.events.append(WaitResolved(op, "cancelled"))
+
+
+def _finish(state: RunState, command: Finish, result: Plan) -> None:
+    # What the body left under way has an outcome too: it was given up.
+    given_up = {event.op for event in result.events}
+    for op in state.ops:
+        if op not in given_up:
+            _cancel(state, op, "the run ended without waiting for it", result)
+    result.events.append(RunFinished(command.status, Raw(command.value), command.blob, command.error, command.reason))
+
+
+def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float) -> Plan:
+    """What is due at `now`: timers that fire, retries that start, the deadline of the run."""
+    result = Plan([], [], [])
+    if state.finished is not None or state.parked is not None or state.started is None:
+        return result
+    deadline = state.started.deadline
+    if deadline is not None and deadline <= now:
+        error = describe(DeadlineExceeded(state.started.id, moment(deadline).isoformat()), _PLAIN)
+        _finish(state, Finish(RunStatus.FAILED, error=error), result)
+        return result
+    for op in state.due(now):
+        open_op = state.ops[op]
+        if open_op.kind == "step":
+            result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
+            result.calls.append(Call(open_steps[op], open_op.attempt + 1))
+        else:
+            result.events.append(WaitResolved(op, "timer"))
+    return result
+
+
+def adopt(state: RunState, open_steps: Mapping[str, RunStep]) -> Plan:
+    """What a new owner does about attempts that were under way when the last one died.
+
+    Such an attempt is counted and made again under the same idempotency key; one that must not run twice is declared
+    unknown, and the program is told.
+    """
+    result = Plan([], [], [])
+    for op, open_op in state.ops.items():
+        if not open_op.running:
+            continue
+        command = open_steps[op]
+        if command.spec.at_most_once:
+            error = describe(OutcomeUnknown(op, step_key(state.run_id, op)), _PLAIN)
+            result.events.append(StepFailed(op, open_op.attempt, error, unknown=True))
+        else:
+            result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
+            result.calls.append(Call(command, open_op.attempt + 1))
+    return result
+
+
+def failed(state: RunState, call: Call, error: Failure, retryable: bool, now: float) -> AttemptFailed | StepFailed:
+    """What a failed attempt comes to: another one later, or the end of the step."""
+    command = call.command
+    retry = command.spec.retry
+    # Attempts that died with their process are numbered but not held against the step.
+    failures = state.ops[command.op].failures + 1
+    if retryable and failures < retry.attempts:
+        wait = backoff(retry, failures, step_key(state.run_id, command.op))
+        return AttemptFailed(command.op, call.attempt, error, now + wait)
+    return StepFailed(command.op, call.attempt, error)

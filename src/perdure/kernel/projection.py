@@ -1,0 +1,71 @@
+"""The index rows a journal implies. Rebuilding them from the journal gives the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.events import Batch, RunStatus
+from perdure.kernel.failures import Failure
+from perdure.kernel.state import RunState, fold
+
+
+class RunRow(msgspec.Struct, frozen=True):
+    """One run, as lists and orchestrators see it without reading its journal."""
+
+    run_id: str
+    id: str
+    incarnation: int
+    program: str
+    version: str
+    status: RunStatus
+    owner: str | None
+    epoch: int
+    wake_at: float | None
+    created_at: float
+    finished_at: float | None
+    tags: dict[str, str]
+    input: Raw
+    input_blob: str
+    output: Raw
+    output_blob: str
+    error: Failure | None
+    reason: str
+
+
+def row_key(state: RunState) -> tuple[object, ...]:
+    """What can change in a row: two states with the same key have the same row."""
+    return (state.status, state.owner, state.epoch, state.wake_at)
+
+
+def row(state: RunState) -> RunRow:
+    """The row of a run in this state."""
+    started, finished = state.started, state.finished
+    assert started is not None
+    return RunRow(
+        run_id=state.run_id,
+        id=started.id,
+        incarnation=started.incarnation,
+        program=started.program,
+        version=started.version,
+        status=state.status,
+        owner=state.owner,
+        epoch=state.epoch,
+        wake_at=state.wake_at,
+        created_at=state.created_at,
+        finished_at=state.finished_at,
+        tags=started.tags or {},
+        input=started.input,
+        input_blob=started.input_blob,
+        output=finished.value if finished else Raw(b"null"),
+        output_blob=finished.blob if finished else "",
+        error=finished.error if finished else None,
+        reason=state.parked.reason if state.parked else (finished.reason if finished else ""),
+    )
+
+
+def project(run_id: str, batches: Iterable[Batch]) -> RunRow:
+    """The row that the whole journal of a run implies."""
+    return row(fold(run_id, batches))

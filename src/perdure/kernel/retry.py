@@ -1,0 +1,46 @@
+"""How often a step is tried and when the next try is due. Never sleeps, never draws a random number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A step's retry policy: up to `attempts` tries, exponential backoff, only for exceptions in `on`."""
+
+    attempts: int = 3
+    initial: float = 1.0
+    factor: float = 2.0
+    max: float = 60.0
+    jitter: bool = True
+    on: tuple[type[BaseException], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"Retry(attempts={self.attempts}): a step needs at least one attempt")
+        if self.initial < 0 or self.max < 0 or self.factor < 1:
+            raise ValueError("Retry: initial and max must not be negative, and factor must be at least 1")
+        if isinstance(self.on, type):
+            object.__setattr__(self, "on", (self.on,))
+
+
+ONCE = Retry(attempts=1)
+
+
+def backoff(retry: Retry, failures: int, key: str) -> float:
+    """Seconds to wait after the `failures`-th failure.
+
+    The jitter is a function of the step's idempotency key: it spreads many runs, and replays to the same moment.
+    """
+    # Capped before the power is taken: a large attempt number must not overflow a float.
+    wait = min(retry.max, retry.initial * retry.factor ** min(failures - 1, 64))
+    if not retry.jitter:
+        return wait
+    return wait * (0.5 + 0.5 * fraction(f"{key}#{failures}"))
+
+
+def fraction(key: str) -> float:
+    """A number in [0, 1) that depends on `key` alone."""
+    return (int.from_bytes(blake2b(key.encode(), digest_size=8).digest()) >> 11) / (1 << 53)

@@ -1,0 +1,230 @@
+"""A run as the fold of its journal. Never decides what happens next, only what has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from perdure.kernel.events import (
+    AnyEvent,
+    AttemptFailed,
+    Batch,
+    CancelRequested,
+    RunClaimed,
+    RunFinished,
+    RunParked,
+    RunReleased,
+    RunResumed,
+    RunStarted,
+    RunStatus,
+    StepFailed,
+    StepStarted,
+    StepSucceeded,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+)
+
+
+class OpenOp:
+    """An op that has begun and has no outcome yet."""
+
+    __slots__ = ("attempt", "due", "failures", "kind", "running", "source")
+
+    def __init__(self, kind: str, source: str) -> None:
+        self.kind = kind
+        self.source = source
+        self.attempt = 0
+        self.failures = 0
+        self.running = False
+        self.due: float | None = None
+
+
+class RunState:
+    """Everything a journal says about its run. Ops with an outcome are forgotten: the program has had it."""
+
+    __slots__ = (
+        "_due",
+        "_wake",
+        "at",
+        "cancel_requested",
+        "created_at",
+        "epoch",
+        "finished",
+        "finished_at",
+        "next_seq",
+        "ops",
+        "owner",
+        "parked",
+        "run_id",
+        "running",
+        "session",
+        "started",
+        "steps",
+    )
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.next_seq = 0
+        self.at = 0.0
+        self.started: RunStarted | None = None
+        self.created_at = 0.0
+        self.owner: str | None = None
+        self.epoch = 0
+        self.session = ""
+        self.ops: dict[str, OpenOp] = {}
+        self.running = 0
+        self.steps = 0
+        self.parked: RunParked | None = None
+        self.cancel_requested: CancelRequested | None = None
+        self.finished: RunFinished | None = None
+        self.finished_at: float | None = None
+        # Moments at which something of this run is due, and the earliest of them while it is known.
+        self._due: dict[str, float] = {}
+        self._wake: float | None = None
+
+    def fold(self, event: AnyEvent, at: float) -> None:
+        """Take one event in."""
+        self.next_seq += 1
+        self.at = at
+        _FOLD[type(event)](self, event, at)
+
+    @property
+    def status(self) -> RunStatus:
+        """Where the run stands, as the projection shows it."""
+        if self.finished is not None:
+            return self.finished.status
+        if self.parked is not None:
+            return RunStatus.PARKED
+        if self.epoch == 0:
+            return RunStatus.QUEUED
+        # No op at all: the body is between two of them, and its owner is about to say what comes next.
+        return RunStatus.RUNNING if self.running or not self.ops else RunStatus.WAITING
+
+    @property
+    def wake_at(self) -> float | None:
+        """When an orchestrator should look at this run even if nothing else happens to it."""
+        if self.finished is not None or self.parked is not None:
+            return None
+        assert self.started is not None
+        if self.epoch == 0:
+            return self.started.not_before or self.created_at
+        if self.owner is None and (self.running or not self.ops):
+            return self.at
+        if self._wake is None and self._due:
+            self._wake = min(self._due.values())
+        deadline = self.started.deadline
+        if self._wake is None or (deadline is not None and deadline < self._wake):
+            return deadline
+        return self._wake
+
+    def due(self, now: float) -> list[str]:
+        """The ops whose moment has come, earliest first."""
+        if not self._due:
+            return []
+        return [op for at, op in sorted((at, op) for op, at in self._due.items() if at <= now)]
+
+    def _set_due(self, op: str, at: float) -> None:
+        self._due[op] = at
+        self._wake = None
+
+    def _clear_due(self, op: str) -> None:
+        if self._due.pop(op, None) is not None:
+            self._wake = None
+
+    def _run_started(self, event: RunStarted, at: float) -> None:
+        self.started = event
+        self.created_at = at
+
+    def _run_claimed(self, event: RunClaimed, at: float) -> None:
+        self.owner, self.epoch, self.session = event.owner, event.epoch, event.session
+
+    def _run_released(self, event: RunReleased, at: float) -> None:
+        self.owner = None
+
+    def _step_started(self, event: StepStarted, at: float) -> None:
+        op = self.ops.get(event.op)
+        if op is None:
+            op = self.ops[event.op] = OpenOp("step", event.source)
+        if not op.running:
+            op.running = True
+            self.running += 1
+        op.attempt = event.attempt
+        if op.due is not None:
+            op.due = None
+            self._clear_due(event.op)
+
+    def _step_ended(self, event: StepSucceeded | StepFailed, at: float) -> None:
+        op = self.ops.pop(event.op, None)
+        if op is None:
+            return
+        self.steps += 1
+        if op.running:
+            self.running -= 1
+        if op.due is not None:
+            self._clear_due(event.op)
+
+    def _attempt_failed(self, event: AttemptFailed, at: float) -> None:
+        op = self.ops[event.op]
+        op.failures += 1
+        if op.running:
+            op.running = False
+            self.running -= 1
+        op.due = event.retry_at
+        self._set_due(event.op, event.retry_at)
+
+    def _wait_opened(self, event: WaitOpened, at: float) -> None:
+        op = self.ops[event.op] = OpenOp(event.kind, event.source)
+        op.due = event.deadline
+        if event.deadline is not None:
+            self._set_due(event.op, event.deadline)
+
+    def _wait_resolved(self, event: WaitResolved, at: float) -> None:
+        self.ops.pop(event.op, None)
+        self._clear_due(event.op)
+
+    def _value_recorded(self, event: ValueRecorded, at: float) -> None:
+        pass
+
+    def _cancel_requested(self, event: CancelRequested, at: float) -> None:
+        self.cancel_requested = event
+
+    def _run_parked(self, event: RunParked, at: float) -> None:
+        self.parked = event
+
+    def _run_resumed(self, event: RunResumed, at: float) -> None:
+        self.parked = None
+
+    def _run_finished(self, event: RunFinished, at: float) -> None:
+        self.finished = event
+        self.finished_at = at
+        self.ops.clear()
+        self._due.clear()
+        self.running = 0
+
+
+_FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
+    RunStarted: RunState._run_started,
+    RunClaimed: RunState._run_claimed,
+    RunReleased: RunState._run_released,
+    StepStarted: RunState._step_started,
+    StepSucceeded: RunState._step_ended,
+    StepFailed: RunState._step_ended,
+    AttemptFailed: RunState._attempt_failed,
+    ValueRecorded: RunState._value_recorded,
+    WaitOpened: RunState._wait_opened,
+    WaitResolved: RunState._wait_resolved,
+    CancelRequested: RunState._cancel_requested,
+    RunParked: RunState._run_parked,
+    RunResumed: RunState._run_resumed,
+    RunFinished: RunState._run_finished,
+}
+
+
+def fold(run_id: str, batches: Iterable[Batch]) -> RunState:
+    """The state after all of `batches`."""
+    state = RunState(run_id)
+    for batch in batches:
+        for event in batch.events:
+            state.fold(event, batch.at)
+    return state

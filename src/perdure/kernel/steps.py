@@ -1,0 +1,83 @@
+"""The steps of a run, told from its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.events import (
+    NULL,
+    AttemptFailed,
+    Batch,
+    RunFinished,
+    StepFailed,
+    StepStarted,
+    StepStatus,
+    StepSucceeded,
+)
+from perdure.kernel.failures import Failure
+
+
+class AttemptRecord(msgspec.Struct):
+    """One try of a step."""
+
+    number: int
+    started_at: float
+    status: StepStatus = StepStatus.RUNNING
+    finished_at: float | None = None
+    error: Failure | None = None
+    retry_at: float | None = None
+
+
+class StepRecord(msgspec.Struct):
+    """One step of a run."""
+
+    path: str
+    inputs_hash: str
+    source: str
+    attempts: list[AttemptRecord]
+    status: StepStatus = StepStatus.RUNNING
+    output: Raw = NULL
+    output_blob: str = ""
+    error: Failure | None = None
+    finished_at: float | None = None
+
+
+def steps(batches: Iterable[Batch]) -> list[StepRecord]:
+    """Every step of a run with its attempts, in the order they began."""
+    found: dict[str, StepRecord] = {}
+    for batch in batches:
+        for event in batch.events:
+            if isinstance(event, StepStarted):
+                record = found.get(event.op)
+                if record is None:
+                    record = found[event.op] = StepRecord(event.op, event.inputs, event.source, [])
+                elif record.attempts[-1].status is StepStatus.RUNNING:
+                    # Another attempt without an outcome of the last: its owner died.
+                    record.attempts[-1].status = StepStatus.UNKNOWN
+                record.attempts.append(AttemptRecord(event.attempt, batch.at))
+                record.status = StepStatus.RUNNING
+            elif isinstance(event, StepSucceeded):
+                record = found[event.op]
+                record.output, record.output_blob = event.value, event.blob
+                _end(record, StepStatus.SUCCEEDED, batch.at, None)
+            elif isinstance(event, AttemptFailed):
+                last = found[event.op].attempts[-1]
+                last.status, last.finished_at, last.error = StepStatus.FAILED, batch.at, event.error
+                last.retry_at = event.retry_at
+            elif isinstance(event, StepFailed):
+                status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
+                _end(found[event.op], status, batch.at, event.error)
+            elif isinstance(event, RunFinished):
+                for record in found.values():
+                    if record.status is StepStatus.RUNNING:
+                        record.status = StepStatus.UNKNOWN
+    return list(found.values())
+
+
+def _end(record: StepRecord, status: StepStatus, at: float, error: Failure | None) -> None:
+    last = record.attempts[-1]
+    last.status, last.finished_at, last.error = status, at, error
+    record.status, record.finished_at, record.error = status, at, error

@@ -1,0 +1,1 @@
+"""Many runs: who owns them, when they wake, how they are taken over."""

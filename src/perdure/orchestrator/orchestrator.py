@@ -1,0 +1,341 @@
+"""The runs of one process: begun, loaded, woken, let go. Advancing them is the drivers' work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+
+from perdure.config import Limits, Recovery
+from perdure.engine.driver import Driver, Services
+from perdure.engine.payloads import Payloads
+from perdure.engine.steps import StepRunner
+from perdure.engine.writer import Source, Writer
+from perdure.errors import PerdureError, StoreUnavailable
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import Program
+from perdure.kernel.durability import durability
+from perdure.kernel.events import (
+    Batch,
+    CancelRequested,
+    RunClaimed,
+    RunFinished,
+    RunParked,
+    RunResumed,
+    RunStarted,
+    RunStatus,
+)
+from perdure.kernel.projection import RunRow, row
+from perdure.kernel.replay import Replay
+from perdure.kernel.state import RunState, fold
+from perdure.ports.clock import Clock
+from perdure.ports.journal import Append, Conflict
+from perdure.ports.store import Store
+
+log = logging.getLogger("perdure")
+
+# A run that waits for longer than this leaves memory.
+MOMENT = 1.0
+
+
+class Taken(Exception):
+    """The id of a new run belongs to another one."""
+
+
+class Orchestrator:
+    """Owns runs and advances them."""
+
+    def __init__(
+        self,
+        store: Store,
+        programs: dict[str, Program],
+        *,
+        name: str,
+        max_concurrency: int,
+        limits: Limits,
+        recovery: Recovery,
+        codec: Codec,
+        executor: Executor | None,
+        clock: Clock,
+        on_finished: Callable[[RunRow], None],
+        on_commit: Callable[[str, Append], None] | None = None,
+    ) -> None:
+        self.store, self.programs, self.name, self.recovery, self.clock = store, programs, name, recovery, clock
+        self.session = secrets.token_hex(4)
+        self.loop = asyncio.get_running_loop()
+        self._codec = codec
+        self._on_finished = on_finished
+        self._observer = on_commit
+        self.payloads = Payloads(store.blobs, limits)
+        self.active: dict[str, Driver] = {}
+        self._accepting: dict[str, asyncio.Future[None]] = {}
+        self._loading: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Called with the moment at which a run that left memory wants to be looked at.
+        self.on_due: Callable[[float], None] = lambda at: None
+        runner = StepRunner(codec, max_concurrency, executor)
+        writer = Writer(store.journal, self._on_conflict, self._on_refused)
+        self.services = Services(codec, clock, writer, runner, self.payloads, self._committed)
+        self.closing = False
+
+    # --- new runs -------------------------------------------------------------------------------------------------
+
+    async def begin(self, run_id: str, started: RunStarted, recorded: RunStarted) -> None:
+        """Start a run here. Returns when it is accepted, durably; raises Taken when its id is not free."""
+        accepted: asyncio.Future[None] = self.loop.create_future()
+        self._accepting[run_id] = accepted
+        # In a callback: a body must not be driven from inside the caller's task.
+        self.loop.call_soon(self._begin, run_id, started, recorded)
+        await accepted
+
+    def _begin(self, run_id: str, started: RunStarted, recorded: RunStarted) -> None:
+        try:
+            program = self.programs[started.program]
+            state = RunState(run_id)
+            replay = Replay(state, program.open(run_id, started, self._codec))
+            state.started = recorded
+            driver = Driver(self.services, replay, durability(started.durability))
+            self.active[run_id] = driver
+            driver.record(recorded, RunClaimed(self.name, 1, self.session))
+        except Exception as error:
+            self.active.pop(run_id, None)
+            self._accepting.pop(run_id).set_exception(error)
+
+    # --- runs that come back --------------------------------------------------------------------------------------
+
+    async def load(self, run_ids: Sequence[str]) -> int:
+        """Bring runs into memory, claim those that are not ours, and do what is due. Says how many came."""
+        wanted = [run_id for run_id in run_ids if run_id not in self.active and run_id not in self._loading]
+        if not wanted or self.closing:
+            return 0
+        self._loading.update(wanted)
+        try:
+            journals = await self.store.journal.read_many(wanted)
+            ready: list[tuple[RunStarted, str, Sequence[Batch]]] = []
+            for run_id in wanted:
+                batches = journals.get(run_id, [])
+                try:
+                    if isinstance(batches, Exception):
+                        raise batches
+                    ready.append(
+                        (await self.payloads.with_input(batches), run_id, await self.payloads.inflate(batches))
+                    )
+                except PerdureError as error:
+                    await self._park_unread(run_id, str(error))
+            await self._in_callback(lambda: [self._install(*one) for one in ready])
+            return len(ready)
+        finally:
+            self._loading.difference_update(wanted)
+
+    async def _in_callback(self, function: Callable[[], Any]) -> None:
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        def call() -> None:
+            try:
+                function()
+            finally:
+                if not done.done():
+                    done.set_result(None)
+
+        self.loop.call_soon(call)
+        await done
+
+    def _install(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> None:
+        """Replay a journal and go on from where it ends."""
+        if self.closing or run_id in self.active:
+            return
+        state = fold(run_id, batches)
+        if state.finished is not None:
+            self._on_finished(row(state))
+            return
+        try:
+            replay = self._replay(started, run_id, batches)
+        except Exception as error:  # whatever it is, it stops this run and no other
+            if state.parked is None:
+                self._park(state, error)
+            return
+        driver = self._driver(replay, batches)
+        self.active[run_id] = driver
+        resumed = [RunResumed()] if state.parked is not None else []
+        if state.session == self.session and state.owner == self.name:
+            driver.record(*resumed)
+        else:
+            driver.adopt(RunClaimed(self.name, state.epoch + 1, self.session), *resumed)
+        driver.wake()
+        if driver.idle:
+            self._settle(driver)
+
+    def _replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
+        program = self.programs[started.program]
+        replay = Replay(RunState(run_id), program.open(run_id, started, self._codec))
+        try:
+            replay.fold_all(batches)
+        except BaseException:
+            replay.execution.close()
+            raise
+        return replay
+
+    def _driver(self, replay: Replay, batches: Sequence[Batch]) -> Driver:
+        started = replay.state.started
+        assert started is not None
+        size = sum(len(getattr(event, "value", b"")) + 120 for batch in batches for event in batch.events)
+        return Driver(self.services, replay, durability(started.durability), size)
+
+    # --- parking --------------------------------------------------------------------------------------------------
+
+    def _park(self, state: RunState, error: Exception) -> None:
+        """Stop advancing a run whose journal does not fit the code, visibly."""
+        reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
+        self._spawn(self._append_parked(state, reason))
+
+    async def _append_parked(self, state: RunState, reason: str) -> None:
+        seq, at = state.next_seq, max(self.clock.now(), state.at)
+        event = RunParked(reason)
+        state.fold(event, at)
+        append = Append(state.run_id, seq, [Batch(seq, at, [event])], row(state))
+        await self._append(append)
+        log.error("run %r is parked: %s", state.started.id if state.started else state.run_id, reason)
+        self._on_finished(row(state))
+
+    async def _park_unread(self, run_id: str, reason: str) -> None:
+        """Park a run whose journal cannot be read; its row and its head can."""
+        found, head = await self.store.runs.get(run_id), await self.store.journal.head(run_id)
+        if found is None or head is None or found.status is RunStatus.PARKED:
+            return
+        parked = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=reason)
+        batch = Batch(head.next_seq, self.clock.now(), [RunParked(reason, "damaged")])
+        await self._append(Append(run_id, head.next_seq, [batch], parked))
+        log.error("run %r is parked: %s", found.id, reason)
+        self._on_finished(parked)
+
+    async def _append(self, append: Append) -> None:
+        outcomes = self.store.journal.append([append])
+        if not isinstance(outcomes, Sequence):
+            await outcomes
+
+    # --- what the writer reports ----------------------------------------------------------------------------------
+
+    def _committed(self, driver: Driver, append: Append) -> None:
+        if append.expected_next == 0:
+            accepted = self._accepting.pop(driver.run_id, None)
+            if accepted is not None and not accepted.done():
+                accepted.set_result(None)
+        if self._observer is not None:
+            self._observer(driver.id, append)
+        state = driver.state
+        if state.finished is not None or not state.running:
+            self._settle(driver)
+
+    def _settle(self, driver: Driver) -> None:
+        """Let a run go that has ended, was given up, or waits for longer than a moment."""
+        state = driver.state
+        if state.finished is not None:
+            if driver.saved:
+                self._drop(driver)
+                self._on_finished(row(state))
+        elif driver.idle and (state.owner is None or state.status is RunStatus.WAITING):
+            due = state.wake_at
+            if state.owner is None or due is None or due > self.clock.now() + MOMENT:
+                self._drop(driver)
+                if due is not None:
+                    self.on_due(due)
+
+    def _drop(self, driver: Driver) -> None:
+        if self.active.get(driver.run_id) is driver:
+            del self.active[driver.run_id]
+        driver.close()
+
+    def _on_refused(self, source: Source, error: Exception) -> bool:
+        """Whether a source keeps what it has and tries again. A run that was never accepted does not."""
+        accepted = self._accepting.pop(source.run_id, None)
+        if accepted is None:
+            if not isinstance(error, StoreUnavailable):
+                log.error("run_id %s cannot be written: %s", source.run_id, error)
+            return True
+        assert isinstance(source, Driver)
+        self._drop(source)
+        if not accepted.done():
+            accepted.set_exception(error)
+        return False
+
+    def _on_conflict(self, source: Source, conflict: Conflict) -> None:
+        """Somebody else appended: take their events in, and see whether the run is still ours."""
+        assert isinstance(source, Driver)
+        accepted = self._accepting.pop(source.run_id, None)
+        if accepted is not None:
+            self._drop(source)
+            if not accepted.done():
+                accepted.set_exception(Taken())
+            return
+        self._spawn(self._reload(source))
+
+    async def _reload(self, driver: Driver) -> None:
+        try:
+            batches = await self.payloads.inflate(await self.store.journal.read(driver.run_id))
+            started = await self.payloads.with_input(batches)
+        except PerdureError as error:
+            self._drop(driver)
+            await self._park_unread(driver.run_id, str(error))
+            return
+        await self._in_callback(lambda: self._rejoin(driver, started, batches))
+
+    def _rejoin(self, old: Driver, started: RunStarted, batches: Sequence[Batch]) -> None:
+        """Go on with the same attempts on the journal as it is now, or let the run go if it has another owner."""
+        state = fold(old.run_id, batches)
+        mine = state.session == self.session and state.owner == self.name
+        if state.finished is not None or state.parked is not None or not mine or self.closing:
+            self._drop(old)
+            if state.finished is not None or state.parked is not None:
+                self._on_finished(row(state))
+            return
+        try:
+            replay = self._replay(started, old.run_id, batches)
+        except Exception as error:
+            self._drop(old)
+            self._park(state, error)
+            return
+        new = self._driver(replay, batches)
+        self.active[old.run_id] = new
+        new.succeed(old)
+
+    # --- ending ---------------------------------------------------------------------------------------------------
+
+    def terminate(self, run_id: str, reason: str) -> bool:
+        """End a run that is in memory here, now; False when it is not. Call it from a callback."""
+        driver = self.active.get(run_id)
+        if driver is None or driver.state.finished is not None:
+            return False
+        driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
+        return True
+
+    async def close(self) -> None:
+        """Finish what is nearly done, hand over the rest, and leave nothing unwritten."""
+        self.closing = True
+        deadline = self.loop.time() + self.recovery.grace
+        while any(d.attempts for d in self.active.values()) and self.loop.time() < deadline:
+            busy = [a.task for d in self.active.values() for a in d.attempts.values() if a.task is not None]
+            if not busy:
+                break
+            await asyncio.wait(busy, timeout=deadline - self.loop.time(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+        await self._in_callback(lambda: [driver.release(self.name) for driver in list(self.active.values())])
+        try:
+            async with asyncio.timeout(self.recovery.grace + 4):
+                await self.services.writer.drained()
+        except TimeoutError:
+            log.warning("the store did not take the last events; runs go on from what it has")
+        for driver in list(self.active.values()):
+            self._drop(driver)
+        for task in list(self._tasks):
+            task.cancel()
+        self.services.runner.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,54 @@
+"""Find runs that lost their owner and bring them back. Lease before load: only a likely owner pays for replay."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from perdure.kernel.events import RunStatus
+from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.ownership import Ownership
+
+log = logging.getLogger("perdure")
+
+
+async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: bool) -> int:
+    """Claim the runs of orchestrators that are not alive, batch by batch. Says how many were loaded.
+
+    Runs that wait are left where they are: whoever finds them due claims them then. At start-up, runs that were parked
+    are tried again too, since the code may have been mended meanwhile.
+    """
+    runs, settings = orchestrator.store.runs, orchestrator.recovery
+    programs = list(orchestrator.programs)
+    owners = await runs.owners()
+    if not startup and all(owner == orchestrator.name for owner in owners):
+        return 0
+    await ownership.look_around()
+    # At start-up our own name belongs to a process that is gone: this one has begun nothing yet.
+    dead = [o for o in owners if o not in ownership.others and (startup or o != orchestrator.name)]
+    limit = settings.max_startup if startup else settings.max_claims
+    loaded = 0
+    for status in (RunStatus.RUNNING, RunStatus.PARKED) if startup else (RunStatus.RUNNING,):
+        seen: set[str] = set()
+        while dead and not orchestrator.closing:
+            # Claims are on their way to the store while the next batch is read, so ask for more than was seen.
+            found = await runs.owned(dead, status, programs, limit + len(seen))
+            fresh = [run_id for run_id in found if run_id not in seen][:limit]
+            if not fresh:
+                break
+            seen.update(fresh)
+            loaded += await orchestrator.load(fresh)
+            await asyncio.sleep(0 if startup else 0.01)
+    return loaded
+
+
+async def warn_of_unknown(orchestrator: Orchestrator) -> None:
+    """Say which programs have open runs and are not registered here: those runs stay where they are."""
+    for program in await orchestrator.store.runs.programs():
+        if program not in orchestrator.programs:
+            log.warning(
+                "the store has unfinished runs of the program %r, which this engine was not given; they are kept and "
+                "wait for an engine that has it: Engine(store, [..., %s])",
+                program,
+                program,
+            )

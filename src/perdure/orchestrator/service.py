@@ -1,0 +1,122 @@
+"""The only loops of an orchestrator: signs of life, due runs, orphans. Idle means idle.
+
+Due runs are known ahead, and what other processes write shows in the store's version, which costs no statement; so
+an engine with nothing to do sends one statement every few seconds, and most of those are signs of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from perdure.errors import PerdureError
+from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.ownership import Ownership
+from perdure.orchestrator.recovery import recover
+
+log = logging.getLogger("perdure")
+
+# How often the store's version is looked at, and how often at most its runs are asked for.
+WATCH_SECONDS = 0.05
+LOOK_SECONDS = 0.2
+# How many due runs are taken at a time.
+DUE_LIMIT = 500
+
+
+class Service:
+    """Runs in the background of an orchestrator."""
+
+    def __init__(self, orchestrator: Orchestrator, ownership: Ownership) -> None:
+        self._orchestrator, self._ownership = orchestrator, ownership
+        self._stir = asyncio.Event()
+        self._next_due: float | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        orchestrator.on_due = self.note
+
+    def start(self) -> None:
+        """Begin. The first look happens at once."""
+        settings = self._orchestrator.recovery
+        loop = asyncio.get_running_loop()
+        beat = settings.lease / 3
+        self._tasks = [
+            loop.create_task(self._due_runs()),
+            loop.create_task(self._every(beat, beat, self._ownership.renew)),
+        ]
+        if settings.enabled:
+            interval = settings.check_interval
+            # Half a beat off, so that two statements never fall together.
+            self._tasks.append(loop.create_task(self._every(interval - beat / 2, interval, self._orphans)))
+
+    async def stop(self) -> None:
+        """End, and wait until nothing is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def note(self, at: float) -> None:
+        """A run that left memory is due at `at`."""
+        if self._next_due is None or at < self._next_due:
+            self._next_due = at
+            self._stir.set()
+
+    async def _every(self, first: float, interval: float, work: Callable[[], Awaitable[object]]) -> None:
+        await asyncio.sleep(max(0.01, first))
+        while True:
+            await self._guarded(work)
+            await asyncio.sleep(interval)
+
+    async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await work()
+        except PerdureError as error:
+            log.warning("%s", error)
+        except Exception:
+            log.exception("an unexpected error in the background; the engine goes on")
+
+    async def _orphans(self) -> None:
+        await recover(self._orchestrator, self._ownership, startup=False)
+
+    async def _due_runs(self) -> None:
+        """Wake runs when they are due, whoever made them so."""
+        store, clock = self._orchestrator.store, self._orchestrator.clock
+        loop = asyncio.get_running_loop()
+        version: object = object()
+        looked = -LOOK_SECONDS
+        while True:
+            now, current = clock.now(), store.version()
+            due = self._next_due is not None and self._next_due <= now
+            changed = current != version and loop.time() - looked >= LOOK_SECONDS
+            stale = loop.time() - looked >= self._orchestrator.recovery.check_interval
+            if due or changed or stale:
+                version, looked = current, loop.time()
+                await self._guarded(self._look)
+                continue
+            wait = WATCH_SECONDS if self._next_due is None else min(WATCH_SECONDS, max(0.001, self._next_due - now))
+            self._stir.clear()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._stir.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self) -> None:
+        """Ask for the next due moment, and load what is due already."""
+        orchestrator, skip = self._orchestrator, self._ownership.others
+        programs = list(orchestrator.programs)
+        while not orchestrator.closing:
+            self._next_due = None
+            self._next_due = await orchestrator.store.timers.next_due(programs, skip)
+            now = orchestrator.clock.now()
+            if self._next_due is None or self._next_due > now:
+                return
+            # Runs in memory may be due as well, and are not to crowd out the others.
+            limit = DUE_LIMIT + len(orchestrator.active)
+            found = await orchestrator.store.timers.due(now, limit, programs, skip)
+            asleep = [due.run_id for due in found if due.run_id not in orchestrator.active][:DUE_LIMIT]
+            if not asleep:
+                # All of it is in memory and has its own alarm: look again when those have had their turn.
+                self._next_due = now + LOOK_SECONDS if found else None
+                return
+            await orchestrator.load(asleep)
+            await asyncio.sleep(0)

@@ -1,0 +1,76 @@
+"""The one write path."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from perdure.kernel.events import Batch
+from perdure.kernel.projection import RunRow
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Batches for one journal, and the row of its run if these change it.
+
+    The first batch gets number `expected_next`, and batches follow each other without a gap. `expected_next=0` creates
+    the journal. `fsync` asks that the commit survive power loss.
+    """
+
+    run_id: str
+    expected_next: int
+    batches: Sequence[Batch]
+    row: RunRow | None = None
+    fsync: bool = True
+
+    @property
+    def next_seq(self) -> int:
+        """The number after the last event."""
+        last = self.batches[-1]
+        return last.seq + len(last.events)
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """All events are in the journal, as durable as was asked for."""
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """Nothing was written: the journal's next number is another one. None: a run of that id exists already."""
+
+    next_seq: int | None
+
+
+class Head(msgspec.Struct, frozen=True):
+    """Where a journal ends."""
+
+    next_seq: int
+    at: float
+    size: int
+
+
+Outcome = Appended | Conflict
+
+
+class Journal(Protocol):
+    """Append-only events per root run."""
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
+        """Write each append wholly or not at all, in one commit; one outcome each, in order.
+
+        Answers at once where the backend can, so that nobody pays for a hop that is not needed. Raises
+        StoreUnavailable when nothing was written and a later try may succeed.
+        """
+        ...
+
+    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
+        """The events from number `start` on, at most `limit` of them; empty when there are none."""
+        ...
+
+    async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
+        """Whole journals. One that is damaged comes as its error, and the others come all the same."""
+        ...
+
+    async def head(self, run_id: str) -> Head | None:
+        """Where the journal ends, or None when there is none."""
+        ...

@@ -1,0 +1,60 @@
+"""Who may try. The journal decides who may write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Acquired(msgspec.Struct, frozen=True):
+    """The lease is yours until `expires`. `epoch` grows each time it changes hands."""
+
+    token: str
+    epoch: int
+    expires: float
+
+
+class HeldBy(msgspec.Struct, frozen=True):
+    """Somebody else holds it."""
+
+    owner: str
+    expires: float
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A lease as it stands."""
+
+    key: str
+    owner: str
+    epoch: int
+    expires: float
+
+
+class Leases(Protocol):
+    """Rights that run out. `now` is a parameter; expiry is `expires <= now`."""
+
+    async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+        """Take a lease that is free, expired, or already yours."""
+        ...
+
+    async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
+        """Hold on to your lease; raises NotOwner when it is not yours."""
+        ...
+
+    async def release(self, key: str, owner: str) -> None:
+        """Give your lease back; raises NotOwner when it is not yours."""
+        ...
+
+    async def release_all(self, owner: str) -> int:
+        """Give back everything `owner` holds, and say how many leases that was."""
+        ...
+
+    async def get(self, key: str, now: float) -> Lease | None:
+        """The lease in force, or None."""
+        ...
+
+    async def live(self, prefix: str, now: float) -> Sequence[Lease]:
+        """The leases in force whose key begins with `prefix`."""
+        ...

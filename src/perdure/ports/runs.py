@@ -1,0 +1,57 @@
+"""Reading the projection of runs. Written only through the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from perdure.kernel.events import RunStatus
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Head
+
+
+class RunFilter(msgspec.Struct, frozen=True):
+    """Which runs to list, newest first. `cursor` is the last run_id of the page before."""
+
+    status: Sequence[RunStatus] = ()
+    program: str | None = None
+    tags: dict[str, str] | None = None
+    since: float | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+class Runs(Protocol):
+    """The rows of runs."""
+
+    async def get(self, run_id: str) -> RunRow | None:
+        """One run, or None."""
+        ...
+
+    async def find(self, id: str) -> tuple[RunRow, Head] | None:
+        """The latest incarnation under a caller's id, or None."""
+        ...
+
+    async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
+        """Runs that match, newest first."""
+        ...
+
+    async def owned(
+        self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int
+    ) -> Sequence[str]:
+        """Ids of runs of these owners and programs in this status, oldest first."""
+        ...
+
+    async def owners(self) -> Sequence[str]:
+        """Every orchestrator that owns a run which is not finished."""
+        ...
+
+    async def programs(self) -> Sequence[str]:
+        """The names of the programs of all runs that are not finished."""
+        ...
+
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow]:
+        """Those of `run_ids` that have ended or are parked."""
+        ...

@@ -1,0 +1,50 @@
+"""A backend as a bundle of ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from perdure.ports.blobs import Blobs
+from perdure.ports.journal import Journal
+from perdure.ports.leases import Leases
+from perdure.ports.runs import Runs
+from perdure.ports.timers import Timers
+
+
+class Store(Protocol):
+    """One backend. Ports of different backends may be bundled."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def journal(self) -> Journal: ...
+
+    @property
+    def runs(self) -> Runs: ...
+
+    @property
+    def timers(self) -> Timers: ...
+
+    @property
+    def leases(self) -> Leases: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
+
+    async def open(self, *, migrate: bool) -> None:
+        """Connect; with `migrate`, bring an embedded store's schema up to date first."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect. Everything acknowledged stays."""
+        ...
+
+    def version(self) -> object:
+        """A token that changes when anyone writes to the store, found without a statement where that is possible."""
+        ...
+
+    def trace(self, callback: Callable[[str], None] | None) -> None:
+        """Report each statement sent to the backend, for measurements; None stops it."""
+        ...

@@ -1,0 +1,29 @@
+"""When runs want to be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class Due(msgspec.Struct, frozen=True):
+    """A run whose moment has come."""
+
+    run_id: str
+    program: str
+    owner: str | None
+    wake_at: float
+
+
+class Timers(Protocol):
+    """Due runs, read from the projection."""
+
+    async def due(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Sequence[Due]:
+        """Runs of these programs due at `now`, earliest first, without those that owners in `skip` look after."""
+        ...
+
+    async def next_due(self, programs: Sequence[str], skip: Sequence[str]) -> float | None:
+        """The earliest moment at which such a run is due, or None."""
+        ...

@@ -1,0 +1,1 @@
+"""Backends: each one a bundle of the ports, none known to the engine by name."""

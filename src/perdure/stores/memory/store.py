@@ -1,0 +1,257 @@
+"""A store in memory. Keeps encoded events, as a disk would, so that nothing is shared with who wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from perdure.errors import Corrupt, NotOwner
+from perdure.kernel.events import Batch, RunStatus, decode_events, encode_events
+from perdure.kernel.payload import blob_id
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
+from perdure.ports.leases import Acquired, HeldBy, Lease
+from perdure.ports.runs import RunFilter
+from perdure.ports.timers import Due
+
+
+class MemoryStore:
+    """All ports over dictionaries."""
+
+    url = "memory://"
+
+    def __init__(self) -> None:
+        self.journal = MemoryJournal()
+        self.runs = MemoryRuns(self.journal)
+        self.timers = MemoryTimers(self.journal)
+        self.leases = MemoryLeases()
+        self.blobs = MemoryBlobs()
+
+    async def open(self, *, migrate: bool) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """Everything stays for as long as the store object does."""
+
+    def version(self) -> object:
+        """Changes with every append."""
+        return self.journal.commits
+
+    def trace(self, callback: Callable[[str], None] | None) -> None:
+        """Report each call that reads or writes."""
+        self.journal.callback = callback
+
+
+class MemoryJournal:
+    """Journals, heads and the rows they imply."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, list[tuple[int, float, bytes]]] = {}
+        self.heads: dict[str, Head] = {}
+        self.rows: dict[str, RunRow] = {}
+        self.latest: dict[str, str] = {}
+        self.commits = 0
+        self.callback: Callable[[str], None] | None = None
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """Write each append wholly or not at all."""
+        self.count("append")
+        return [self._append(append) for append in appends]
+
+    def _append(self, append: Append) -> Outcome:
+        head = self.heads.get(append.run_id)
+        if (head.next_seq if head else 0) != append.expected_next:
+            return Conflict(head.next_seq if head else 0)
+        row = append.row
+        if append.expected_next == 0 and row is not None:
+            latest = self.latest.get(row.id)
+            if latest is not None and self.rows[latest].incarnation >= row.incarnation:
+                return Conflict(None)
+            self.latest[row.id] = append.run_id
+        encoded = [(batch.seq, batch.at, encode_events(batch.events)) for batch in append.batches]
+        self.batches.setdefault(append.run_id, []).extend(encoded)
+        size = sum(len(data) for _, _, data in encoded) + (head.size if head else 0)
+        self.heads[append.run_id] = Head(append.next_seq, append.batches[-1].at, size)
+        if row is not None:
+            self.rows[append.run_id] = row
+        self.commits += 1
+        return Appended()
+
+    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
+        """The events from number `start` on, at most `limit` of them."""
+        self.count("read")
+        result: list[Batch] = []
+        left = limit
+        for seq, at, data in self.batches.get(run_id, ()):
+            events = decode_events(data)
+            wanted = events[max(0, start - seq) :][:left]
+            if wanted:
+                result.append(Batch(max(seq, start), at, wanted))
+            if left is not None:
+                left -= len(wanted)
+        return result
+
+    async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
+        """Whole journals."""
+        return {run_id: await self.read(run_id) for run_id in run_ids if run_id in self.heads}
+
+    async def head(self, run_id: str) -> Head | None:
+        """Where the journal ends."""
+        return self.heads.get(run_id)
+
+    def count(self, what: str) -> None:
+        """Tell the tracer."""
+        if self.callback is not None:
+            self.callback(what)
+
+
+class MemoryRuns:
+    """The rows of runs."""
+
+    def __init__(self, journal: MemoryJournal) -> None:
+        self._journal = journal
+
+    async def get(self, run_id: str) -> RunRow | None:
+        """One run, or None."""
+        return self._journal.rows.get(run_id)
+
+    async def find(self, id: str) -> tuple[RunRow, Head] | None:
+        """The latest incarnation under a caller's id, or None."""
+        run_id = self._journal.latest.get(id)
+        return (self._journal.rows[run_id], self._journal.heads[run_id]) if run_id is not None else None
+
+    async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
+        """Runs that match, newest first."""
+        self._journal.count("list")
+        found = [
+            (row, self._journal.heads[row.run_id])
+            for row in sorted(self._journal.rows.values(), key=lambda row: row.run_id, reverse=True)
+            if _matches(row, filter)
+        ]
+        return found[: filter.limit]
+
+    async def owned(
+        self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int
+    ) -> Sequence[str]:
+        """Ids of runs of these owners and programs in this status, oldest first."""
+        rows = self._journal.rows.values()
+        found = [r.run_id for r in rows if r.owner in owners and r.status is status and r.program in programs]
+        return sorted(found)[:limit]
+
+    async def owners(self) -> Sequence[str]:
+        """Every orchestrator that owns a run which is not finished."""
+        rows = self._journal.rows.values()
+        return sorted({row.owner for row in rows if row.owner is not None and row.finished_at is None})
+
+    async def programs(self) -> Sequence[str]:
+        """The names of the programs of all runs that are not finished."""
+        return sorted({row.program for row in self._journal.rows.values() if row.finished_at is None})
+
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow]:
+        """Those of `run_ids` that have ended or are parked."""
+        rows = [self._journal.rows[run_id] for run_id in run_ids if run_id in self._journal.rows]
+        return [row for row in rows if row.finished_at is not None or row.status is RunStatus.PARKED]
+
+
+def _matches(row: RunRow, filter: RunFilter) -> bool:
+    return (
+        (filter.cursor is None or row.run_id < filter.cursor)
+        and (not filter.status or row.status in filter.status)
+        and (filter.program is None or row.program == filter.program)
+        and (filter.since is None or row.created_at >= filter.since)
+        and all(row.tags.get(key) == value for key, value in (filter.tags or {}).items())
+    )
+
+
+class MemoryTimers:
+    """Due runs."""
+
+    def __init__(self, journal: MemoryJournal) -> None:
+        self._journal = journal
+
+    async def due(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Sequence[Due]:
+        """Runs of these programs due at `now`, earliest first."""
+        self._journal.count("due")
+        return [due for due in self._all(programs, skip) if due.wake_at <= now][:limit]
+
+    async def next_due(self, programs: Sequence[str], skip: Sequence[str]) -> float | None:
+        """The earliest moment at which such a run is due, or None."""
+        self._journal.count("next_due")
+        return next((due.wake_at for due in self._all(programs, skip)), None)
+
+    def _all(self, programs: Sequence[str], skip: Sequence[str]) -> list[Due]:
+        rows = self._journal.rows.values()
+        waiting = [
+            Due(row.run_id, row.program, row.owner, row.wake_at)
+            for row in rows
+            if row.wake_at is not None and row.program in programs and row.owner not in skip
+        ]
+        return sorted(waiting, key=lambda due: (due.wake_at, due.run_id))
+
+
+class MemoryLeases:
+    """Leases that run out by time."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+
+    async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+        """Take a lease that is free, expired, or already yours."""
+        held = self._leases.get(key)
+        if held is not None and held.owner != owner and held.expires > now:
+            return HeldBy(held.owner, held.expires)
+        epoch = 1 if held is None else held.epoch + (held.owner != owner)
+        self._leases[key] = Lease(key, owner, epoch, now + ttl)
+        return Acquired(owner, epoch, now + ttl)
+
+    async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
+        """Hold on to your lease; raises NotOwner when it is not yours."""
+        held = self._own(key, owner)
+        self._leases[key] = Lease(key, owner, held.epoch, now + ttl)
+        return Acquired(owner, held.epoch, now + ttl)
+
+    async def release(self, key: str, owner: str) -> None:
+        """Give your lease back; raises NotOwner when it is not yours."""
+        self._own(key, owner)
+        del self._leases[key]
+
+    async def release_all(self, owner: str) -> int:
+        """Give back everything `owner` holds."""
+        keys = [key for key, lease in self._leases.items() if lease.owner == owner]
+        for key in keys:
+            del self._leases[key]
+        return len(keys)
+
+    async def get(self, key: str, now: float) -> Lease | None:
+        """The lease in force, or None."""
+        lease = self._leases.get(key)
+        return lease if lease is not None and lease.expires > now else None
+
+    async def live(self, prefix: str, now: float) -> Sequence[Lease]:
+        """The leases in force whose key begins with `prefix`."""
+        return [lease for key, lease in self._leases.items() if key.startswith(prefix) and lease.expires > now]
+
+    def _own(self, key: str, owner: str) -> Lease:
+        held = self._leases.get(key)
+        if held is None or held.owner != owner:
+            raise NotOwner(key, owner, held.owner if held else None)
+        return held
+
+
+class MemoryBlobs:
+    """Immutable bytes."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+
+    async def put(self, data: bytes) -> str:
+        """Store the bytes and return their id."""
+        id = blob_id(data)
+        self.blobs[id] = bytes(data)
+        return id
+
+    async def get(self, blob_id_: str) -> bytes | None:
+        """The bytes, or None. Raises Corrupt when they are not what was put."""
+        data = self.blobs.get(blob_id_)
+        if data is not None and blob_id(data) != blob_id_:
+            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
+        return data

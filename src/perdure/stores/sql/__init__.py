@@ -1,0 +1,1 @@
+"""The SQL backends: plain SQL, bound parameters, one function per transaction."""

@@ -1,0 +1,183 @@
+"""The journal in SQL: compare-and-swap on the head, one row per append, one commit for all runs that are ready."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import Batch, decode_events, encode_events
+from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
+from perdure.stores.sql.database import Database
+from perdure.stores.sql.rows import run_bindings
+
+APPENDED = Appended()
+
+_CREATE_HEAD = "insert into perdure_heads (run_id, next_seq, at, size) values (?, ?, ?, ?)"
+_SWAP_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = size + ? where run_id = ? and next_seq = ?"
+_INSERT_EVENTS = "insert into perdure_journal (run_id, seq, at, checksum, events) values (?, ?, ?, ?, ?)"
+_INSERT_RUN = "insert into perdure_runs values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_UPDATE_RUN = """
+    update perdure_runs set status = ?6, owner = ?7, epoch = ?8, wake_at = ?9, finished_at = ?11,
+        output = ?15, output_blob = ?16, error = ?17, reason = ?18, checksum = ?19
+    where run_id = ?1
+"""
+_READ = """
+    select seq, at, checksum, events from perdure_journal
+    where run_id = ?1 and seq >= coalesce(
+        (select max(seq) from perdure_journal where run_id = ?1 and seq <= ?2), 0)
+    order by seq
+"""
+_READ_MANY = """
+    select run_id, seq, at, checksum, cast(events as blob) from perdure_journal
+    where run_id in (select value from json_each(?)) order by run_id, seq
+"""
+_HEAD = "select next_seq, at, size from perdure_heads where run_id = ?"
+
+
+class SqlJournal:
+    """Journals in one database file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
+        """Write each append wholly or not at all, in one commit."""
+        # Encoded before the transaction: the write lock is held for the disk's time, not for Python's.
+        prepared = [_prepare(append) for append in appends]
+        fsync = any(append.fsync for append in appends)
+        result = self._database.write(lambda db: _write(db, prepared), fsync=fsync)
+        self._database.fold_log()
+        return result
+
+    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
+        """The events from number `start` on, at most `limit` of them."""
+        rows = await self._database.read(lambda db: db.execute(_READ, (run_id, start)).fetchall())
+        return cut([_batch(run_id, *row) for row in rows], start, limit)
+
+    async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
+        """Whole journals; a damaged one comes as its error."""
+        wanted = msgspec.json.encode(run_ids).decode()
+        rows = await self._database.read(lambda db: db.execute(_READ_MANY, (wanted,)).fetchall())
+        journals: dict[str, list[Batch] | Exception] = {}
+        for run_id, *row in rows:
+            journal = journals.setdefault(run_id, [])
+            if isinstance(journal, list):
+                try:
+                    journal.append(_batch(run_id, *row))
+                except Corrupt as error:
+                    journals[run_id] = error
+        return journals
+
+    async def head(self, run_id: str) -> Head | None:
+        """Where the journal ends."""
+        rows = self._database.ask(_HEAD, (run_id,))
+        return Head(*rows[0]) if rows else None
+
+
+class _Prepared(msgspec.Struct):
+    """The bindings of one append."""
+
+    append: Append
+    at: float
+    size: int
+    events: list[tuple[Any, ...]]
+
+
+def _prepare(append: Append) -> _Prepared:
+    run_id, size, rows = append.run_id, 0, []
+    for batch in append.batches:
+        data = encode_events(batch.events)
+        size += len(data)
+        rows.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
+    return _Prepared(append, append.batches[-1].at, size, rows)
+
+
+def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
+    """Write all at once, or find out one by one whose compare-and-swap fails."""
+    try:
+        if _write_fast(db, prepared):
+            return [APPENDED] * len(prepared)
+    except apsw.ConstraintError:
+        pass
+    db.execute("rollback")
+    db.execute("begin immediate")
+    return [_write_one(db, one) for one in prepared]
+
+
+def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
+    creates, swaps, events, inserts, updates = [], [], [], [], []
+    for one in prepared:
+        append = one.append
+        if append.expected_next == 0:
+            creates.append((append.run_id, append.next_seq, one.at, one.size))
+            if append.row is not None:
+                inserts.append(run_bindings(append.row))
+        else:
+            swaps.append((append.next_seq, one.at, one.size, append.run_id, append.expected_next))
+            if append.row is not None:
+                updates.append(run_bindings(append.row))
+        events.extend(one.events)
+    if swaps:
+        before = db.total_changes()
+        db.executemany(_SWAP_HEAD, swaps)
+        if db.total_changes() - before != len(swaps):
+            return False
+    if creates:
+        db.executemany(_CREATE_HEAD, creates)
+        db.executemany(_INSERT_RUN, inserts)
+    db.executemany(_INSERT_EVENTS, events)
+    if updates:
+        db.executemany(_UPDATE_RUN, updates)
+    return True
+
+
+def _write_one(db: apsw.Connection, one: _Prepared) -> Outcome:
+    append = one.append
+    head = db.execute(_HEAD, (append.run_id,)).fetchone()
+    next_seq = head[0] if head is not None else 0
+    if next_seq != append.expected_next:
+        return Conflict(next_seq)
+    db.execute("savepoint one")
+    try:
+        _write_fast(db, [one])
+    except apsw.ConstraintError:
+        db.execute("rollback to one")
+        return Conflict(None)
+    finally:
+        db.execute("release one")
+    return APPENDED
+
+
+def checksum(run_id: str, seq: int, at: float, data: bytes) -> int:
+    """Covers the events and their place, so that neither can change unnoticed."""
+    return zlib.crc32(data, zlib.crc32(f"{run_id} {seq} {at!r}".encode()))
+
+
+def _batch(run_id: str, seq: int, at: float, recorded: int, events: str | bytes) -> Batch:
+    data = events.encode() if isinstance(events, str) else events
+    if checksum(run_id, seq, at, data) != recorded:
+        raise Corrupt(f"the journal of run_id {run_id} at entry {seq}", "its checksum does not match")
+    try:
+        return Batch(seq, at, decode_events(data))
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the journal of run_id {run_id} at entry {seq}", str(error)) from error
+
+
+def cut(batches: list[Batch], start: int, limit: int | None) -> list[Batch]:
+    """Trim batches to the events from `start` on, at most `limit`."""
+    result, left = [], limit
+    for batch in batches:
+        skip = max(0, start - batch.seq)
+        events = batch.events[skip:] if left is None else batch.events[skip : skip + left]
+        if events:
+            result.append(batch if len(events) == len(batch.events) else Batch(batch.seq + skip, batch.at, events))
+            if left is not None:
+                left -= len(events)
+        if left == 0:
+            break
+    return result

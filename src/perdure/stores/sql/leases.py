@@ -1,0 +1,184 @@
+"""Leases in an SQLite file, with the operating system as a witness of who is alive.
+
+A lease runs out by time. On one machine more can be known: each holder also keeps a lock on a small file beside the
+database, which the system drops when the process dies however it dies. A holder whose file can be locked by somebody
+else is dead, and its leases are free at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from inspect import isawaitable
+from typing import Any, TypeVar
+
+import apsw
+
+from perdure.errors import NotOwner
+from perdure.ports.leases import Acquired, HeldBy, Lease
+from perdure.stores.sql.database import Database
+
+try:
+    import fcntl
+except ImportError:  # Windows: leases run out by time alone
+    fcntl = None  # type: ignore[assignment]
+
+T = TypeVar("T")
+
+_GET = "select key, owner, epoch, expires from perdure_leases where key = ?"
+_PUT = """
+    insert into perdure_leases (key, owner, epoch, expires) values (?1, ?2, ?3, ?4)
+    on conflict (key) do update set owner = ?2, epoch = ?3, expires = ?4
+"""
+_RENEW = "update perdure_leases set expires = ? where key = ? and owner = ? returning epoch"
+_DELETE = "delete from perdure_leases where key = ? and owner = ?"
+_DELETE_ALL = "delete from perdure_leases where owner = ?"
+# Rows of the dead are swept when somebody writes here anyway; their epoch starts over, which fencing does not need.
+_SWEEP = "delete from perdure_leases where expires <= ? - 86400"
+_LIVE = "select key, owner, epoch, expires from perdure_leases where expires > ? and substr(key, 1, length(?2)) = ?2"
+
+
+class SqlLeases:
+    """Leases in one database file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._presence = Presence(database.path + "-owners")
+
+    async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+        """Take a lease that is free, expired, or already yours."""
+        self._presence.show(owner)
+        return await self._write(lambda db: self._acquire(db, key, owner, ttl, now))
+
+    def _acquire(self, db: apsw.Connection, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+        db.execute(_SWEEP, (now,))
+        found = db.execute(_GET, (key,)).fetchone()
+        epoch = 1
+        if found is not None:
+            held = Lease(*found)
+            if held.owner == owner:
+                epoch = held.epoch
+            elif held.expires > now and not self._presence.gone(held.owner):
+                return HeldBy(held.owner, held.expires)
+            else:
+                epoch = held.epoch + 1
+        db.execute(_PUT, (key, owner, epoch, now + ttl))
+        return Acquired(owner, epoch, now + ttl)
+
+    async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
+        """Hold on to your lease; raises NotOwner when it is not yours."""
+        rows = await self._write(lambda db: db.execute(_RENEW, (now + ttl, key, owner)).fetchall())
+        if not rows:
+            raise NotOwner(key, owner, self._holder(key))
+        return Acquired(owner, rows[0][0], now + ttl)
+
+    async def release(self, key: str, owner: str) -> None:
+        """Give your lease back; raises NotOwner when it is not yours."""
+        if not await self._write(lambda db: _changes(db, _DELETE, (key, owner))):
+            raise NotOwner(key, owner, self._holder(key))
+
+    async def release_all(self, owner: str) -> int:
+        """Give back everything `owner` holds."""
+        released = await self._write(lambda db: _changes(db, _DELETE_ALL, (owner,)))
+        self._presence.hide(owner)
+        return released
+
+    async def get(self, key: str, now: float) -> Lease | None:
+        """The lease in force, or None."""
+        rows = self._database.ask(_GET, (key,))
+        return next((lease for lease in map(_lease, rows) if self._in_force(lease, now)), None)
+
+    async def live(self, prefix: str, now: float) -> Sequence[Lease]:
+        """The leases in force whose key begins with `prefix`."""
+        rows = self._database.ask(_LIVE, (now, prefix))
+        return [lease for lease in map(_lease, rows) if self._in_force(lease, now)]
+
+    def _in_force(self, lease: Lease, now: float) -> bool:
+        return lease.expires > now and not self._presence.gone(lease.owner)
+
+    def _holder(self, key: str) -> str | None:
+        rows = self._database.ask(_GET, (key,))
+        return rows[0][1] if rows else None
+
+    async def _write(self, transaction: Any) -> Any:
+        result = self._database.write(transaction)
+        return await result if isawaitable(result) else result
+
+    def close(self) -> None:
+        """Stop being present under every name."""
+        self._presence.close()
+
+
+class Presence:
+    """Locks on files in one folder: a name is present while its process lives and holds the lock."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._held: dict[str, int] = {}
+
+    def show(self, owner: str) -> None:
+        """Be present as `owner`, unless another process already is."""
+        if fcntl is None or owner in self._held:
+            return
+        os.makedirs(self._folder, exist_ok=True)
+        file = os.open(self._path(owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            return
+        self._held[owner] = file
+
+    def hide(self, owner: str) -> None:
+        """Stop being present as `owner`."""
+        file = self._held.pop(owner, None)
+        if file is None:
+            return
+        self._remove(self._path(owner))
+        os.close(file)
+        try:
+            os.rmdir(self._folder)
+        except OSError:
+            pass  # others are present
+
+    def gone(self, owner: str) -> bool:
+        """Whether the process that was present as `owner` has certainly ended. No file proves nothing."""
+        if fcntl is None or owner in self._held:
+            return False
+        path = self._path(owner)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(file)
+
+    def close(self) -> None:
+        """Stop being present under every name."""
+        for owner in list(self._held):
+            self.hide(owner)
+
+    def _path(self, owner: str) -> str:
+        return os.path.join(self._folder, hashlib.blake2b(owner.encode(), digest_size=12).hexdigest())
+
+    def _remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass  # somebody tidied up already
+
+
+def _changes(db: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> int:
+    db.execute(sql, bindings)
+    return db.changes()
+
+
+def _lease(row: tuple[Any, ...]) -> Lease:
+    return Lease(*row)

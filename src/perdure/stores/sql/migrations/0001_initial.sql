@@ -1,0 +1,64 @@
+-- The journal is the only truth; heads and runs are projections of it that can be rebuilt.
+
+create table perdure_migrations (
+    number integer primary key,
+    name text not null,
+    checksum text not null,
+    applied_at real not null
+);
+
+-- One row per append: the events of one moment, a JSON array. Rows lie in the order they were written, so pages fill up.
+create table perdure_journal (
+    position integer primary key,
+    run_id text not null,
+    seq integer not null,
+    at real not null,
+    checksum integer not null,
+    events text not null
+);
+create unique index perdure_journal_by_run on perdure_journal (run_id, seq);
+
+-- What an append compares and swaps. Apart from the runs, so that a step touches one small row and no index.
+create table perdure_heads (
+    run_id text primary key,
+    next_seq integer not null,
+    at real not null,
+    size integer not null
+) without rowid;
+
+create table perdure_runs (
+    run_id text primary key,
+    id text not null,
+    incarnation integer not null,
+    program text not null,
+    version text not null,
+    status text not null,
+    owner text,
+    epoch integer not null,
+    wake_at real,
+    created_at real not null,
+    finished_at real,
+    tags text not null,
+    input text not null,
+    input_blob text not null,
+    output text not null,
+    output_blob text not null,
+    error text,
+    reason text not null,
+    checksum integer not null
+) without rowid;
+create unique index perdure_runs_by_id on perdure_runs (id, incarnation);
+create index perdure_runs_by_wake on perdure_runs (wake_at) where wake_at is not null;
+create index perdure_runs_by_owner on perdure_runs (owner, status) where finished_at is null;
+
+create table perdure_leases (
+    key text primary key,
+    owner text not null,
+    epoch integer not null,
+    expires real not null
+) without rowid;
+
+create table perdure_blobs (
+    id text primary key,
+    data blob not null
+);

@@ -1,0 +1,89 @@
+"""Rows of runs to and from SQL."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import RunStatus
+from perdure.kernel.failures import Failure
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Head
+
+COLUMNS = """r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
+    r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.checksum"""
+
+_encode = msgspec.json.encode
+_failure = msgspec.json.Decoder(Failure)
+_tags = msgspec.json.Decoder(dict[str, str])
+
+
+def run_bindings(row: RunRow) -> tuple[Any, ...]:
+    """The bindings of an insert, in the order of the table's columns."""
+    input, output = bytes(row.input).decode(), bytes(row.output).decode()
+    error = _encode(row.error).decode() if row.error is not None else None
+    tags = _encode(row.tags).decode() if row.tags else "{}"
+    return (
+        row.run_id,
+        row.id,
+        row.incarnation,
+        row.program,
+        row.version,
+        row.status.value,
+        row.owner,
+        row.epoch,
+        row.wake_at,
+        row.created_at,
+        row.finished_at,
+        tags,
+        input,
+        row.input_blob,
+        output,
+        row.output_blob,
+        error,
+        row.reason,
+        _checksum(tags, input, output, error),
+    )
+
+
+def run_row(columns: tuple[Any, ...]) -> RunRow:
+    """The inverse of `run_bindings`; raises Corrupt when stored values changed."""
+    (run_id, id, incarnation, program, version, status, owner, epoch, wake_at, created_at, finished_at) = columns[:11]
+    tags, input, input_blob, output, output_blob, error, reason, checksum = columns[11:19]
+    if _checksum(tags, input, output, error) != checksum:
+        raise Corrupt(f"the row of run {id!r}", "its checksum does not match", run_id=run_id)
+    return RunRow(
+        run_id=run_id,
+        id=id,
+        incarnation=incarnation,
+        program=program,
+        version=version,
+        status=RunStatus(status),
+        owner=owner,
+        epoch=epoch,
+        wake_at=wake_at,
+        created_at=created_at,
+        finished_at=finished_at,
+        tags=_tags.decode(tags),
+        input=Raw(input.encode()),
+        input_blob=input_blob,
+        output=Raw(output.encode()),
+        output_blob=output_blob,
+        error=_failure.decode(error) if error is not None else None,
+        reason=reason,
+    )
+
+
+def run_and_head(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
+    """A joined row of runs and heads."""
+    return run_row(columns[:19]), Head(*columns[19:])
+
+
+def _checksum(tags: str, input: str, output: str, error: str | None) -> int:
+    crc = zlib.crc32(input.encode(), zlib.crc32(tags.encode()))
+    crc = zlib.crc32(output.encode(), crc)
+    return zlib.crc32(error.encode(), crc) if error is not None else crc

@@ -1,0 +1,134 @@
+"""Reading runs and due runs in SQL. Writes nothing: rows change only with the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.kernel.events import RunStatus
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Head
+from perdure.ports.runs import RunFilter
+from perdure.ports.timers import Due
+from perdure.stores.sql.database import Database
+from perdure.stores.sql.rows import COLUMNS, run_and_head, run_row
+
+_GET = "select " + COLUMNS + " from perdure_runs r where r.run_id = ?"
+_FIND = (
+    "select "
+    + COLUMNS
+    + """, h.next_seq, h.at, h.size from perdure_runs r join perdure_heads h using (run_id)
+    where r.id = ? order by r.incarnation desc limit 1"""
+)
+# A filter that is not given compares a parameter with null, so that one statement serves every combination.
+_LIST = (
+    "select "
+    + COLUMNS
+    + """, h.next_seq, h.at, h.size from perdure_runs r join perdure_heads h using (run_id)
+    where (:cursor is null or r.run_id < :cursor)
+      and (:status is null or r.status in (select value from json_each(:status)))
+      and (:program is null or r.program = :program)
+      and (:since is null or r.created_at >= :since)
+      and (:tags is null or not exists (
+          select 1 from json_each(:tags) wanted
+          where not exists (select 1 from json_each(r.tags) has
+                            where has.key = wanted.key and has.value = wanted.value)))
+    order by r.run_id desc limit :limit"""
+)
+_OWNED = """
+    select run_id from perdure_runs
+    where finished_at is null and owner in (select value from json_each(?)) and status = ?
+      and program in (select value from json_each(?))
+    order by run_id limit ?
+"""
+_OWNERS = "select distinct owner from perdure_runs where finished_at is null and owner is not null"
+_PROGRAMS = "select distinct program from perdure_runs where finished_at is null"
+_FINISHED = (
+    "select "
+    + COLUMNS
+    + """ from perdure_runs r where r.run_id in (select value from json_each(?))
+    and (r.finished_at is not null or r.status = 'parked')"""
+)
+_DUE = """
+    select run_id, program, owner, wake_at from perdure_runs
+    where wake_at <= ? and program in (select value from json_each(?))
+      and (owner is null or owner not in (select value from json_each(?)))
+    order by wake_at limit ?
+"""
+_NEXT_DUE = """
+    select wake_at from perdure_runs
+    where wake_at is not null and program in (select value from json_each(?))
+      and (owner is null or owner not in (select value from json_each(?)))
+    order by wake_at limit 1
+"""
+
+
+def _json(values: Any) -> str:
+    return msgspec.json.encode(values).decode()
+
+
+class SqlRuns:
+    """The rows of runs in one database file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, run_id: str) -> RunRow | None:
+        """One run, or None."""
+        rows = self._database.ask(_GET, (run_id,))
+        return run_row(rows[0]) if rows else None
+
+    async def find(self, id: str) -> tuple[RunRow, Head] | None:
+        """The latest incarnation under a caller's id, or None."""
+        rows = self._database.ask(_FIND, (id,))
+        return run_and_head(rows[0]) if rows else None
+
+    async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
+        """Runs that match, newest first."""
+        bindings = {
+            "cursor": filter.cursor,
+            "status": _json(filter.status) if filter.status else None,
+            "program": filter.program,
+            "since": filter.since,
+            "tags": _json(filter.tags) if filter.tags else None,
+            "limit": filter.limit,
+        }
+        rows = await self._database.read(lambda db: db.execute(_LIST, bindings).fetchall())
+        return [run_and_head(row) for row in rows]
+
+    async def owned(
+        self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int
+    ) -> Sequence[str]:
+        """Ids of runs of these owners and programs in this status, oldest first."""
+        bindings = (_json(owners), status.value, _json(programs), limit)
+        return [run_id for (run_id,) in await self._database.read(lambda db: db.execute(_OWNED, bindings).fetchall())]
+
+    async def owners(self) -> Sequence[str]:
+        """Every orchestrator that owns a run which is not finished."""
+        return [owner for (owner,) in await self._database.read(lambda db: db.execute(_OWNERS).fetchall())]
+
+    async def programs(self) -> Sequence[str]:
+        """The names of the programs of all runs that are not finished."""
+        return [program for (program,) in await self._database.read(lambda db: db.execute(_PROGRAMS).fetchall())]
+
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow]:
+        """Those of `run_ids` that have ended or are parked."""
+        return [run_row(row) for row in self._database.ask(_FINISHED, (_json(run_ids),))]
+
+
+class SqlTimers:
+    """Due runs in one database file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def due(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Sequence[Due]:
+        """Runs of these programs due at `now`, earliest first."""
+        return [Due(*row) for row in self._database.ask(_DUE, (now, _json(programs), _json(skip), limit))]
+
+    async def next_due(self, programs: Sequence[str], skip: Sequence[str]) -> float | None:
+        """The earliest moment at which such a run is due, or None."""
+        rows = self._database.ask(_NEXT_DUE, (_json(programs), _json(skip)))
+        return rows[0][0] if rows else None

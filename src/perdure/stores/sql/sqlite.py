@@ -1,0 +1,41 @@
+"""The SQLite store: one file, one machine, any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from perdure.stores.sql.blobs import SqlBlobs
+from perdure.stores.sql.database import Database
+from perdure.stores.sql.journal import SqlJournal
+from perdure.stores.sql.leases import SqlLeases
+from perdure.stores.sql.runs import SqlRuns, SqlTimers
+
+
+class SqliteStore:
+    """All ports on one database file. `vfs` names an apsw VFS, for fault tests."""
+
+    def __init__(self, path: str, *, vfs: str | None = None) -> None:
+        self.url = f"sqlite:///{path}"
+        self._database = Database(path, self.url, vfs)
+        self.journal = SqlJournal(self._database)
+        self.runs = SqlRuns(self._database)
+        self.timers = SqlTimers(self._database)
+        self.leases = SqlLeases(self._database)
+        self.blobs = SqlBlobs(self._database)
+
+    async def open(self, *, migrate: bool) -> None:
+        """Connect; with `migrate`, create the file or bring its schema up to date."""
+        self._database.open(migrate=migrate)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self.leases.close()
+        self._database.close()
+
+    def version(self) -> object:
+        """Changes when any process commits."""
+        return self._database.version()
+
+    def trace(self, callback: Callable[[str], None] | None) -> None:
+        """Report each statement."""
+        self._database.trace(callback)
