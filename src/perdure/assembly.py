@@ -203,7 +203,7 @@ def _by_name(programs: Iterable[Program]) -> dict[str, Program]:
     for program in programs:
         if not hasattr(program, "open") or not hasattr(program, "name"):
             raise UsageError(
-                f"Engine(programs=[...]) takes workflows, and {program!r} is not one; decorate it with @workflow"
+                f"Engine(store, [...]) takes workflows, and {program!r} is not one; decorate it with @workflow"
             )
         other = found.setdefault(program.name, program)
         if other is not program:

@@ -22,7 +22,7 @@ from perdure.kernel.codec import Codec, TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
-from perdure.kernel.events import Batch, CancelRequested, Entry, RunFinished, RunStarted, RunStatus, entries
+from perdure.kernel.events import AnyEvent, Batch, CancelRequested, Entry, RunFinished, RunStarted, RunStatus, entries
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.invocation import Invocation
@@ -88,11 +88,14 @@ class Client:
     @property
     def watch(self) -> Watch:
         """Who waits for which run."""
-        if self._watch is None:
-            raise UsageError(
-                f"this {type(self).__name__} is not open; use it as `async with {type(self).__name__}(...)`"
-            )
+        self._check_open()
+        assert self._watch is not None
         return self._watch
+
+    def _check_open(self) -> None:
+        if self._watch is None:
+            kind = type(self).__name__
+            raise UsageError(f"this {kind} is not open; use it as `async with {kind}(...)`")
 
     @property
     def blobs(self) -> Blobs:
@@ -114,7 +117,7 @@ class Client:
         tags: dict[str, str] | None = None,
     ) -> RunHandle[R]:
         """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says."""
-        assert self.watch
+        self._check_open()
         if not isinstance(invocation, Invocation):
             raise UsageError(f"start() needs an invocation such as fulfil(order), not {invocation!r}")
         program = self._program(invocation)
@@ -201,7 +204,7 @@ class Client:
             if state.finished is not None:
                 return
             seq, now = state.next_seq, max(self.clock.now(), state.at)
-            events = [CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason)]
+            events: list[AnyEvent] = [CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason)]
             for event in events:
                 state.fold(event, now)
             if await self._append(Append(existing.run_id, seq, [Batch(seq, now, events)], row(state))):

@@ -120,7 +120,7 @@ class StepRunner:
                 task: asyncio.Future[Any] = self.loop.create_task(spec.fn(*args, **kwargs), context=context)
             else:
                 job = Job(spec.fn, args, kwargs, attempt.context, context)
-                task = self.loop.create_task(self._call(job, spec.cpu), context=context)
+                task = self.loop.create_task(self._call(job, spec.cpu))
         except Exception as error:  # a wrong call, or arguments that do not fit their annotations
             task = self.loop.create_future()
             task.set_exception(error)

@@ -95,7 +95,7 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
 
 def _finish(state: RunState, command: Finish, result: Plan) -> None:
     # What the body left under way has an outcome too: it was given up.
-    given_up = {event.op for event in result.events}
+    given_up = {event.op for event in result.events if isinstance(event, StepFailed | WaitResolved)}
     for op in state.ops:
         if op not in given_up:
             _cancel(state, op, "the run ended without waiting for it", result)

@@ -48,6 +48,7 @@ class Replay:
             if event.attempt == 1:
                 self._match_step(event)
         elif kind is StepSucceeded or kind is StepFailed:
+            assert isinstance(event, StepSucceeded | StepFailed)
             self.open_steps.pop(event.op, None)
             if not self._match_cancel(event.op):
                 self._advance(event, at)

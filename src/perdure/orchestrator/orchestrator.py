@@ -122,12 +122,11 @@ class Orchestrator:
                 try:
                     if isinstance(batches, Exception):
                         raise batches
-                    ready.append(
-                        (await self.payloads.with_input(batches), run_id, await self.payloads.inflate(batches))
-                    )
+                    started = await self.payloads.with_input(batches)
+                    ready.append((started, run_id, await self.payloads.inflate(batches)))
                 except PerdureError as error:
                     await self._park_unread(run_id, str(error))
-            await self._in_callback(lambda: [self._install(*one) for one in ready])
+            await self._in_callback(lambda: self._install_all(ready))
             return len(ready)
         finally:
             self._loading.difference_update(wanted)
@@ -144,6 +143,10 @@ class Orchestrator:
 
         self.loop.call_soon(call)
         await done
+
+    def _install_all(self, ready: Sequence[tuple[RunStarted, str, Sequence[Batch]]]) -> None:
+        for started, run_id, batches in ready:
+            self._install(started, run_id, batches)
 
     def _install(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> None:
         """Replay a journal and go on from where it ends."""
@@ -323,7 +326,7 @@ class Orchestrator:
                 break
             await asyncio.wait(busy, timeout=deadline - self.loop.time(), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
-        await self._in_callback(lambda: [driver.release(self.name) for driver in list(self.active.values())])
+        await self._in_callback(self._release_all)
         try:
             async with asyncio.timeout(self.recovery.grace + 4):
                 await self.services.writer.drained()
@@ -334,6 +337,10 @@ class Orchestrator:
         for task in list(self._tasks):
             task.cancel()
         self.services.runner.close()
+
+    def _release_all(self) -> None:
+        for driver in list(self.active.values()):
+            driver.release(self.name)
 
     def _spawn(self, work: Any) -> None:
         task = self.loop.create_task(work)

@@ -51,7 +51,7 @@ class Body:
         self.codec = codec
         self._make = make
         self._returns = returns
-        self.loop = BodyLoop(self)
+        self.loop = BodyLoop(self)  # type: ignore[abstract] # the rest of the methods refuse, see loop.py
         self._task: asyncio.Task[Any] | None = None
         self._commands: list[Command] = []
         # What each open op resolves: a future and the type it decodes to, or a timer.

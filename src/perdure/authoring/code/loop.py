@@ -139,7 +139,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     coro = task.get_coro()
                     try:
-                        coro.close()  # type: ignore[union-attr]
+                        coro.close()
                     except BaseException:
                         pass
         finally:

@@ -140,7 +140,7 @@ class _StepDecorator:
 
 def parameter_types(fn: Callable[..., Any], hints: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Pairs of a parameter's name and type, with `*` and `**` for the variable ones."""
-    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a builtin without a signature
@@ -149,7 +149,7 @@ def parameter_types(fn: Callable[..., Any], hints: dict[str, Any]) -> tuple[tupl
 
 
 def step_inline(name: str, fn: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
-    """Call a function as a step of this name, where it is needed: `await step_inline("roll", lambda: randint(1, 6))`."""
+    """Call a function as a step where it is needed: `await step_inline("roll", lambda: randint(1, 6))`."""
     body = require_body("step_inline()")
     spec = StepSpec(name=check_name(name, "the name of a step"), fn=fn, asynchronous=inspect.iscoroutinefunction(fn))
     return body.run_step(spec, args, {}, sys._getframe(1))  # type: ignore[return-value]

@@ -28,7 +28,7 @@ class SqlBlobs:
 
     async def get(self, blob_id_: str) -> bytes | None:
         """The bytes, or None. Raises Corrupt when they are not what was put."""
-        rows = await self._database.read(lambda db: db.execute(_GET, (blob_id_,)).fetchall())
+        rows = await self._database.read(_GET, (blob_id_,))
         if not rows:
             return None
         data = bytes(rows[0][0])

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 APPLICATION_ID = 0x70657264  # "perd"
 BUSY_SECONDS = 10.0
-# Below this a commit costs less than the hop to a thread and back; see docs/decisions/0003-commit-inline-or-in-a-thread.md.
+# Below this a commit costs less than the hop to a thread and back; see docs/decisions/0003-*.md.
 INLINE_SECONDS = 0.001
 # After so long without a commit the write-ahead log is folded back into the file.
 QUIET_SECONDS = 1.0
@@ -189,12 +189,14 @@ class Database:
         except (apsw.Error, UnicodeDecodeError) as error:
             raise self.translate(error) from error
 
-    async def read(self, query: Callable[[apsw.Connection], T]) -> T:
+    async def read(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """A large question, answered in a thread."""
-        if self._bulk is None or self._read_thread is None:
+        bulk = self._bulk
+        if bulk is None or self._read_thread is None:
             raise StoreUnavailable(self.url, "it is closed")
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._read_thread, query, self._bulk)
+            return await loop.run_in_executor(self._read_thread, lambda: bulk.execute(sql, bindings).fetchall())
         except (apsw.Error, UnicodeDecodeError) as error:
             raise self.translate(error) from error
 

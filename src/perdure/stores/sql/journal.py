@@ -56,13 +56,13 @@ class SqlJournal:
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
-        rows = await self._database.read(lambda db: db.execute(_READ, (run_id, start)).fetchall())
+        rows = await self._database.read(_READ, (run_id, start))
         return cut([_batch(run_id, *row) for row in rows], start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals; a damaged one comes as its error."""
         wanted = msgspec.json.encode(run_ids).decode()
-        rows = await self._database.read(lambda db: db.execute(_READ_MANY, (wanted,)).fetchall())
+        rows = await self._database.read(_READ_MANY, (wanted,))
         journals: dict[str, list[Batch] | Exception] = {}
         for run_id, *row in rows:
             journal = journals.setdefault(run_id, [])

@@ -49,7 +49,8 @@ class SqlLeases:
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
         self._presence.show(owner)
-        return await self._write(lambda db: self._acquire(db, key, owner, ttl, now))
+        result: Acquired | HeldBy = await self._write(lambda db: self._acquire(db, key, owner, ttl, now))
+        return result
 
     def _acquire(self, db: apsw.Connection, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         db.execute(_SWEEP, (now,))
@@ -80,7 +81,7 @@ class SqlLeases:
 
     async def release_all(self, owner: str) -> int:
         """Give back everything `owner` holds."""
-        released = await self._write(lambda db: _changes(db, _DELETE_ALL, (owner,)))
+        released: int = await self._write(lambda db: _changes(db, _DELETE_ALL, (owner,)))
         self._presence.hide(owner)
         return released
 

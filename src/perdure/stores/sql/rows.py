@@ -14,8 +14,17 @@ from perdure.kernel.failures import Failure
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 
-COLUMNS = """r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
-    r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.checksum"""
+RUN = """
+    select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
+        r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.checksum
+    from perdure_runs r
+"""
+RUN_AND_HEAD = """
+    select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
+        r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.checksum,
+        h.next_seq, h.at, h.size
+    from perdure_runs r join perdure_heads h using (run_id)
+"""
 
 _encode = msgspec.json.encode
 _failure = msgspec.json.Decoder(Failure)

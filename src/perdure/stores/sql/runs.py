@@ -13,20 +13,10 @@ from perdure.ports.journal import Head
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Due
 from perdure.stores.sql.database import Database
-from perdure.stores.sql.rows import COLUMNS, run_and_head, run_row
+from perdure.stores.sql.rows import RUN, RUN_AND_HEAD, run_and_head, run_row
 
-_GET = "select " + COLUMNS + " from perdure_runs r where r.run_id = ?"
-_FIND = (
-    "select "
-    + COLUMNS
-    + """, h.next_seq, h.at, h.size from perdure_runs r join perdure_heads h using (run_id)
-    where r.id = ? order by r.incarnation desc limit 1"""
-)
 # A filter that is not given compares a parameter with null, so that one statement serves every combination.
-_LIST = (
-    "select "
-    + COLUMNS
-    + """, h.next_seq, h.at, h.size from perdure_runs r join perdure_heads h using (run_id)
+LIST_FILTER = """
     where (:cursor is null or r.run_id < :cursor)
       and (:status is null or r.status in (select value from json_each(:status)))
       and (:program is null or r.program = :program)
@@ -35,8 +25,14 @@ _LIST = (
           select 1 from json_each(:tags) wanted
           where not exists (select 1 from json_each(r.tags) has
                             where has.key = wanted.key and has.value = wanted.value)))
-    order by r.run_id desc limit :limit"""
-)
+    order by r.run_id desc limit :limit
+"""
+ENDED = """
+    where r.run_id in (select value from json_each(?)) and (r.finished_at is not null or r.status = 'parked')
+"""
+_GET = RUN + " where r.run_id = ?"
+_FIND = RUN_AND_HEAD + " where r.id = ? order by r.incarnation desc limit 1"
+_LIST = RUN_AND_HEAD + LIST_FILTER
 _OWNED = """
     select run_id from perdure_runs
     where finished_at is null and owner in (select value from json_each(?)) and status = ?
@@ -45,12 +41,7 @@ _OWNED = """
 """
 _OWNERS = "select distinct owner from perdure_runs where finished_at is null and owner is not null"
 _PROGRAMS = "select distinct program from perdure_runs where finished_at is null"
-_FINISHED = (
-    "select "
-    + COLUMNS
-    + """ from perdure_runs r where r.run_id in (select value from json_each(?))
-    and (r.finished_at is not null or r.status = 'parked')"""
-)
+_FINISHED = RUN + ENDED
 _DUE = """
     select run_id, program, owner, wake_at from perdure_runs
     where wake_at <= ? and program in (select value from json_each(?))
@@ -95,7 +86,7 @@ class SqlRuns:
             "tags": _json(filter.tags) if filter.tags else None,
             "limit": filter.limit,
         }
-        rows = await self._database.read(lambda db: db.execute(_LIST, bindings).fetchall())
+        rows = await self._database.read(_LIST, bindings)
         return [run_and_head(row) for row in rows]
 
     async def owned(
@@ -103,15 +94,15 @@ class SqlRuns:
     ) -> Sequence[str]:
         """Ids of runs of these owners and programs in this status, oldest first."""
         bindings = (_json(owners), status.value, _json(programs), limit)
-        return [run_id for (run_id,) in await self._database.read(lambda db: db.execute(_OWNED, bindings).fetchall())]
+        return [run_id for (run_id,) in await self._database.read(_OWNED, bindings)]
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
-        return [owner for (owner,) in await self._database.read(lambda db: db.execute(_OWNERS).fetchall())]
+        return [owner for (owner,) in await self._database.read(_OWNERS)]
 
     async def programs(self) -> Sequence[str]:
         """The names of the programs of all runs that are not finished."""
-        return [program for (program,) in await self._database.read(lambda db: db.execute(_PROGRAMS).fetchall())]
+        return [program for (program,) in await self._database.read(_PROGRAMS)]
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow]:
         """Those of `run_ids` that have ended or are parked."""
