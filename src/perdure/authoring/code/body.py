@@ -15,7 +15,16 @@ from typing import Any
 
 from msgspec import Raw
 
-from perdure.authoring.code.loop import BodyLoop, BodyTimer, Closing, OpFuture, source_of, user_line, waiting_line
+from perdure.authoring.code.loop import (
+    BodyLoop,
+    BodyTask,
+    BodyTimer,
+    Closing,
+    OpFuture,
+    source_of,
+    user_line,
+    waiting_line,
+)
 from perdure.errors import NotDurable, PerdureError
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import CancelOp, Checkpoint, Command, Finish, RecordValue, RunStep, StartTimer, StepSpec
@@ -52,7 +61,7 @@ class Body:
         self._make = make
         self._returns = returns
         self.loop = BodyLoop(self)  # type: ignore[abstract] # the rest of the methods refuse, see loop.py
-        self._task: asyncio.Task[Any] | None = None
+        self._task: BodyTask | None = None
         self._commands: list[Command] = []
         # What each open op resolves: a future and the type it decodes to, or a timer.
         self._futures: dict[str, tuple[OpFuture, Any]] = {}
@@ -146,7 +155,7 @@ class Body:
         task = self._task
         if task is None or task.done() or self._futures or self._timers or self._finish is not None:
             return
-        where = waiting_line(task.get_coro())
+        where = waiting_line(task.body)
         error = NotDurable("waiting for something that no step, timer or signal of this run can bring about", where)
         self.finish(Finish(RunStatus.FAILED, error=describe(error, self.codec)))
 

@@ -74,11 +74,14 @@ class OpFuture(asyncio.Future[Any]):
 class BodyTask(asyncio.Task[Any]):
     """A task of a workflow body."""
 
-    def __init__(self, coro: Any, loop: BodyLoop, scope: Scope, name: str, context: Context | None) -> None:
+    def __init__(
+        self, coro: Coroutine[Any, Any, Any], loop: BodyLoop, scope: Scope, name: str, context: Context | None
+    ) -> None:
         # Before asyncio registers the task in a set of its own, by its hash.
         self._number = loop.number()
         self.scope = scope
-        super().__init__(coro, loop=loop, name=name, context=context)
+        self.body = coro
+        super().__init__(_guard(coro, loop), loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
         return self._number
@@ -200,7 +203,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         scope = Scope(f"{self.scope().path(_task_name(coro))}/")
         if isinstance(coro, asyncio.Future):
             coro = _await(coro)
-        task = BodyTask(_guard(coro, self), self, scope, name or scope.prefix[:-1], context)
+        task = BodyTask(coro, self, scope, name or scope.prefix[:-1], context)
         self._tasks.append(task)
         if len(self._tasks) > 64 and len(self._tasks) & 63 == 0:
             self._tasks = [task for task in self._tasks if not task.done()]
@@ -209,7 +212,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
     def run_root(self, coro: Coroutine[Any, Any, Any]) -> BodyTask:
         """The task of the body itself; its ops have no prefix."""
         # An empty context: what the caller of start() had in its variables would be gone after a crash.
-        task = BodyTask(_guard(coro, self), self, self.root, "workflow", Context())
+        task = BodyTask(coro, self, self.root, "workflow", Context())
         self._tasks.append(task)
         return task
 
