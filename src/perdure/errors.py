@@ -35,8 +35,6 @@ Errors carry data and say what to do next. They import nothing of perdure.
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class PerdureError(Exception):
     """The base of every error of perdure."""
@@ -282,8 +280,8 @@ class SchemaMismatch(StoreError):
 class Corrupt(StoreError):
     """Stored bytes are not the bytes that were written."""
 
-    def __init__(self, where: str, reason: str, **data: Any) -> None:
-        self.where, self.reason, self.data = where, reason, data
+    def __init__(self, where: str, reason: str, run_id: str | None = None) -> None:
+        self.where, self.reason, self.run_id = where, reason, run_id
         super().__init__(
             f"{where} is damaged ({reason}); other runs are not affected. Restore the file from a backup, "
             "and check the disk"

@@ -140,7 +140,7 @@ class Client:
                     raise AlreadyExists(existing.id, existing.status, reuse)
                 if decision == "replace":
                     await self._terminate(existing, "another run was started under its id")
-            run_id = make_run_id(now, secrets.randbits(52))
+            run_id = make_run_id(now, secrets.randbits(36))
             incarnation = existing.incarnation + 1 if existing is not None else 1
             identity = {"id": id or run_id, "incarnation": incarnation}
             if await self._submit(run_id, _with(started, **identity), _with(recorded, **identity)):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from perdure.errors import PerdureError
+from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.projection import RunRow
 from perdure.ports.store import Store
 
@@ -28,8 +28,11 @@ class Watch:
 
     async def ended(self, run_id: str) -> RunRow:
         """The row of a run that has ended, or is parked; waits for as long as that takes."""
-        for row in await self._store.runs.finished([run_id]) if not self._is_local(run_id) else ():
-            return row
+        if not self._is_local(run_id):
+            for row in await self._store.runs.finished([run_id]):
+                if isinstance(row, Corrupt):
+                    raise row
+                return row
         waiter: asyncio.Future[RunRow] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)
         if self._task is None or self._task.done():
@@ -43,10 +46,14 @@ class Watch:
                 if not waiters:
                     del self._waiters[run_id]
 
-    def resolve(self, row: RunRow) -> None:
-        """A run has ended, or is parked."""
-        for waiter in self._waiters.pop(row.run_id, ()):
-            if not waiter.done():
+    def resolve(self, row: RunRow | Corrupt) -> None:
+        """A run has ended, is parked, or cannot be read any more."""
+        for waiter in self._waiters.pop(row.run_id or "", ()):
+            if waiter.done():
+                continue
+            if isinstance(row, Corrupt):
+                waiter.set_exception(row)
+            else:
                 waiter.set_result(row)
 
     async def _poll(self) -> None:

@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from perdure.engine.payloads import Payloads
 from perdure.engine.steps import Attempt, StepRunner
-from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, ValueProblem
+from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, StoreUnavailable, ValueProblem
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Finish
 from perdure.kernel.durability import Durability
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure")
 
+# How long a store that cannot take anything is left alone before the next try.
+FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 # A rough count of what an event adds to the journal besides its value.
 EVENT_BYTES = 120
 
@@ -294,7 +296,20 @@ class Driver:
             if not task.cancelled():
                 then(task.exception() or task.result())
 
-        self._services.loop.create_task(self._services.payloads.offload(data, what)).add_done_callback(stored)
+        self._services.loop.create_task(self._store_apart(data, what)).add_done_callback(stored)
+
+    async def _store_apart(self, data: bytes, what: str) -> str:
+        wait = FIRST_RETRY
+        while True:
+            try:
+                return await self._services.payloads.offload(data, what)
+            except StoreUnavailable as error:
+                # Like an append: what is done is not lost to a full disk, it waits.
+                if self.closed:
+                    raise
+                log.warning("%s; %s waits", error, what)
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, LAST_RETRY)
 
     def _close_batch(self) -> None:
         if self._events:

@@ -7,12 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from perdure.engine.driver import FIRST_RETRY, LAST_RETRY
 from perdure.errors import StoreUnavailable
 from perdure.ports.journal import Append, Appended, Conflict, Journal, Outcome
 
 log = logging.getLogger("perdure")
-
-FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 
 
 class Source(Protocol):

@@ -30,6 +30,7 @@ class Service:
     def __init__(self, orchestrator: Orchestrator, ownership: Ownership) -> None:
         self._orchestrator, self._ownership = orchestrator, ownership
         self._stir = asyncio.Event()
+        self._version: object = object()
         self._next_due: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
         orchestrator.on_due = self.note
@@ -41,7 +42,7 @@ class Service:
         beat = settings.lease / 3
         self._tasks = [
             loop.create_task(self._due_runs()),
-            loop.create_task(self._every(beat, beat, self._ownership.renew)),
+            loop.create_task(self._every(beat, beat, self._beat)),
         ]
         if settings.enabled:
             interval = settings.check_interval
@@ -74,6 +75,13 @@ class Service:
         except Exception:
             log.exception("an unexpected error in the background; the engine goes on")
 
+    async def _beat(self) -> None:
+        """Show that we live. Our own sign of life is no news to us."""
+        seen = self._orchestrator.store.version() == self._version
+        await self._ownership.renew()
+        if seen:
+            self._version = self._orchestrator.store.version()
+
     async def _orphans(self) -> None:
         await recover(self._orchestrator, self._ownership, startup=False)
 
@@ -81,15 +89,14 @@ class Service:
         """Wake runs when they are due, whoever made them so."""
         store, clock = self._orchestrator.store, self._orchestrator.clock
         loop = asyncio.get_running_loop()
-        version: object = object()
         looked = -LOOK_SECONDS
         while True:
             now, current = clock.now(), store.version()
             due = self._next_due is not None and self._next_due <= now
-            changed = current != version and loop.time() - looked >= LOOK_SECONDS
+            changed = current != self._version and loop.time() - looked >= LOOK_SECONDS
             stale = loop.time() - looked >= self._orchestrator.recovery.check_interval
             if due or changed or stale:
-                version, looked = current, loop.time()
+                self._version, looked = current, loop.time()
                 await self._guarded(self._look)
                 continue
             wait = WATCH_SECONDS if self._next_due is None else min(WATCH_SECONDS, max(0.001, self._next_due - now))

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
@@ -52,6 +53,6 @@ class Runs(Protocol):
         """The names of the programs of all runs that are not finished."""
         ...
 
-    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow]:
-        """Those of `run_ids` that have ended or are parked."""
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
+        """Those of `run_ids` that have ended or are parked; a damaged one comes as its error, which has its run_id."""
         ...

@@ -146,7 +146,7 @@ class MemoryRuns:
         """The names of the programs of all runs that are not finished."""
         return sorted({row.program for row in self._journal.rows.values() if row.finished_at is None})
 
-    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow]:
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """Those of `run_ids` that have ended or are parked."""
         rows = [self._journal.rows[run_id] for run_id in run_ids if run_id in self._journal.rows]
         return [row for row in rows if row.finished_at is not None or row.status is RunStatus.PARKED]

@@ -69,7 +69,7 @@ class SqlLeases:
 
     async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
         """Hold on to your lease; raises NotOwner when it is not yours."""
-        rows = await self._write(lambda db: db.execute(_RENEW, (now + ttl, key, owner)).fetchall())
+        rows = await self._database.execute(_RENEW, (now + ttl, key, owner))
         if not rows:
             raise NotOwner(key, owner, self._holder(key))
         return Acquired(owner, rows[0][0], now + ttl)

@@ -16,13 +16,14 @@ from perdure.ports.journal import Head
 
 RUN = """
     select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
-        r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.checksum
+        r.finished_at, cast(r.tags as blob), cast(r.input as blob), r.input_blob, cast(r.output as blob), r.output_blob,
+        cast(r.error as blob), r.reason, r.checksum
     from perdure_runs r
 """
 RUN_AND_HEAD = """
     select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
-        r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.checksum,
-        h.next_seq, h.at, h.size
+        r.finished_at, cast(r.tags as blob), cast(r.input as blob), r.input_blob, cast(r.output as blob), r.output_blob,
+        cast(r.error as blob), r.reason, r.checksum, h.next_seq, h.at, h.size
     from perdure_runs r join perdure_heads h using (run_id)
 """
 
@@ -55,16 +56,24 @@ def run_bindings(row: RunRow) -> tuple[Any, ...]:
         row.output_blob,
         error,
         row.reason,
-        _checksum(tags, input, output, error),
+        _checksum(tags.encode(), bytes(row.input), bytes(row.output), None if error is None else error.encode()),
     )
 
 
 def run_row(columns: tuple[Any, ...]) -> RunRow:
     """The inverse of `run_bindings`; raises Corrupt when stored values changed."""
+    row = run_row_or_damage(columns)
+    if isinstance(row, Corrupt):
+        raise row
+    return row
+
+
+def run_row_or_damage(columns: tuple[Any, ...]) -> RunRow | Corrupt:
+    """A row, or what is wrong with it: one damaged run must not hide the others."""
     (run_id, id, incarnation, program, version, status, owner, epoch, wake_at, created_at, finished_at) = columns[:11]
     tags, input, input_blob, output, output_blob, error, reason, checksum = columns[11:19]
     if _checksum(tags, input, output, error) != checksum:
-        raise Corrupt(f"the row of run {id!r}", "its checksum does not match", run_id=run_id)
+        return Corrupt(f"the row of run {id!r}", "its checksum does not match", run_id=run_id)
     return RunRow(
         run_id=run_id,
         id=id,
@@ -78,9 +87,9 @@ def run_row(columns: tuple[Any, ...]) -> RunRow:
         created_at=created_at,
         finished_at=finished_at,
         tags=_tags.decode(tags),
-        input=Raw(input.encode()),
+        input=Raw(input),
         input_blob=input_blob,
-        output=Raw(output.encode()),
+        output=Raw(output),
         output_blob=output_blob,
         error=_failure.decode(error) if error is not None else None,
         reason=reason,
@@ -92,7 +101,16 @@ def run_and_head(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
     return run_row(columns[:19]), Head(*columns[19:])
 
 
-def _checksum(tags: str, input: str, output: str, error: str | None) -> int:
-    crc = zlib.crc32(input.encode(), zlib.crc32(tags.encode()))
-    crc = zlib.crc32(output.encode(), crc)
-    return zlib.crc32(error.encode(), crc) if error is not None else crc
+def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
+    """As `run_and_head`, but a damaged run is listed too: without its values, and with what is wrong as its reason."""
+    row = run_row_or_damage(columns[:19])
+    if isinstance(row, Corrupt):
+        null = b"null"
+        known = (*columns[:11], b"{}", null, "", null, "", None, str(row), _checksum(b"{}", null, null, None))
+        row = run_row(known)
+    return row, Head(*columns[19:])
+
+
+def _checksum(tags: bytes, input: bytes, output: bytes, error: bytes | None) -> int:
+    crc = zlib.crc32(output, zlib.crc32(input, zlib.crc32(tags)))
+    return zlib.crc32(error, crc) if error is not None else crc

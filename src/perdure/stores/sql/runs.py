@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
+from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Due
 from perdure.stores.sql.database import Database
-from perdure.stores.sql.rows import RUN, RUN_AND_HEAD, run_and_head, run_row
+from perdure.stores.sql.rows import RUN, RUN_AND_HEAD, listed, run_and_head, run_row, run_row_or_damage
 
 # A filter that is not given compares a parameter with null, so that one statement serves every combination.
 LIST_FILTER = """
@@ -87,7 +88,7 @@ class SqlRuns:
             "limit": filter.limit,
         }
         rows = await self._database.read(_LIST, bindings)
-        return [run_and_head(row) for row in rows]
+        return [listed(row) for row in rows]
 
     async def owned(
         self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int
@@ -104,9 +105,9 @@ class SqlRuns:
         """The names of the programs of all runs that are not finished."""
         return [program for (program,) in await self._database.read(_PROGRAMS)]
 
-    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow]:
-        """Those of `run_ids` that have ended or are parked."""
-        return [run_row(row) for row in self._database.ask(_FINISHED, (_json(run_ids),))]
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
+        """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
+        return [run_row_or_damage(row) for row in self._database.ask(_FINISHED, (_json(run_ids),))]
 
 
 class SqlTimers:
