@@ -1,0 +1,330 @@
+"""The engine and the client for code that does not await: the same names, and no second implementation.
+
+    from perdure.blocking import Engine
+
+    with Engine("sqlite:///flows.db", [fulfil]) as engine:
+        receipt = engine.start(fulfil(order), id="order-123").result()
+
+Every method hands its coroutine to an event loop in a thread of its own and waits for it. So one Engine serves any
+number of threads, plain `def` steps among them. A Ctrl-C while waiting gives up the wait, not the run; leaving the
+`with` block then hands runs over as usual.
+
+Called where another event loop runs (a notebook, an async server) these methods work, and hold that loop up for as
+long as they take: fine in a notebook, wrong in a server, which awaits the classes of `perdure` itself. Called from the
+engine's own loop (an `async def` step, a workflow body) they would wait for themselves, and raise UsageError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from perdure import assembly
+from perdure.assembly import DEFAULT_STORE, run
+from perdure.client import client as asynchronous
+from perdure.client.client import Duration
+from perdure.client.handle import RunHandle as AsyncRunHandle
+from perdure.client.views import RunPage, RunResult, RunView, StepView
+from perdure.config import Limits, Recovery
+from perdure.errors import UsageError
+from perdure.kernel.codec import TypeCodec
+from perdure.kernel.commands import Program
+from perdure.kernel.durability import Durability
+from perdure.kernel.events import Entry, RunStatus
+from perdure.kernel.invocation import Invocation
+from perdure.kernel.reuse import Reuse
+from perdure.ports.blobs import Blobs as AsyncBlobs
+from perdure.ports.clock import Clock
+from perdure.ports.journal import Append
+from perdure.ports.leases import Leases
+from perdure.ports.store import Store
+
+__all__ = ["Blobs", "Client", "Engine", "RunHandle", "connect", "run"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Client:
+    """A connection to a store: starts runs for engines elsewhere to execute, and reads. Made by `connect`."""
+
+    def __init__(self, client: asynchronous.Client) -> None:
+        self._client = client
+        self._loop = _Loop(type(self).__name__)
+
+    def open(self) -> Self:
+        """Connect. `with` does this too."""
+        self._loop.start()
+        try:
+            _ = self._loop.wait(self._client.open())
+        except BaseException:
+            self._loop.stop()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Disconnect, and end the thread."""
+        if self._loop.running:
+            try:
+                self._loop.wait(self._client.close())
+            finally:
+                self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def blobs(self) -> Blobs:
+        """The blob store: `put(bytes) -> id`, `get(id) -> bytes | None`."""
+        return Blobs(self._client.blobs, self._loop)
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        invocation: Invocation[R],
+        *,
+        id: str | None = None,
+        reuse: Reuse = "return_existing",
+        delay: Duration | None = None,
+        deadline: Duration | datetime | None = None,
+        max_concurrency: int | None = None,
+        durability: str | Durability | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> RunHandle[R]:
+        """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says."""
+        started = self._client.start(
+            invocation,
+            id=id,
+            reuse=reuse,
+            delay=delay,
+            deadline=deadline,
+            max_concurrency=max_concurrency,
+            durability=durability,
+            tags=tags,
+        )
+        return RunHandle(self._loop.wait(started), self._loop)
+
+    def run(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
+        """Start a run and wait for its end, whatever that is. Takes the options of `start`."""
+        return self._loop.wait(self._client.run(invocation, **options))
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def get(self, id: str) -> RunView | None:
+        """The latest run under an id, or None."""
+        return self._loop.wait(self._client.get(id))
+
+    def list(
+        self,
+        *,
+        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+        program: str | None = None,
+        tags: dict[str, str] | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """Runs, newest first, a page at a time."""
+        return self._loop.wait(
+            self._client.list(status=status, program=program, tags=tags, since=since, limit=limit, cursor=cursor)
+        )
+
+    def steps(self, id: str) -> Sequence[StepView]:
+        """The steps of a run with their attempts, in the order they began."""
+        return self._loop.wait(self._client.steps(id))
+
+    def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
+        """The events of a run from number `start` on."""
+        return self._loop.wait(self._client.journal(id, start))
+
+    def follow(self, id: str, start: int = 0) -> Iterator[Entry]:
+        """The events of a run from number `start` on, as they come, until it ends."""
+        return self._loop.iterate(self._client.follow(id, start))
+
+
+class Engine(Client):
+    """Executes runs, and does all that a client does.
+
+    A context manager: entering it migrates an embedded store, recovers what was under way, and starts advancing runs;
+    leaving it hands them over.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Store = DEFAULT_STORE,
+        programs: Iterable[Program] = (),
+        *,
+        name: str | None = None,
+        durability: str | Durability = "sync",
+        max_concurrency: int = 1000,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        recovery: Recovery = Recovery(),  # noqa: B008 - frozen
+        leases: Leases | None = None,
+        codecs: Iterable[TypeCodec[Any]] = (),
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        on_commit: Callable[[str, Append], None] | None = None,
+    ) -> None:
+        engine = assembly.Engine(
+            store,
+            programs,
+            name=name,
+            durability=durability,
+            max_concurrency=max_concurrency,
+            limits=limits,
+            recovery=recovery,
+            leases=leases,
+            codecs=codecs,
+            executor=executor,
+            clock=clock,
+            on_commit=on_commit,
+        )
+        super().__init__(engine)
+        self.name = engine.name
+
+
+class RunHandle(Generic[R]):
+    """One run."""
+
+    def __init__(self, handle: AsyncRunHandle[R], loop: _Loop) -> None:
+        self._handle, self._loop = handle, loop
+        self.id = handle.id
+        self.run_id = handle.run_id
+
+    def result(self, timeout: float | None = None) -> R:
+        """What the run returned; raises what it raised, RunCancelled or RunParked.
+
+        TimeoutError after `timeout` seconds leaves the run going.
+        """
+        return self._loop.wait(self._handle.result(timeout))
+
+    def outcome(self, timeout: float | None = None) -> RunResult[R]:
+        """How the run ended; raises nothing but TimeoutError."""
+        return self._loop.wait(self._handle.outcome(timeout))
+
+    def status(self) -> RunStatus:
+        """Where the run stands."""
+        return self._loop.wait(self._handle.status())
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+
+class Blobs:
+    """Bytes that are stored once however often they are put, and verified when they are read."""
+
+    def __init__(self, blobs: AsyncBlobs, loop: _Loop) -> None:
+        self._blobs, self._loop = blobs, loop
+
+    def put(self, data: bytes) -> str:
+        """Store the bytes durably and return their id, the SHA-256 in hex."""
+        return self._loop.wait(self._blobs.put(data))
+
+    def get(self, blob_id: str) -> bytes | None:
+        """The bytes, or None when there is no such blob. Raises Corrupt when they are not what was put."""
+        return self._loop.wait(self._blobs.get(blob_id))
+
+
+def connect(
+    store: str | os.PathLike[str] | Store = DEFAULT_STORE,
+    *,
+    limits: Limits | None = None,
+    codecs: Iterable[TypeCodec[Any]] = (),
+    clock: Clock | None = None,
+) -> Client:
+    """A client of a store: `with connect(url) as client`, or `client = connect(url).open()`."""
+    return Client(assembly.connect(store, limits=limits, codecs=codecs, clock=clock))
+
+
+class _Loop:
+    """An event loop in a thread of its own, and the way to wait for what it does."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._loop is not None
+
+    def start(self) -> None:
+        if self._loop is not None:
+            raise UsageError(f"this {self._owner} is open already; make another one to use two side by side")
+        self._loop = asyncio.new_event_loop()
+        # A daemon: a process that ends without closing the engine must not wait for it. Its runs are recovered.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure-loop", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        # Under the lock: what was handed over before is on the loop and gets cancelled, and nothing comes after.
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_end_all(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that runs on the loop."""
+        with self._lock:
+            if self._loop is None or threading.current_thread() is self._thread:
+                work.close()
+                raise self._refusal()
+            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise UsageError(f"this {self._owner} was closed while this call waited; its runs are kept") from None
+        except BaseException:
+            future.cancel()  # after a Ctrl-C nobody waits for it any more
+            raise
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an async iterator, one wait each."""
+        while True:
+            try:
+                item = self.wait(_next(items))
+            except StopAsyncIteration:
+                return
+            yield item
+
+    def _refusal(self) -> UsageError:
+        if self._loop is None:
+            how = f"with {'Engine(...)' if self._owner == 'Engine' else 'connect(...)'}"
+            return UsageError(f"this {self._owner} is not open; use it as `{how} as ...`")
+        return UsageError(
+            f"this {self._owner} of perdure.blocking was called from its own event loop, and would wait for itself; "
+            "call it from a step that is a plain `def`, which runs in a thread"
+        )
+
+
+async def _next(items: AsyncIterator[T]) -> T:
+    return await anext(items)
+
+
+async def _end_all() -> None:
+    """Cancel everything else on this loop, and wait until it has ended."""
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
