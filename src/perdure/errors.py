@@ -139,7 +139,7 @@ class NotDecodable(ValueProblem):
 
     def __init__(self, what: str, type: str, reason: str) -> None:
         self.what, self.type, self.reason = what, type, reason
-        super().__init__(f"{what} does not fit the annotation {type}: {reason}")
+        super().__init__(f"{what} cannot be read as {type}: {reason}")
 
 
 class PayloadTooLarge(ValueProblem):
@@ -272,7 +272,7 @@ class SchemaMismatch(StoreError):
         cure = (
             "a newer perdure wrote it: upgrade perdure in this environment"
             if found > needed
-            else "run `perdure migrate` once, or open it with an Engine"
+            else "open it once with an Engine, which brings it up to date"
         )
         super().__init__(f"{url} has schema {found}, and this perdure works with schema {needed}; {cure}")
 

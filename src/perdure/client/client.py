@@ -121,7 +121,6 @@ class Client:
         if not isinstance(invocation, Invocation):
             raise UsageError(f"start() needs an invocation such as fulfil(order), not {invocation!r}")
         program = self._program(invocation)
-        returns = getattr(program, "returns", Any)
         decide(reuse, None)
         if id is not None:
             check_id(id)
@@ -135,7 +134,7 @@ class Client:
             decision = decide(reuse, existing.status if existing is not None else None)
             if existing is not None:
                 if decision == "return":
-                    return RunHandle(self, existing.id, existing.run_id, returns)
+                    return RunHandle(self, existing.id, existing.run_id, program)
                 if decision == "reject":
                     raise AlreadyExists(existing.id, existing.status, reuse)
                 if decision == "replace":
@@ -144,7 +143,7 @@ class Client:
             incarnation = existing.incarnation + 1 if existing is not None else 1
             identity = {"id": id or run_id, "incarnation": incarnation}
             if await self._submit(run_id, _with(started, **identity), _with(recorded, **identity)):
-                return RunHandle(self, id or run_id, run_id, returns)
+                return RunHandle(self, id or run_id, run_id, program)
 
     async def run(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
         """Start a run and wait for its end, whatever that is. Takes the options of `start`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perdure.client.views import RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError
+from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.failures import rebuild
 
@@ -20,8 +21,10 @@ R = TypeVar("R")
 class RunHandle(Generic[R]):
     """One run. Awaiting it is awaiting its result."""
 
-    def __init__(self, client: Client, id: str, run_id: str, returns: Any) -> None:
-        self._client, self._returns = client, returns
+    def __init__(self, client: Client, id: str, run_id: str, program: Program | None) -> None:
+        self._client = client
+        self._returns = getattr(program, "returns", Any)
+        self._errors: dict[str, type[BaseException]] = getattr(program, "errors", {})
         self.id = id
         self.run_id = run_id
 
@@ -51,7 +54,7 @@ class RunHandle(Generic[R]):
             error = RunParked(self.id, row.reason)
         else:
             assert row.error is not None
-            error = rebuild(row.error, self._client.codec)
+            error = rebuild(row.error, self._client.codec, self._errors)
             if type(error) is StepError:
                 failed = RunFailed(self.id, row.error.type, row.error.message, row.error.traceback)
                 failed.__cause__ = error.__cause__

@@ -172,8 +172,8 @@ class StepRunner:
 def argument_types(command: RunStep) -> Any:
     """The type of the list of encoded arguments of a call."""
     types = command.spec.types
-    by_name = dict(types)
-    positional = [annotation for name, annotation in types if not name.startswith("*")]
+    by_name = {name.lstrip("="): annotation for name, annotation in types}
+    positional = [annotation for name, annotation in types if not name.startswith(("*", "="))]
     variable = next((t for n, t in types if n.startswith("*") and not n.startswith("**")), Any)
     keyword = next((t for n, t in types if n.startswith("**")), Any)
     result = [positional[i] if i < len(positional) else variable for i in range(command.positional)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +28,8 @@ class StepSpec:
     asynchronous: bool = False
     types: tuple[tuple[str, Any], ...] = ()
     returns: Any = Any
+    # Exception classes that can be found through no module, by name.
+    errors: Mapping[str, type[BaseException]] = field(default_factory=dict)
 
 
 class RunStep(msgspec.Struct, frozen=True, gc=False):

@@ -55,6 +55,12 @@ class StepStatus(StrEnum):
 class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A fact in a journal."""
 
+    def __repr__(self) -> str:
+        """With the values in it, which are raw JSON otherwise."""
+        fields = msgspec.json.decode(msgspec.json.encode(self))
+        kind = fields.pop("type")
+        return f"{kind}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
 
 class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     """A run was accepted. Its journal begins with this."""

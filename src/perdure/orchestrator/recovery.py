@@ -8,6 +8,7 @@ import logging
 from perdure.kernel.events import RunStatus
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.ownership import Ownership
+from perdure.ports.runs import RunFilter
 
 log = logging.getLogger("perdure")
 
@@ -28,18 +29,30 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
     dead = [o for o in owners if o not in ownership.others and (startup or o != orchestrator.name)]
     limit = settings.max_startup if startup else settings.max_claims
     loaded = 0
-    for status in (RunStatus.RUNNING, RunStatus.PARKED) if startup else (RunStatus.RUNNING,):
-        seen: set[str] = set()
-        while dead and not orchestrator.closing:
-            # Claims are on their way to the store while the next batch is read, so ask for more than was seen.
-            found = await runs.owned(dead, status, programs, limit + len(seen))
-            fresh = [run_id for run_id in found if run_id not in seen][:limit]
-            if not fresh:
-                break
-            seen.update(fresh)
-            loaded += await orchestrator.load(fresh)
-            await asyncio.sleep(0 if startup else 0.01)
-    return loaded
+    seen: set[str] = set()
+    while dead and not orchestrator.closing:
+        # Claims are on their way to the store while the next batch is read, so ask for more than was seen.
+        found = await runs.owned(dead, RunStatus.RUNNING, programs, limit + len(seen))
+        fresh = [run_id for run_id in found if run_id not in seen][:limit]
+        if not fresh:
+            break
+        seen.update(fresh)
+        loaded += await orchestrator.load(fresh)
+        await asyncio.sleep(0 if startup else 0.01)
+    return loaded + (await _retry_parked(orchestrator, ownership) if startup else 0)
+
+
+async def _retry_parked(orchestrator: Orchestrator, ownership: Ownership) -> int:
+    """Load parked runs of programs we have, whoever parked them; those that still do not fit stay parked."""
+    cursor, loaded = None, 0
+    while True:
+        filter = RunFilter(status=[RunStatus.PARKED], limit=orchestrator.recovery.max_startup, cursor=cursor)
+        page = [row for row, _ in await orchestrator.store.runs.list(filter)]
+        if not page:
+            return loaded
+        cursor = page[-1].run_id
+        ours = [r for r in page if r.program in orchestrator.programs and r.owner not in ownership.others]
+        loaded += await orchestrator.load([row.run_id for row in ours])
 
 
 async def warn_of_unknown(orchestrator: Orchestrator) -> None:

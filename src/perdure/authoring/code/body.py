@@ -63,8 +63,8 @@ class Body:
         self.loop = BodyLoop(self)  # type: ignore[abstract] # the rest of the methods refuse, see loop.py
         self._task: BodyTask | None = None
         self._commands: list[Command] = []
-        # What each open op resolves: a future and the type it decodes to, or a timer.
-        self._futures: dict[str, tuple[OpFuture, Any]] = {}
+        # What each open op resolves: the future of a step or a wait, or a timer.
+        self._futures: dict[str, tuple[OpFuture, StepSpec | None]] = {}
         self._timers: dict[str, BodyTimer] = {}
         self._finish: Finish | None = None
 
@@ -82,13 +82,14 @@ class Body:
             found = self._futures.pop(event.op, None)
             if found is None:
                 return ()
-            future, returns = found
-            value = self.codec.decode(event.value, returns, event.op)
+            future, spec = found
+            value = self.codec.decode(event.value, spec.returns if spec else Any, event.op)
             future._op = None
             if not future.done():
                 future.set_result(value)
         elif isinstance(event, StepFailed):
-            self._resolve_with(event.op, rebuild(event.error, self.codec))
+            spec = self._futures[event.op][1] if event.op in self._futures else None
+            self._resolve_with(event.op, rebuild(event.error, self.codec, spec.errors if spec else None))
         elif isinstance(event, WaitResolved):
             timer = self._timers.pop(event.op, None)
             if timer is not None:
@@ -169,7 +170,7 @@ class Body:
         keywords = tuple(kwargs) if kwargs else ()
         inputs = self.codec.encode_inputs((*args, *kwargs.values()) if kwargs else args, f"an argument of {op}")
         fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs)
-        future = self._future(op, spec.returns)
+        future = self._future(op, spec)
         self._commands.append(RunStep(op, spec, inputs, fingerprint, len(args), keywords, source_of(frame)))
         return future
 
@@ -227,10 +228,10 @@ class Body:
             self._finish = finish
             self._commands.append(finish)
 
-    def _future(self, op: str, returns: Any) -> OpFuture:
+    def _future(self, op: str, spec: StepSpec | None) -> OpFuture:
         future = self.loop.create_future()
         future._op = op
-        self._futures[op] = (future, returns)
+        self._futures[op] = (future, spec)
         return future
 
     def _line(self) -> str:
@@ -262,6 +263,7 @@ class CodeProgram:
         self._signature = inspect.signature(fn)
         self._hints = hints
         self.returns = hints.get("return", Any)
+        self.errors: dict[str, type[BaseException]] = {}
 
     def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""

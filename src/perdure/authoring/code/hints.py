@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import typing
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
+
+from perdure.kernel.failures import type_name
 
 
 def hints_of(fn: Callable[..., Any], depth: int) -> dict[str, Any]:
@@ -16,13 +19,7 @@ def hints_of(fn: Callable[..., Any], depth: int) -> dict[str, Any]:
     annotations = getattr(fn, "__annotations__", {})
     if not any(isinstance(value, str) for value in annotations.values()):
         return dict(typing.get_type_hints(fn, include_extras=True)) if annotations else {}
-    local: dict[str, Any] = {}
-    frame = sys._getframe(depth)
-    while frame is not None and frame.f_code.co_name != "<module>":
-        local = {**frame.f_locals, **local}
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
+    local = _locals(sys._getframe(depth))
     try:
         return dict(typing.get_type_hints(fn, localns=local or None, include_extras=True))
     except NameError as error:
@@ -31,3 +28,20 @@ def hints_of(fn: Callable[..., Any], depth: int) -> dict[str, Any]:
             "import it for real, not only for type checkers",
             name=error.name,
         ) from None
+
+
+def local_errors(fn: Callable[..., Any], depth: int) -> dict[str, type[BaseException]]:
+    """Exception classes that live beside a function inside another function, where no module leads to them."""
+    if "<locals>" not in getattr(fn, "__qualname__", ""):
+        return {}
+    found = _locals(sys._getframe(depth)).values()
+    return {type_name(c): c for c in found if isinstance(c, type) and issubclass(c, Exception)}
+
+
+def _locals(frame: FrameType | None) -> dict[str, Any]:
+    """The local names of a frame and of those around it, up to the module; the nearest wins."""
+    local: dict[str, Any] = {}
+    while frame is not None and frame.f_code.co_name != "<module>":
+        local = {**frame.f_locals, **local}
+        frame = frame.f_back
+    return local

@@ -81,7 +81,7 @@ class BodyTask(asyncio.Task[Any]):
         self._number = loop.number()
         self.scope = scope
         self.body = coro
-        super().__init__(_guard(coro, loop), loop=loop, name=name, context=context)
+        super().__init__(Guard(coro, loop), loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
         return self._number
@@ -279,31 +279,34 @@ for _name, _what in _REFUSED.items():
     setattr(BodyLoop, _name, _not_durable(_name, _what))
 
 
-@types.coroutine
-def _guard(coro: Coroutine[Any, Any, Any], loop: BodyLoop) -> Generator[Any, Any, Any]:
-    """Pass everything between a task and its coroutine, except a wait for something that cannot be replayed."""
-    value: Any = None
-    error: BaseException | None = None
-    try:
-        while True:
-            try:
-                awaited = coro.send(value) if error is None else coro.throw(error)
-            except StopIteration as stop:
-                return stop.value
-            value = error = None
-            if awaited is not None and getattr(awaited, "_loop", None) is not loop:
-                if getattr(awaited, "_asyncio_future_blocking", None):
-                    awaited._asyncio_future_blocking = False
-                error = NotDurable(f"waiting for {_kind(awaited)}", waiting_line(coro))
-                continue
-            try:
-                value = yield awaited
-            except GeneratorExit:
-                raise
-            except BaseException as thrown:
-                error = thrown
-    finally:
-        coro.close()
+class Guard(Coroutine[Any, Any, Any]):
+    """Passes everything between a task and its coroutine, except a wait for something that cannot be replayed."""
+
+    __slots__ = ("_coro", "_loop")
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], loop: BodyLoop) -> None:
+        self._coro, self._loop = coro, loop
+
+    def send(self, value: Any) -> Any:
+        awaited = self._coro.send(value)
+        return awaited if awaited is None or getattr(awaited, "_loop", None) is self._loop else self._refuse(awaited)
+
+    def throw(self, *error: Any) -> Any:
+        awaited = self._coro.throw(*error)
+        return awaited if awaited is None or getattr(awaited, "_loop", None) is self._loop else self._refuse(awaited)
+
+    def close(self) -> None:
+        self._coro.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coro.__await__()
+
+    def _refuse(self, awaited: Any) -> Any:
+        while awaited is not None and getattr(awaited, "_loop", None) is not self._loop:
+            if getattr(awaited, "_asyncio_future_blocking", None):
+                awaited._asyncio_future_blocking = False
+            awaited = self._coro.throw(NotDurable(f"waiting for {_kind(awaited)}", waiting_line(self._coro)))
+        return awaited
 
 
 async def _await(future: asyncio.Future[Any]) -> Any:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from perdure.authoring.code.body import require_body
-from perdure.authoring.code.hints import hints_of
+from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.loop import BodyLoop
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.ids import check_name
@@ -134,13 +134,15 @@ class _StepDecorator:
                 asynchronous=inspect.iscoroutinefunction(fn),
                 types=parameter_types(fn, hints),
                 returns=hints.get("return", Any),
+                errors=local_errors(fn, depth + 1),
             )
         )
 
 
 def parameter_types(fn: Callable[..., Any], hints: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Pairs of a parameter's name and type, with `*` and `**` for the variable ones."""
+    """Pairs of a parameter's name and type; `*`, `**` and `=` mark variable and keyword-only ones."""
     marks: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    marks[inspect.Parameter.KEYWORD_ONLY] = "="
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a builtin without a signature

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from perdure.authoring.code.body import CodeProgram
-from perdure.authoring.code.hints import hints_of
+from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.kernel.ids import check_name
 from perdure.kernel.invocation import Invocation
 
@@ -51,6 +51,8 @@ def workflow(
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"@workflow needs an `async def`; {getattr(fn, '__qualname__', fn)!r} is not one")
         program = check_name(name or fn.__name__, "the name of a workflow")
-        return Workflow(program, str(version), fn, hints_of(fn, depth + 1))
+        made: Workflow[..., Any] = Workflow(program, str(version), fn, hints_of(fn, depth + 1))
+        made.errors = local_errors(fn, depth + 1)
+        return made
 
     return make if fn is None else make(fn, 2)

@@ -34,7 +34,8 @@ _PUT = """
 _RENEW = "update perdure_leases set expires = ? where key = ? and owner = ? returning epoch"
 _DELETE = "delete from perdure_leases where key = ? and owner = ?"
 _DELETE_ALL = "delete from perdure_leases where owner = ?"
-# Rows of the dead are swept when somebody writes here anyway; their epoch starts over, which fencing does not need.
+_OWNERS = "select distinct owner from perdure_leases"
+_EXPIRE = "update perdure_leases set expires = min(expires, ?) where owner = ?"
 _SWEEP = "delete from perdure_leases where expires <= ? - 86400"
 _LIVE = "select key, owner, epoch, expires from perdure_leases where expires > ? and substr(key, 1, length(?2)) = ?2"
 
@@ -49,10 +50,21 @@ class SqlLeases:
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
         self._presence.show(owner)
-        result: Acquired | HeldBy = await self._write(lambda db: self._acquire(db, key, owner, ttl, now))
+        gone: set[str] = set()
+        result: Acquired | HeldBy = await self._write(lambda db: self._acquire(db, key, owner, ttl, now, gone))
+        for dead in gone:
+            self._presence.forget(dead)
         return result
 
-    def _acquire(self, db: apsw.Connection, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+    def _acquire(
+        self, db: apsw.Connection, key: str, owner: str, ttl: float, now: float, gone: set[str]
+    ) -> Acquired | HeldBy:
+        # Leases of the dead go when somebody writes here anyway, and then the files that proved them dead.
+        for row in db.execute(_OWNERS).fetchall():
+            other = str(row[0])
+            if self._presence.gone(other):
+                db.execute(_EXPIRE, (now, other))
+                gone.add(other)
         db.execute(_SWEEP, (now,))
         found = db.execute(_GET, (key,)).fetchone()
         epoch = 1
@@ -60,7 +72,7 @@ class SqlLeases:
             held = Lease(*found)
             if held.owner == owner:
                 epoch = held.epoch
-            elif held.expires > now and not self._presence.gone(held.owner):
+            elif held.expires > now:
                 return HeldBy(held.owner, held.expires)
             else:
                 epoch = held.epoch + 1
@@ -160,6 +172,11 @@ class Presence:
             return True
         finally:
             os.close(file)
+
+    def forget(self, owner: str) -> None:
+        """Remove the file of a holder that is gone."""
+        if owner not in self._held:
+            self._remove(self._path(owner))
 
     def close(self) -> None:
         """Stop being present under every name."""
