@@ -1,0 +1,76 @@
+"""Death at a chosen commit: a store whose process is killed just before its n-th commit, or just after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Sequence
+from typing import Any, NoReturn
+
+from perdure.ports.journal import Append, Outcome
+from perdure.stores.sql.blobs import SqlBlobs
+from perdure.stores.sql.journal import SqlJournal
+from perdure.stores.sql.sqlite import SqliteStore
+
+
+def die() -> NoReturn:
+    """Kill -9 this process, from inside."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        signal.pause()
+
+
+class Failpoint:
+    """Counts commits from 1 on, and kills at the chosen one. `at=0` only counts."""
+
+    def __init__(self, at: int = 0, after: bool = False) -> None:
+        self._at, self._after = at, after
+        self.commits = 0
+
+    def before(self) -> bool:
+        """A commit is about to be made. Says whether the process is to die right after it."""
+        self.commits += 1
+        if self.commits == self._at and not self._after:
+            die()
+        return self.commits == self._at
+
+
+class _Journal(SqlJournal):
+    def __init__(self, journal: SqlJournal, failpoint: Failpoint) -> None:
+        super().__init__(journal._database)
+        self._failpoint = failpoint
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
+        last = self._failpoint.before()
+        outcomes = super().append(appends)
+        if not last:
+            return outcomes
+        if isinstance(outcomes, Awaitable):
+            return _then_die(outcomes)
+        die()
+
+
+class _Blobs(SqlBlobs):
+    def __init__(self, blobs: SqlBlobs, failpoint: Failpoint) -> None:
+        super().__init__(blobs._database)
+        self._failpoint = failpoint
+
+    async def put(self, data: bytes) -> str:
+        last = self._failpoint.before()
+        id = await super().put(data)
+        if last:
+            die()
+        return id
+
+
+async def _then_die(outcomes: Awaitable[Any]) -> Any:
+    await outcomes
+    die()
+
+
+def store_with(failpoint: Failpoint, path: str) -> SqliteStore:
+    """A store whose journal and blobs go through the failpoint."""
+    store = SqliteStore(path)
+    store.journal = _Journal(store.journal, failpoint)
+    store.blobs = _Blobs(store.blobs, failpoint)
+    return store

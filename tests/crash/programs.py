@@ -1,0 +1,184 @@
+"""The workflows that the crash tests run. Their steps leave a line in the effect log whenever they are executed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from typing import Any
+
+from perdure import Retry, bail, checkpoint, now, random, sleep, step, step_context, step_inline, uuid4, workflow
+
+_log: list[int] = []
+
+
+def log_effects(path: str) -> None:
+    """Write effects there from now on."""
+    _log[:] = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)]
+
+
+def effect(what: str = "begin") -> None:
+    """Leave a line that survives kill -9 at once."""
+    context = step_context()
+    run_id, _, op = context.id.partition("/")
+    line = {"at": time.time(), "run_id": run_id, "op": op, "attempt": context.attempt, "what": what, "pid": os.getpid()}
+    if _log:
+        os.write(_log[0], json.dumps(line).encode() + b"\n")
+
+
+# --- one of everything ----------------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """What the step that always fails raises."""
+
+
+@step
+async def add(a: int, b: int) -> int:
+    """Quick, on the loop."""
+    effect()
+    return a + b
+
+
+@step
+async def add_slowly(a: int, b: int, seconds: float) -> int:
+    """Slow, on the loop."""
+    effect()
+    await asyncio.sleep(seconds)
+    return a + b
+
+
+@step
+def add_in_thread(a: int, b: int) -> int:
+    """In a thread."""
+    effect()
+    return a + b
+
+
+@step(retry=Retry(attempts=3, initial=0.03, jitter=False, on=(ConnectionError,)))
+async def add_at_third_try(a: int, b: int) -> int:
+    """Fails twice, unless it was killed meanwhile: attempts that died are counted too."""
+    effect()
+    if step_context().attempt <= 2:
+        raise ConnectionError(f"attempt {step_context().attempt}")
+    return a + b
+
+
+@step
+async def stuck() -> None:
+    """Never ends by itself."""
+    effect()
+    await asyncio.sleep(3600)
+
+
+@step(timeout=0.05)
+async def hasty() -> None:
+    """Is timed out by its own policy."""
+    effect()
+    await asyncio.sleep(3600)
+
+
+@step
+async def large(size: int) -> str:
+    """A value for the blob store."""
+    effect()
+    return "x" * size
+
+
+@step
+async def broken() -> None:
+    """Fails for good."""
+    effect()
+    raise Broken("as it should")
+
+
+def triple(n: int) -> int:
+    """A plain function, for step_inline."""
+    effect()
+    return 3 * n
+
+
+async def _branch(n: int, seconds: float) -> int:
+    first = await add_slowly(n, 1, seconds)
+    return await add(first, 1)
+
+
+@workflow
+async def voyage(n: int, ending: str) -> dict[str, Any]:
+    """One of everything a body can do."""
+    recorded = {"now": now().isoformat(), "uuid": str(uuid4()), "random": random()}
+    total = await add(n, 1)
+    total = await add(total, 10)
+    total = await add_in_thread(total, 100)
+    total = await step_inline("triple", triple, total)
+    total = sum(await asyncio.gather(*(add_slowly(total, i, 0.02 * i) for i in range(4))))
+    later = {"now": now().isoformat(), "uuid": str(uuid4()), "random": random()}
+    total = await add_at_third_try(total, 1000)
+    await sleep(0.03)
+    problems = []
+    try:
+        async with asyncio.timeout(0.05):
+            await stuck()
+    except TimeoutError:
+        problems.append("timeout")
+    try:
+        await hasty()
+    except TimeoutError:
+        problems.append("hasty")
+    # Longer than the moment that the tests set: the run leaves memory and comes back.
+    await asyncio.sleep(0.15)
+    total += len(await large(300_000))
+    try:
+        await broken()
+    except Broken as error:
+        problems.append(str(error))
+    async with asyncio.TaskGroup() as group:
+        left = group.create_task(_branch(total, 0.01))
+        right = group.create_task(_branch(total, 0.04))
+    total = left.result() + right.result()
+    await checkpoint()
+    for i in range(4):
+        total = await add(total, i)
+    result = {"total": total, "problems": problems, "recorded": recorded, "later": later}
+    if ending == "bail":
+        bail("enough", result)
+    if ending == "raise":
+        raise Broken(json.dumps(result))
+    return result
+
+
+# --- many small runs ------------------------------------------------------------------------------------------------
+
+
+@workflow
+async def five(n: int, seconds: float) -> int:
+    """Five steps, each of some length."""
+    for i in range(5):
+        n = await add_slowly(n, i, seconds)
+    return n
+
+
+# --- one after the other, for the durability modes ------------------------------------------------------------------
+
+
+@step
+async def tick(i: int, seconds: float) -> int:
+    """A step that says when it began and when it ended."""
+    effect()
+    await asyncio.sleep(seconds)
+    effect("end")
+    return i
+
+
+@workflow
+async def ticks(count: int, seconds: float, wait_after: int, checkpoint_after: int) -> int:
+    """Steps in a row, with a wait after one of them or a checkpoint after another."""
+    total = 0
+    for i in range(count):
+        total += await tick(i, seconds)
+        if i + 1 == wait_after:
+            await sleep(0.05)
+        if i + 1 == checkpoint_after:
+            await checkpoint()
+    return total

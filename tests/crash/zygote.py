@@ -1,0 +1,106 @@
+"""A process that has everything imported and forks children which begin at once. Knows nothing of what they do.
+
+Reads one JSON request per line: `{"target": "module:function", "arguments": {...}, "out": path}`, and answers with
+`{"pid": ...}`; when a child has ended it says `{"ended": pid, "status": ...}`. A child writes what its function
+returned to `out` as JSON, and its output to `out` + ".log". When the other side goes away, every child is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    # Imported once, so that a child is there within milliseconds.
+    import tests.crash.children  # noqa: F401
+
+    assert threading.active_count() == 1, "a process with threads must not be forked"
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks; this end follows
+    children: set[int] = set()
+    pending = b""
+    try:
+        while True:
+            ready, _, _ = select.select([0, wake_read], [], [])
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                _reap(children)
+            if 0 in ready:
+                data = os.read(0, 65536)
+                if not data:
+                    return
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    children.add(_spawn(json.loads(line)))
+    finally:
+        signal.set_wakeup_fd(-1)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _reap(children: set[int]) -> None:
+    for pid in list(children):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            children.discard(pid)
+            _say({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _spawn(request: dict[str, Any]) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _child(parent, **request)
+    _say({"pid": pid})
+    return pid
+
+
+def _say(message: dict[str, Any]) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def _child(parent: int, target: str, arguments: dict[str, Any], out: str) -> NoReturn:
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # Not even a killed parent leaves a child behind.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        log = os.open(out + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        module, _, name = target.partition(":")
+        result = getattr(importlib.import_module(module), name)(**arguments)
+        with open(out + ".part", "w") as file:
+            json.dump(result, file)
+        os.rename(out + ".part", out)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
