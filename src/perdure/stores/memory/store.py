@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from perdure.errors import Corrupt, NotOwner
 from perdure.kernel.events import Batch, RunStatus, decode_events, encode_events
 from perdure.kernel.payload import blob_id
@@ -66,8 +68,9 @@ class MemoryJournal:
             latest = self.latest.get(row.id)
             if latest is not None and self.rows[latest].incarnation >= row.incarnation:
                 return Conflict(None)
-            self.latest[row.id] = append.run_id
         encoded = [(batch.seq, batch.at, encode_events(batch.events)) for batch in append.batches]
+        if append.expected_next == 0 and row is not None:
+            self.latest[row.id] = append.run_id
         self.batches.setdefault(append.run_id, []).extend(encoded)
         size = sum(len(data) for _, _, data in encoded) + (head.size if head else 0)
         self.heads[append.run_id] = Head(append.next_seq, append.batches[-1].at, size)
@@ -197,7 +200,7 @@ class MemoryLeases:
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
         held = self._leases.get(key)
-        if held is not None and held.owner != owner and held.expires > now:
+        if held is not None and held.owner not in ("", owner) and held.expires > now:
             return HeldBy(held.owner, held.expires)
         epoch = 1 if held is None else held.epoch + (held.owner != owner)
         self._leases[key] = Lease(key, owner, epoch, now + ttl)
@@ -211,29 +214,30 @@ class MemoryLeases:
 
     async def release(self, key: str, owner: str) -> None:
         """Give your lease back; raises NotOwner when it is not yours."""
-        self._own(key, owner)
-        del self._leases[key]
+        # Without an owner, not gone: the next holder's epoch must be higher.
+        self._leases[key] = msgspec.structs.replace(self._own(key, owner), owner="")
 
     async def release_all(self, owner: str) -> int:
         """Give back everything `owner` holds."""
         keys = [key for key, lease in self._leases.items() if lease.owner == owner]
         for key in keys:
-            del self._leases[key]
+            await self.release(key, owner)
         return len(keys)
 
     async def get(self, key: str, now: float) -> Lease | None:
         """The lease in force, or None."""
         lease = self._leases.get(key)
-        return lease if lease is not None and lease.expires > now else None
+        return lease if lease is not None and lease.owner and lease.expires > now else None
 
     async def live(self, prefix: str, now: float) -> Sequence[Lease]:
         """The leases in force whose key begins with `prefix`."""
-        return [lease for key, lease in self._leases.items() if key.startswith(prefix) and lease.expires > now]
+        held = (lease for lease in self._leases.values() if lease.owner and lease.expires > now)
+        return [lease for lease in held if lease.key.startswith(prefix)]
 
     def _own(self, key: str, owner: str) -> Lease:
         held = self._leases.get(key)
         if held is None or held.owner != owner:
-            raise NotOwner(key, owner, held.owner if held else None)
+            raise NotOwner(key, owner, held.owner or None if held else None)
         return held
 
 

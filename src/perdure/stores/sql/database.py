@@ -11,10 +11,10 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import apsw
 
@@ -31,6 +31,10 @@ QUIET_SECONDS = 0.25
 # Pages of the write-ahead log after which SQLite folds it: a small log stays in the cache and small on disk, and
 # folding it this often costs nothing that can be measured.
 LOG_PAGES = 120
+# The times of files advance in steps of some milliseconds; within one such step two commits may look the same.
+SETTLED_SECONDS = 0.04
+HEADER = 108
+MAGIC = b"SQLite format 3\x00"
 
 
 class Database:
@@ -44,7 +48,7 @@ class Database:
         self._write_thread: ThreadPoolExecutor | None = None
         self._read_thread: ThreadPoolExecutor | None = None
         self._fsync = True
-        self._hops = 0  # transactions handed to the thread and not back yet
+        self._hop: Future[Any] | None = None  # the last work handed to the thread; once it is done, all of it is
         self._commit_seconds = 0.0  # a moving average
         self._quiet: asyncio.TimerHandle | None = None
         self._last_write = 0.0
@@ -57,21 +61,52 @@ class Database:
         folder = os.path.dirname(os.path.abspath(self.path))
         if not os.path.isdir(folder):
             raise InvalidStoreUrl(self.url, f"the directory {folder} does not exist; create it first")
-        if not migrate and not os.path.exists(self.path):
+        if os.path.isdir(self.path):
+            raise NotAStore(self.url, "it is a directory")
+        if os.path.exists(self.path):
+            self._check_header()
+        elif not migrate:
             raise InvalidStoreUrl(self.url, "there is no such file; start a run with an Engine to create it")
-        _check_magic(self.path, self.url)
-        writer: apsw.Connection | None = None
+        opened: list[apsw.Connection] = []
         try:
-            writer = self._connect()
-            self._prepare(writer, migrate)
-            self._reader, self._bulk = self._connect(), self._connect()
+            opened.append(self._connect())
+            self._prepare(opened[0], migrate)
+            opened += (self._connect(), self._connect())
         except BaseException as error:
-            if writer is not None:
-                writer.close()
-            raise self.translate(error) from error
-        self._writer = writer
+            for db in opened:
+                # Refused: whatever lies in the write-ahead log stays where its application left it.
+                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                db.close()
+            self._reraise(error)
+        self._writer, self._reader, self._bulk = opened
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
         self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-read")
+
+    def _check_header(self) -> None:
+        """Refuse a file that is not ours before SQLite works on it, so that it stays as it is."""
+        # Through SQLite's file layer: closing a file of Python's would drop the locks this process holds on it.
+        try:
+            file = apsw.VFSFile(self._vfs or "", os.path.abspath(self.path), [_LOOK, 0])
+        except apsw.Error as error:
+            self._reraise(error)
+        try:
+            head = file.xRead(HEADER, 0)
+        except apsw.Error as error:
+            self._reraise(error)
+        finally:
+            file.xClose()
+        if not head.strip(b"\0"):
+            return  # nothing was written yet
+        if head[:16] != MAGIC:
+            raise NotAStore(self.url, "it is not an SQLite database")
+        if int.from_bytes(head[68:72]) == APPLICATION_ID:
+            if (found := int.from_bytes(head[60:64])) > len(MIGRATIONS):
+                raise SchemaMismatch(self.url, found, len(MIGRATIONS))
+            return
+        # Commits that are not in the file yet may say otherwise, and a database without tables may become ours.
+        pending = any(_size(self.path + suffix) for suffix in ("-wal", "-journal"))
+        if not pending and int.from_bytes(head[103:105]):
+            raise NotAStore(self.url, "it is an SQLite database of another application")
 
     def _connect(self) -> apsw.Connection:
         db = apsw.Connection(self.path, vfs=self._vfs)
@@ -85,18 +120,34 @@ class Database:
         return db
 
     def _prepare(self, db: apsw.Connection, migrate: bool) -> None:
-        application = db.pragma("application_id")
-        found = db.pragma("user_version")
+        # In one transaction: another process may be creating the store at this moment.
+        db.execute("begin")
+        application, found = db.pragma("application_id"), db.pragma("user_version")
         empty = not db.execute("select exists (select 1 from sqlite_schema)").get
+        db.execute("commit")
         if application != APPLICATION_ID and not empty:
             raise NotAStore(self.url, "it is an SQLite database of another application")
         if found > len(MIGRATIONS) or (found < len(MIGRATIONS) and not migrate):
             raise SchemaMismatch(self.url, found, len(MIGRATIONS))
-        if db.pragma("journal_mode") != "wal":
-            db.pragma("journal_mode", "wal")
+        if db.readonly("main"):
+            if migrate:
+                raise StoreUnavailable(self.url, READ_ONLY)
+            return  # enough to look at it
+        self._use_log(db)
         db.pragma("synchronous", "full")
         if found < len(MIGRATIONS):
             self._migrate(db)
+
+    def _use_log(self, db: apsw.Connection) -> None:
+        """Switch a new file to write-ahead logging. SQLite does not wait for others here, so wait for it."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while db.pragma("journal_mode") != "wal":
+            try:
+                db.pragma("journal_mode", "wal")
+            except apsw.BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def _migrate(self, db: apsw.Connection) -> None:
         # Immediate: of two processes that meet here, one migrates and the other finds it done.
@@ -133,39 +184,39 @@ class Database:
 
     def write(self, transaction: Callable[[apsw.Connection], T], *, fsync: bool = True) -> T | asyncio.Future[T]:
         """Run a transaction and commit it; answer at once when that is cheaper than a thread, else a future."""
-        if self._hops == 0 and self._commit_seconds < INLINE_SECONDS:
+        if self._commit_seconds < INLINE_SECONDS and (self._hop is None or self._hop.done()):
             try:
                 return self._transact(transaction, fsync, wait=False)
             except apsw.BusyError:
                 pass  # another process writes: wait for it in the thread, not on the loop
             except apsw.Error as error:
-                raise self.translate(error) from error
-        return asyncio.ensure_future(self._write_in_thread(transaction, fsync))
+                self._reraise(error)
+        # Handed over now: what is written next must not overtake it.
+        hop = self._submit(self._transact, transaction, fsync)
+        return asyncio.ensure_future(self._answer(hop))
 
     async def execute(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Run one statement that commits by itself, in the thread."""
-        db = self._writer
-        if db is None or self._write_thread is None:
-            raise StoreUnavailable(self.url, "it is closed")
-        self._hops += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._write_thread, lambda: db.execute(sql, bindings).fetchall())
-        except apsw.Error as error:
-            raise self.translate(error) from error
-        finally:
-            self._hops -= 1
+        return await self._answer(self._submit(self._execute, sql, bindings))
 
-    async def _write_in_thread(self, transaction: Callable[[apsw.Connection], T], fsync: bool) -> T:
-        assert self._write_thread is not None
-        self._hops += 1
+    def _execute(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if self._writer is None:
+            raise StoreUnavailable(self.url, "it is closed")
+        return self._writer.execute(sql, bindings).fetchall()
+
+    def _submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        if self._write_thread is None:
+            raise StoreUnavailable(self.url, "it is closed")
+        hop = self._write_thread.submit(function, *arguments)
+        self._hop = hop
+        return hop
+
+    async def _answer(self, hop: Future[T]) -> T:
+        # Shielded: a caller that no longer waits must not look like a connection that is free again.
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._write_thread, self._transact, transaction, fsync)
+            return await asyncio.shield(asyncio.wrap_future(hop))
         except apsw.Error as error:
-            raise self.translate(error) from error
-        finally:
-            self._hops -= 1
+            self._reraise(error)
 
     def _transact(self, transaction: Callable[[apsw.Connection], T], fsync: bool, wait: bool = True) -> T:
         db = self._writer
@@ -174,13 +225,16 @@ class Database:
         if fsync is not self._fsync:
             db.execute("pragma synchronous=full" if fsync else "pragma synchronous=normal")
             self._fsync = fsync
-        if not wait:
-            db.set_busy_timeout(0)
+        if wait:
+            return self._commit(db, transaction, fsync)
+        db.set_busy_timeout(0)
         try:
-            db.execute("begin immediate")
+            return self._commit(db, transaction, fsync)
         finally:
-            if not wait:
-                db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+            db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+
+    def _commit(self, db: apsw.Connection, transaction: Callable[[apsw.Connection], T], fsync: bool) -> T:
+        db.execute("begin immediate")
         try:
             result = transaction(db)
             committing = time.perf_counter()
@@ -205,7 +259,7 @@ class Database:
         try:
             return self._reader.execute(sql, bindings).fetchall()
         except (apsw.Error, UnicodeDecodeError) as error:
-            raise self.translate(error) from error
+            self._reraise(error)
 
     async def read(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """A large question, answered in a thread."""
@@ -216,7 +270,7 @@ class Database:
         try:
             return await loop.run_in_executor(self._read_thread, lambda: bulk.execute(sql, bindings).fetchall())
         except (apsw.Error, UnicodeDecodeError) as error:
-            raise self.translate(error) from error
+            self._reraise(error)
 
     # --- watching -------------------------------------------------------------------------------------------------
 
@@ -224,9 +278,11 @@ class Database:
         """Changes when any process commits: read from the file system, without a statement."""
         try:
             wal = os.stat(self.path + "-wal")
-            return wal.st_mtime_ns, wal.st_size
         except FileNotFoundError:
             return None
+        # A commit in the same step of the file system's clock leaves no trace: look once more when that is over.
+        settled = abs(time.time() - wal.st_mtime) > SETTLED_SECONDS
+        return wal.st_mtime_ns, wal.st_size, settled
 
     def fold_log(self) -> None:
         """Fold the write-ahead log into the file after a quiet while, in the thread; cheap to call often."""
@@ -241,13 +297,7 @@ class Database:
         if time.perf_counter() - self._last_write < QUIET_SECONDS:
             self.fold_log()
         else:
-            # Counted like a write: the connection must not be used on the loop meanwhile.
-            self._hops += 1
-            folding = asyncio.get_running_loop().run_in_executor(self._write_thread, self._checkpoint)
-            folding.add_done_callback(self._folded)
-
-    def _folded(self, _: asyncio.Future[None]) -> None:
-        self._hops -= 1
+            self._submit(self._checkpoint)
 
     def _checkpoint(self) -> None:
         db = self._writer
@@ -272,41 +322,45 @@ class Database:
         callback = self._trace
         db.exec_trace = None if callback is None else lambda _cursor, sql, _bindings: callback(sql) or True
 
+    def _reraise(self, error: BaseException) -> NoReturn:
+        meaning = self.translate(error)
+        if meaning is error:
+            raise error
+        raise meaning from error
+
     def translate(self, error: BaseException) -> BaseException:
         """What an error of the backend means to a caller."""
         if isinstance(error, StoreError) or not isinstance(error, apsw.Error | UnicodeDecodeError):
             return error
         if isinstance(error, apsw.NotADBError):
             return NotAStore(self.url, "it is not an SQLite database")
-        if isinstance(error, apsw.CorruptError | UnicodeDecodeError):
+        if isinstance(error, apsw.CorruptError | apsw.SQLError | UnicodeDecodeError):
             return Corrupt(self.url, str(error))
         reasons = {
-            apsw.BusyError: f"another process has held the write lock for more than {BUSY_SECONDS:g} s",
-            apsw.LockedError: "another connection holds a lock on it",
+            apsw.BusyError: f"another process has held the write lock for more than {BUSY_SECONDS:g} s; "
+            "close it, or try again when it is done",
+            apsw.LockedError: "another connection holds a lock on it; try again when it is done",
             apsw.FullError: "the disk is full; make room, and waiting runs go on by themselves",
-            apsw.ReadOnlyError: "the file or its directory is read-only",
-            apsw.CantOpenError: "the file cannot be opened; check that it is a file you may read and write",
+            apsw.ReadOnlyError: READ_ONLY,
+            apsw.CantOpenError: "it cannot be opened; check that it is a file you may read and write, in a directory "
+            "where you may create files",
             apsw.IOError: f"the disk reports an error ({error}); check its space and health",
         }
         for kind, reason in reasons.items():
             if isinstance(error, kind):
                 return StoreUnavailable(self.url, reason)
-        return error
+        return StoreUnavailable(self.url, f"SQLite reports {type(error).__name__}: {error}")
 
 
-def _check_magic(path: str, url: str) -> None:
-    """Refuse a file that is no database before SQLite touches it."""
-    if os.path.isdir(path):
-        raise NotAStore(url, "it is a directory")
+READ_ONLY = "the file or its directory is read-only; make both writable, or name another file"
+_LOOK = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB
+
+
+def _size(path: str) -> int:
     try:
-        with open(path, "rb") as file:
-            head = file.read(16)
+        return os.stat(path).st_size
     except FileNotFoundError:
-        return
-    except PermissionError:
-        raise StoreUnavailable(url, "you may not read the file") from None
-    if head and head != b"SQLite format 3\x00":
-        raise NotAStore(url, "it is not an SQLite database")
+        return 0
 
 
 def _load_migrations() -> list[tuple[str, str]]:

@@ -26,11 +26,12 @@ _UPDATE_RUN = """
         output = ?15, output_blob = ?16, error = ?17, reason = ?18, checksum = ?19
     where run_id = ?1
 """
+# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
 _READ = """
-    select seq, at, checksum, events from perdure_journal
+    select seq, at, checksum, cast(events as blob) from perdure_journal
     where run_id = ?1 and seq >= coalesce(
         (select max(seq) from perdure_journal where run_id = ?1 and seq <= ?2), 0)
-    order by seq
+    order by seq limit coalesce(?3 + 1, -1)
 """
 _READ_MANY = """
     select run_id, seq, at, checksum, cast(events as blob) from perdure_journal
@@ -56,7 +57,7 @@ class SqlJournal:
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
-        rows = await self._database.read(_READ, (run_id, start))
+        rows = await self._database.read(_READ, (run_id, start, limit))
         return cut([_batch(run_id, *row) for row in rows], start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
@@ -158,8 +159,7 @@ def checksum(run_id: str, seq: int, at: float, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(f"{run_id} {seq} {at!r}".encode()))
 
 
-def _batch(run_id: str, seq: int, at: float, recorded: int, events: str | bytes) -> Batch:
-    data = events.encode() if isinstance(events, str) else events
+def _batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
     if checksum(run_id, seq, at, data) != recorded:
         raise Corrupt(f"the journal of run_id {run_id} at entry {seq}", "its checksum does not match")
     try:

@@ -32,12 +32,16 @@ _PUT = """
     on conflict (key) do update set owner = ?2, epoch = ?3, expires = ?4
 """
 _RENEW = "update perdure_leases set expires = ? where key = ? and owner = ? returning epoch"
-_DELETE = "delete from perdure_leases where key = ? and owner = ?"
-_DELETE_ALL = "delete from perdure_leases where owner = ?"
-_OWNERS = "select distinct owner from perdure_leases"
+# A lease that is given back keeps its row, without an owner: the next holder's epoch must be higher.
+_RELEASE = "update perdure_leases set owner = '' where key = ? and owner = ? returning key"
+_RELEASE_ALL = "update perdure_leases set owner = '' where owner = ? returning key"
+_OWNERS = "select distinct owner from perdure_leases where owner <> ''"
 _EXPIRE = "update perdure_leases set expires = min(expires, ?) where owner = ?"
 _SWEEP = "delete from perdure_leases where expires <= ? - 86400"
-_LIVE = "select key, owner, epoch, expires from perdure_leases where expires > ? and substr(key, 1, length(?2)) = ?2"
+_LIVE = """
+    select key, owner, epoch, expires from perdure_leases
+    where expires > ?1 and owner <> '' and substr(key, 1, length(?2)) = ?2
+"""
 
 
 class SqlLeases:
@@ -72,7 +76,7 @@ class SqlLeases:
             held = Lease(*found)
             if held.owner == owner:
                 epoch = held.epoch
-            elif held.expires > now:
+            elif held.owner and held.expires > now:
                 return HeldBy(held.owner, held.expires)
             else:
                 epoch = held.epoch + 1
@@ -88,14 +92,14 @@ class SqlLeases:
 
     async def release(self, key: str, owner: str) -> None:
         """Give your lease back; raises NotOwner when it is not yours."""
-        if not await self._write(lambda db: _changes(db, _DELETE, (key, owner))):
+        if not owner or not await self._database.execute(_RELEASE, (key, owner)):
             raise NotOwner(key, owner, self._holder(key))
 
     async def release_all(self, owner: str) -> int:
         """Give back everything `owner` holds."""
-        released: int = await self._write(lambda db: _changes(db, _DELETE_ALL, (owner,)))
+        released = await self._database.execute(_RELEASE_ALL, (owner,))
         self._presence.hide(owner)
-        return released
+        return len(released)
 
     async def get(self, key: str, now: float) -> Lease | None:
         """The lease in force, or None."""
@@ -108,11 +112,11 @@ class SqlLeases:
         return [lease for lease in map(_lease, rows) if self._in_force(lease, now)]
 
     def _in_force(self, lease: Lease, now: float) -> bool:
-        return lease.expires > now and not self._presence.gone(lease.owner)
+        return bool(lease.owner) and lease.expires > now and not self._presence.gone(lease.owner)
 
     def _holder(self, key: str) -> str | None:
         rows = self._database.ask(_GET, (key,))
-        return rows[0][1] if rows else None
+        return (rows[0][1] or None) if rows else None
 
     async def _write(self, transaction: Any) -> Any:
         result = self._database.write(transaction)
@@ -132,16 +136,22 @@ class Presence:
 
     def show(self, owner: str) -> None:
         """Be present as `owner`, unless another process already is."""
-        if fcntl is None or owner in self._held:
-            return
-        os.makedirs(self._folder, exist_ok=True)
-        file = os.open(self._path(owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            return
-        self._held[owner] = file
+        while fcntl is not None and owner not in self._held:
+            os.makedirs(self._folder, exist_ok=True)
+            try:
+                file = os.open(self._path(owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                continue  # the last of the others has just taken the folder with it
+            if not _lock(file, fcntl.LOCK_EX):
+                # Held for good by another process of that name, or for an instant by one that asks who is gone.
+                asked = _lock(file, fcntl.LOCK_SH)
+                os.close(file)
+                if not asked:
+                    return
+            elif _is_at(file, self._path(owner)):
+                self._held[owner] = file
+            else:
+                os.close(file)  # removed between opening and locking: nobody would find it
 
     def hide(self, owner: str) -> None:
         """Stop being present as `owner`."""
@@ -165,18 +175,25 @@ class Presence:
         except OSError:
             return False
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        else:
-            return True
+            # Shared: others may ask at the same time, and who comes to be present can tell us from a holder.
+            return _lock(file, fcntl.LOCK_SH)
         finally:
             os.close(file)
 
     def forget(self, owner: str) -> None:
         """Remove the file of a holder that is gone."""
-        if owner not in self._held:
-            self._remove(self._path(owner))
+        if fcntl is None or owner in self._held:
+            return
+        try:
+            file = os.open(self._path(owner), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            # Not if somebody of that name has come back meanwhile.
+            if _lock(file, fcntl.LOCK_SH):
+                self._remove(self._path(owner))
+        finally:
+            os.close(file)
 
     def close(self) -> None:
         """Stop being present under every name."""
@@ -193,9 +210,19 @@ class Presence:
             pass  # somebody tidied up already
 
 
-def _changes(db: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> int:
-    db.execute(sql, bindings)
-    return db.changes()
+def _lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(file: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except OSError:
+        return False
 
 
 def _lease(row: tuple[Any, ...]) -> Lease:

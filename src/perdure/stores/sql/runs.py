@@ -47,7 +47,7 @@ _DUE = """
     select run_id, program, owner, wake_at from perdure_runs
     where wake_at <= ? and program in (select value from json_each(?))
       and (owner is null or owner not in (select value from json_each(?)))
-    order by wake_at limit ?
+    order by wake_at, run_id limit ?
 """
 _NEXT_DUE = """
     select wake_at from perdure_runs
