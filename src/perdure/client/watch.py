@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from perdure.errors import Corrupt, PerdureError
+from perdure.errors import Corrupt, PerdureError, UsageError
 from perdure.kernel.projection import RunRow
 from perdure.ports.store import Store
 
@@ -78,7 +78,11 @@ class Watch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        closed = UsageError(
+            "the engine was left before this run ended; it goes on when an engine opens the store again"
+        )
         for waiters in self._waiters.values():
             for waiter in waiters:
-                waiter.cancel()
+                if not waiter.done():
+                    waiter.set_exception(closed)
         self._waiters.clear()

@@ -54,7 +54,7 @@ EVENT_BYTES = 120
 class Services:
     """What every driver of an engine shares."""
 
-    __slots__ = ("clock", "codec", "loop", "on_commit", "payloads", "runner", "writer")
+    __slots__ = ("clock", "closing", "codec", "loop", "on_commit", "payloads", "runner", "writer")
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Services:
         self.loop = asyncio.get_running_loop()
         self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
         self.on_commit = on_commit
+        self.closing = False
 
 
 class Driver:
@@ -103,6 +104,8 @@ class Driver:
         self._offloading = False
         # Values that lie apart, by op, until their events are known to be in the store.
         self.large: dict[str, Raw] = {}
+        # Whether somebody else has appended: nothing more is written until their events have been read.
+        self.stale = False
         self.closed = False
 
     # --- facts come in --------------------------------------------------------------------------------------------
@@ -240,7 +243,8 @@ class Driver:
                 self._cancels += planned.cancels
                 barrier |= planned.barrier
             wishes = self.replay.wishes
-            if not wishes:
+            # An engine that is being left records outcomes and begins nothing: the next owner plans from there.
+            if not wishes or self._services.closing:
                 break
             finish = wishes.get("<finish>")
             if finish is not None and not self._keep_output(finish):
@@ -321,10 +325,10 @@ class Driver:
 
     def take(self) -> Append | None:
         """Everything that is not in the store yet, as one append."""
+        if self.closed or self.stale:
+            return None
         if self._in_flight is not None:
             return self._in_flight
-        if self.closed:
-            return None
         self._close_batch()
         if not self._batches:
             return None

@@ -275,7 +275,9 @@ class Orchestrator:
             if not accepted.done():
                 accepted.set_exception(Taken())
             return
-        self._spawn(self._reload(source))
+        if not source.stale:
+            source.stale = True
+            self._spawn(self._reload(source))
 
     async def _reload(self, driver: Driver) -> None:
         try:
@@ -289,6 +291,8 @@ class Orchestrator:
 
     def _rejoin(self, old: Driver, started: RunStarted, batches: Sequence[Batch]) -> None:
         """Go on with the same attempts on the journal as it is now, or let the run go if it has another owner."""
+        if self.active.get(old.run_id) is not old:
+            return
         state = fold(old.run_id, batches)
         mine = state.session == self.session and state.owner == self.name
         if state.finished is not None or state.parked is not None or not mine or self.closing:
@@ -318,7 +322,7 @@ class Orchestrator:
 
     async def close(self) -> None:
         """Finish what is nearly done, hand over the rest, and leave nothing unwritten."""
-        self.closing = True
+        self.closing = self.services.closing = True
         deadline = self.loop.time() + self.recovery.grace
         while any(d.attempts for d in self.active.values()) and self.loop.time() < deadline:
             busy = [a.task for d in self.active.values() for a in d.attempts.values() if a.task is not None]
