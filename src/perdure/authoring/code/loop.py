@@ -309,6 +309,20 @@ class Guard(Coroutine[Any, Any, Any]):
         return awaited
 
 
+def _hash_of_gather(future: Any) -> int:
+    """asyncio makes what gather() returns without asking the loop: in a body it is numbered when it first counts."""
+    loop = future._loop
+    if type(loop) is not BodyLoop:
+        return object.__hash__(future)
+    number: int | None = future.__dict__.get("_number")
+    if number is None:
+        number = future._number = loop.number()
+    return number
+
+
+asyncio.tasks._GatheringFuture.__hash__ = _hash_of_gather  # type: ignore[attr-defined]
+
+
 async def _await(future: asyncio.Future[Any]) -> Any:
     return await future
 
