@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
@@ -21,7 +20,7 @@ from perdure.engine.payloads import Payloads
 from perdure.engine.steps import Attempt, StepRunner
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, StoreUnavailable, ValueProblem
 from perdure.kernel.codec import Codec
-from perdure.kernel.commands import Finish
+from perdure.kernel.commands import Command, Finish, RunStep
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
     NULL,
@@ -97,7 +96,6 @@ class Driver:
         # What is to be done after the next commit, and what is under way.
         self._calls: list[Call] = []
         self._cancels: list[str] = []
-        self._waiting: deque[Call] = deque()
         self.attempts: dict[str, Attempt] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._lag: asyncio.TimerHandle | None = None
@@ -166,8 +164,6 @@ class Driver:
         op = call.command.op
         if self.attempts.get(op) is attempt:
             del self.attempts[op]
-        if self._waiting and not self.closed:
-            self._launch(self._waiting.popleft())
         if not self._expects(call):
             return
         if error is None:
@@ -249,7 +245,13 @@ class Driver:
             finish = wishes.get("<finish>")
             if finish is not None and not self._keep_output(finish):
                 break
-            planned = plan(self.state, self.replay.take_wishes(), self._moment())
+            commands = self.replay.take_wishes()
+            room = min(self._room - self.state.running, self._services.runner.free)
+            if room < len(commands):
+                commands = self._within(commands, room)
+                if not commands:
+                    break
+            planned = plan(self.state, commands, self._moment())
         self._unsaved += 1
         if self.durability.waits:
             if self._events:
@@ -263,6 +265,20 @@ class Driver:
             self._lag = self._services.loop.call_later(self.durability.lag, self._lag_over)
         if not barrier and self._committed > 0:
             self._act()
+
+    def _within(self, commands: Sequence[Command], room: int) -> Sequence[Command]:
+        """The commands there is room for. A step that must wait for its turn stays a wish: it has not begun."""
+        steps = [command for command in commands if isinstance(command, RunStep)]
+        if len(steps) <= room:
+            return commands
+        self._services.runner.wanted(self)
+        held = {command.op for command in steps[max(0, room) :]}
+        return [command for command in commands if command.op not in held]
+
+    def feed(self) -> None:
+        """There is room for another step."""
+        if not self.closed and self.state.finished is None:
+            self._pump(None)
 
     def _lag_over(self) -> None:
         self._lag = None
@@ -370,10 +386,7 @@ class Driver:
             calls, self._calls = self._calls, []
             for call in calls:
                 if self._expects(call):
-                    if len(self.attempts) < self._room:
-                        self._launch(call)
-                    else:
-                        self._waiting.append(call)
+                    self._launch(call)
 
     def _launch(self, call: Call) -> None:
         services = self._services
@@ -404,7 +417,7 @@ class Driver:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way: the run could leave memory without losing anything."""
-        busy = self.attempts or self._calls or self._waiting or self._offloading or self.replay.wishes
+        busy = self.attempts or self._calls or self._offloading or self.replay.wishes
         return not busy and self.saved
 
     def outcomes(self) -> list[StepSucceeded | AttemptFailed | StepFailed]:
@@ -419,7 +432,6 @@ class Driver:
             attempt.cancel()
         self.attempts.clear()
         self._calls.clear()
-        self._waiting.clear()
         if self.state.finished is None and self.state.owner == owner:
             event = RunReleased(owner)
             self._fold(event, event)

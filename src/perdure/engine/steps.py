@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from typing import Any, Protocol
 
 from perdure.engine.jobs import Job
 from perdure.engine.step_context import StepContext, current
@@ -18,6 +18,13 @@ from perdure.kernel.codec import Codec
 from perdure.kernel.commands import RunStep
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call
+
+
+class Hungry(Protocol):
+    """Whoever has steps that wait for room."""
+
+    def feed(self) -> None: ...
+
 
 Done = Callable[["Attempt", Any, BaseException | None], None]
 
@@ -80,7 +87,9 @@ class StepRunner:
         self._codec = codec
         self._limit = limit
         self._running = 0
+        # Attempts that were promised room and found none: retries and those of a dead owner.
         self._queue: deque[tuple[Attempt, float | None]] = deque()
+        self._hungry: dict[Hungry, None] = {}
         self._executor = executor
         self._threads: ThreadPoolExecutor | None = None
         self._processes: ProcessPoolExecutor | None = None
@@ -100,6 +109,15 @@ class StepRunner:
             self._launch(attempt, timeout)
         return attempt
 
+    @property
+    def free(self) -> int:
+        """How many more attempts may be launched now."""
+        return self._limit - self._running
+
+    def wanted(self, hungry: Hungry) -> None:
+        """Somebody has a step that waits for room; it is told when there is some, in turn."""
+        self._hungry[hungry] = None
+
     def ended(self, attempt: Attempt) -> None:
         """An attempt has left; somebody else may have its place."""
         self._running -= 1
@@ -107,6 +125,10 @@ class StepRunner:
             waiting, timeout = self._queue.popleft()
             if waiting.done is not None:
                 self._launch(waiting, timeout)
+        if self._hungry and self._running < self._limit:
+            hungry = next(iter(self._hungry))
+            del self._hungry[hungry]
+            self.loop.call_soon(hungry.feed)
 
     def _launch(self, attempt: Attempt, timeout: float | None) -> None:
         self._running += 1
