@@ -31,6 +31,7 @@ from perdure.kernel.events import (
     RunStatus,
     StepFailed,
     StepSucceeded,
+    WaitOpened,
 )
 from perdure.kernel.failures import describe
 from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
@@ -353,11 +354,15 @@ class Driver:
         if key != self._row_key:
             self._row_key = key
             changed = row(self.state)
-        fsync = self.durability.fsync or self._committed == 0
+        # A start and a timer are accepted as durably as the store can, in every mode.
+        fsync = self.durability.fsync or self._committed == 0 or self._opens_wait()
         append = self._in_flight = Append(self.run_id, self._committed, self._batches, changed, fsync)
         self._batches = []
         self._unsaved = 0
         return append
+
+    def _opens_wait(self) -> bool:
+        return any(isinstance(event, WaitOpened) for batch in self._batches for event in batch.events)
 
     def committed(self) -> None:
         """The append is durable: act on it."""

@@ -31,7 +31,10 @@ class Durability:
         return self.waits or (self.mode == "every" and outcomes >= self.n)
 
     def __str__(self) -> str:
-        return f"every({self.n})" if self.mode == "every" else self.mode
+        """As it is recorded, and read back by `durability`."""
+        if self.mode == "every":
+            return f"every({self.n})"
+        return f"async({self.lag!r})" if self.mode == "async" else self.mode
 
 
 def every(n: int) -> Durability:
@@ -42,9 +45,11 @@ def every(n: int) -> Durability:
 
 
 def durability(value: str | Durability) -> Durability:
-    """A mode from its name, as in `sync` or `every(5)`."""
+    """A mode from its name, as in `sync`, `every(5)` or `async(0.5)`, where the number is the lag in seconds."""
     if isinstance(value, Durability):
         return value
+    if match := re.fullmatch(r"async\((\d+\.?\d*(?:e-?\d+)?)\)", value):
+        return Durability("async", lag=float(match[1]))
     if match := re.fullmatch(r"every\((\d+)\)", value):
         return every(int(match[1]))
     if value in MODES and value != "every":

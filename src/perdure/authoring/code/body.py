@@ -25,7 +25,7 @@ from perdure.authoring.code.loop import (
     user_line,
     waiting_line,
 )
-from perdure.errors import NotDurable, PerdureError
+from perdure.errors import NotDurable, NotSerializable, PerdureError
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import CancelOp, Checkpoint, Command, Finish, RecordValue, RunStep, StartTimer, StepSpec
 from perdure.kernel.events import (
@@ -276,7 +276,20 @@ class CodeProgram:
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
         """The arguments as one JSON object by parameter name."""
         bound = self._signature.bind(*args, **kwargs)
-        return codec.encode(bound.arguments, f"an argument of {self.name}")
+        arguments = {**self._defaults(codec), **bound.arguments}
+        return codec.encode(arguments, f"an argument of {self.name}")
+
+    def _defaults(self, codec: Codec) -> dict[str, Any]:
+        """Default values that can be stored: a run keeps those it was started with when the code changes them."""
+        found: dict[str, Any] = {}
+        for name, parameter in self._signature.parameters.items():
+            if parameter.default is not parameter.empty:
+                try:
+                    codec.encode(parameter.default, name)
+                except NotSerializable:
+                    continue
+                found[name] = parameter.default
+        return found
 
     def arguments(self, input: Raw, codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call that stored input asks for: an object by parameter name, or a list by position."""
