@@ -1,0 +1,78 @@
+"""Hold a finished journal against the program that wrote it: the same events must lead to the same commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import Command, Finish, Program, RunStep
+from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted, RunStatus, StepSucceeded
+from perdure.kernel.replay import Replay
+from perdure.kernel.state import RunState
+
+
+def check_journal(
+    program: Program, run_id: str, batches: Sequence[Batch], codec: Codec, blobs: Mapping[str, bytes]
+) -> list[str]:
+    """Replay a journal twice from the start; say what does not fit, and nothing when all does."""
+    events = [(_inflated(event, blobs), batch.at) for batch in batches for event in batch.events]
+    try:
+        commands, finish = _commands(program, run_id, events, codec)
+        again, _ = _commands(program, run_id, events, codec)
+    except Exception as error:
+        return [f"the journal of {run_id} cannot be replayed: {error!r}"]
+    if commands != again:
+        return [f"two replays of the journal of {run_id} wish for different things"]
+    end = batches[-1].events[-1]
+    return _check_end(run_id, end, finish, blobs) if isinstance(end, RunFinished) else []
+
+
+def _commands(
+    program: Program, run_id: str, events: Sequence[tuple[AnyEvent, float]], codec: Codec
+) -> tuple[list[str], Finish | None]:
+    """What the program wishes for after each event, and the end it wishes for."""
+    started = events[0][0]
+    assert isinstance(started, RunStarted)
+    replay = Replay(RunState(run_id), program.open(run_id, started, codec))
+    seen: list[str] = []
+    finish: Finish | None = None
+    try:
+        for event, at in events:
+            wish = replay.wishes.get("<finish>")
+            finish = wish if isinstance(wish, Finish) else finish
+            replay.fold(event, at)
+            seen.append(" ".join(_tell(command) for command in replay.wishes.values()))
+    finally:
+        replay.execution.close()
+    return seen, finish
+
+
+def _tell(command: Command) -> str:
+    if isinstance(command, RunStep):
+        return f"RunStep {command.op} {command.inputs.decode()}"
+    return f"{type(command).__name__} {msgspec.json.encode(command).decode()}"
+
+
+def _check_end(run_id: str, end: RunFinished, finish: Finish | None, blobs: Mapping[str, bytes]) -> list[str]:
+    if finish is None:
+        # Ended from outside: by a cancel or by its deadline.
+        return [f"{run_id} completed, and its replay does not"] if end.status is RunStatus.COMPLETED else []
+    if finish.status is not end.status:
+        return [f"{run_id} is {end.status}, and its replay {finish.status}"]
+    recorded = blobs[end.blob] if end.blob else bytes(end.value)
+    if recorded != finish.value:
+        return [f"{run_id} returned {recorded!r}, and its replay {finish.value!r}"]
+    if end.error is not None and (finish.error is None or finish.error.type != end.error.type):
+        return [f"{run_id} raised {end.error.type}, and its replay {finish.error}"]
+    return []
+
+
+def _inflated(event: AnyEvent, blobs: Mapping[str, bytes]) -> AnyEvent:
+    if isinstance(event, StepSucceeded) and event.blob:
+        return msgspec.structs.replace(event, value=Raw(blobs[event.blob]))
+    if isinstance(event, RunStarted) and event.input_blob:
+        return msgspec.structs.replace(event, input=Raw(blobs[event.input_blob]))
+    return event

@@ -1,0 +1,154 @@
+"""Watches the store and the steps of a simulation, and says which promise was broken when. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.kernel.events import (
+    AnyEvent,
+    AttemptFailed,
+    Batch,
+    CancelRequested,
+    RunClaimed,
+    RunFinished,
+    RunParked,
+    RunResumed,
+    RunStarted,
+    StepFailed,
+    StepStarted,
+    StepSucceeded,
+    encode_events,
+)
+from perdure.kernel.projection import RunRow, row
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Append, Appended, Outcome
+from perdure.testing.simulation.report import StepExecution
+from perdure.testing.simulation.world import Machine, World
+
+# Anybody may append these; everything else is the owner's alone.
+FREE = RunStarted | RunClaimed | CancelRequested | RunParked | RunResumed
+
+
+class Watched:
+    """One journal as it grows."""
+
+    def __init__(self, run_id: str) -> None:
+        self.state = RunState(run_id)
+        self.owner: Machine | None = None
+        self.outcomes: set[str] = set()
+        self.batches: list[Batch] = []
+
+
+class Monitor:
+    """Checks every append and every execution at the moment it happens."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.runs: dict[str, Watched] = {}
+        self.trace: list[str] = []
+        self.executions: list[StepExecution] = []
+        self.violations: list[str] = []
+
+    def note(self, machine: str, what: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self._world.time:.6f} {machine} {what}")
+
+    def accuse(self, what: str) -> None:
+        """A promise was broken: there is no point in going on."""
+        self.note("monitor", what)
+        self.violations.append(what)
+        self._world.stop()
+
+    # --- appends --------------------------------------------------------------------------------------------------
+
+    def answered(
+        self, machine: Machine, appends: Sequence[Append], outcomes: Sequence[Outcome], rows: dict[str, RunRow]
+    ) -> None:
+        """The store has done what a machine asked for."""
+        for append, outcome in zip(appends, outcomes, strict=True):
+            place = f"{append.run_id}[{append.expected_next}]"
+            if not isinstance(outcome, Appended):
+                self.note(machine.name, f"append {place} conflict: {outcome}")
+                continue
+            events = " ".join(f"@{batch.at!r} {encode_events(batch.events).decode()}" for batch in append.batches)
+            self.note(machine.name, f"append {place} {events}")
+            self._appended(machine, append, rows.get(append.run_id))
+
+    def _appended(self, machine: Machine, append: Append, stored: RunRow | None) -> None:
+        watched = self.runs.setdefault(append.run_id, Watched(append.run_id))
+        state = watched.state
+        if append.expected_next != state.next_seq:
+            self.accuse(f"an append to {append.run_id} was accepted at {append.expected_next}, not {state.next_seq}")
+            return
+        for batch in append.batches:
+            if batch.seq != state.next_seq or not batch.events:
+                self.accuse(f"the journal of {append.run_id} has a gap: {batch.seq} follows {state.next_seq - 1}")
+            if batch.at < state.at:
+                self.accuse(f"time runs backwards in the journal of {append.run_id} at {batch.seq}")
+            for event in batch.events:
+                self._check(machine, watched, event)
+                try:
+                    state.fold(event, batch.at)
+                except Exception as error:
+                    self.accuse(f"{type(event).__name__} cannot be folded into {append.run_id}: {error!r}")
+                    return
+            watched.batches.append(batch)
+        implied = row(state)
+        if msgspec.json.encode(stored) != msgspec.json.encode(implied):
+            self.accuse(f"the row of {append.run_id} is not what its journal implies:\n  {stored}\n  {implied}")
+
+    def _check(self, machine: Machine, watched: Watched, event: AnyEvent) -> None:
+        state = watched.state
+        where = f"{state.run_id}[{state.next_seq}] {type(event).__name__}"
+        if isinstance(event, RunStarted) != (state.next_seq == 0):
+            self.accuse(f"{where}: a journal begins with RunStarted, once")
+        if state.finished is not None:
+            self.accuse(f"{where}: an event follows the end of the run")
+        if isinstance(event, RunClaimed):
+            if event.epoch != state.epoch + 1:
+                self.accuse(f"{where}: epoch {event.epoch} follows {state.epoch}")
+            watched.owner = machine
+        elif isinstance(event, RunFinished) and state.cancel_requested is not None:
+            pass  # whoever cancels a run may end it
+        elif not isinstance(event, FREE) and watched.owner is not machine:
+            owner = watched.owner.name if watched.owner else "nobody"
+            self.accuse(f"{where}: written by {machine.name}, which is not the owner ({owner} is)")
+        if isinstance(event, StepStarted):
+            if event.op in watched.outcomes:
+                self.accuse(f"{where}: {event.op} has an outcome and is started again")
+            last = state.ops[event.op].attempt if event.op in state.ops else 0
+            if event.attempt != last + 1:
+                self.accuse(f"{where}: attempt {event.attempt} of {event.op} follows {last}")
+        elif isinstance(event, StepSucceeded | StepFailed | AttemptFailed):
+            open_op = state.ops.get(event.op)
+            if event.op in watched.outcomes:
+                self.accuse(f"{where}: {event.op} has an outcome already")
+            elif open_op is None or open_op.attempt != event.attempt:
+                self.accuse(f"{where}: attempt {event.attempt} of {event.op} was never started")
+            if not isinstance(event, AttemptFailed):
+                watched.outcomes.add(event.op)
+
+    # --- executions -----------------------------------------------------------------------------------------------
+
+    def executing(self, machine: Machine, run_id: str, op: str, attempt: int) -> None:
+        """A step's code begins to run."""
+        watched = self.runs.get(run_id)
+        seq = watched.state.next_seq if watched is not None else 0
+        owned = watched is not None and watched.owner is machine
+        self.executions.append(StepExecution(self._world.time, machine.name, run_id, op, attempt, seq, owned))
+        self.note(machine.name, f"execute {run_id}/{op} #{attempt}")
+        if watched is None:
+            self.accuse(f"{op} is executed for a run that is not in the store")
+            return
+        # A zombie cannot know; what it must not do is write.
+        if not owned:
+            return
+        if op in watched.outcomes:
+            self.accuse(f"{run_id}/{op} is executed by its owner although its outcome is recorded")
+        started = watched.state.started
+        if started is not None and started.durability in ("sync", "relaxed"):
+            open_op = watched.state.ops.get(op)
+            if open_op is None or open_op.attempt != attempt or not open_op.running:
+                self.accuse(f"attempt {attempt} of {run_id}/{op} is executed before its start is in the store")

@@ -1,0 +1,338 @@
+"""Runs of real engines in a world where time, chance and failure come from one seed."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from perdure.assembly import Engine
+from perdure.client import watch
+from perdure.client.views import RunResult
+from perdure.config import Recovery
+from perdure.engine.steps import StepRunner
+from perdure.errors import StoreUnavailable, UsageError
+from perdure.kernel.commands import Program
+from perdure.kernel.events import AttemptFailed, RunStatus
+from perdure.kernel.invocation import Invocation
+from perdure.orchestrator import service
+from perdure.stores.memory.store import MemoryStore
+from perdure.testing.simulation.checks import check_journal
+from perdure.testing.simulation.executor import VirtualExecutor
+from perdure.testing.simulation.faults import Crash, Faults, Pause
+from perdure.testing.simulation.monitor import Monitor
+from perdure.testing.simulation.report import PromiseBroken, Report
+from perdure.testing.simulation.store import FaultPlan, SimulatedStore
+from perdure.testing.simulation.world import Machine, World, seeded_entropy
+
+T = TypeVar("T")
+Programs = Iterable[Program] | Callable[[], Iterable[Program]]
+
+START = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
+# Signs of life are rare where nobody could miss them, so that a month goes by in a second.
+CALM = Recovery(lease=3600.0, check_interval=3600.0)
+BRISK = Recovery(lease=6.0, check_interval=4.0)
+# How often an engine looks for what others wrote.
+CALM_WATCH, BRISK_WATCH = 60.0, 0.5
+DOWNTIMES = (0.0, 0.1, 2.0, 10.0)
+
+
+class Simulation:
+    """A world with one store. The same seed gives the same trace, byte for byte.
+
+    To test a workflow over time, play a scenario in it; time goes by only where somebody waits for it:
+
+        sim = Simulation(seed=1)
+
+        async def scenario() -> None:
+            async with sim.engine([remind]) as engine:
+                run = await engine.start(remind("ada"), id="r1")
+                await sim.advance(days=2)
+                assert await run.status() == "completed"
+
+        sim.play(scenario())
+
+    To test that it survives, run it under faults. Every promise that perdure makes is checked on the way, and
+    `PromiseBroken` raised when one does not hold:
+
+        report = Simulation(seed=7, faults=STORMY).run(fulfil(order), crashes=[Crash(3), Crash(5, "after")])
+        assert report.results["run-0"].output == ...
+
+    Steps run on virtual time, in no thread and no process. Their code must take time and chance from what is simulated
+    too: `asyncio.sleep`, `loop.time()`, `random`, `secrets` and `uuid` are; `time.time()` and the network are not.
+    """
+
+    def __init__(self, seed: int | str = 0, *, faults: Faults | None = None, start: float = START) -> None:
+        self.seed = seed
+        self.faults = faults or Faults(durations=(0.0,))
+        self.world = World(seed, start)
+        self.store = MemoryStore()
+        self.monitor = Monitor(self.world)
+        self._plan = FaultPlan(self.faults)
+        self._playing: Machine | None = None
+        self._engines = 0
+
+    # --- scenarios ------------------------------------------------------------------------------------------------
+
+    def play(self, scenario: Coroutine[Any, Any, T], *, limit: float = 1e9) -> T:
+        """Run a coroutine in virtual time and return its result.
+
+        What is still open when it ends is lost, as in a crash; another `play` goes on with the same store and time.
+        """
+        with self._world_in_force(CALM_WATCH):
+            machine = self.world.machine("scenario")
+            self._playing = machine
+            task = machine.loop.create_task(scenario)
+            task.add_done_callback(lambda _: self.world.stop())
+            try:
+                ended = self.world.run(self.world.time + limit)
+                problems = machine.loop.unasked() if not task.done() or task.exception() is None else []
+                if self.monitor.violations or problems:
+                    raise PromiseBroken(self.seed, [*self.monitor.violations, *problems], self.monitor.trace)
+                if not ended:
+                    raise UsageError("the scenario waits for something that will never happen")
+                return task.result()  # type: ignore[no-any-return]
+            finally:
+                self._playing = None
+                self.world.discard(machine)
+                self.world.end()
+
+    def engine(self, programs: Iterable[Program] = (), **options: Any) -> Engine:
+        """An engine on the store of this simulation, for use in a scenario. Takes the options of `Engine`."""
+        if self._playing is None:
+            raise UsageError("sim.engine() works inside a scenario: sim.play(scenario())")
+        self._engines += 1
+        options.setdefault("name", f"engine-{self._engines}")
+        options.setdefault("recovery", CALM)
+        return self._engine(self._playing, programs, options)
+
+    async def advance(self, duration: float | timedelta = 0.0, /, **parts: float) -> None:
+        """Let time go by: `await sim.advance(90)`, `await sim.advance(hours=2)`, with the names of `timedelta`."""
+        seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+        await asyncio.sleep(seconds + timedelta(**parts).total_seconds())
+        # What was due in that very moment has its turn before the caller looks.
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def now(self) -> datetime:
+        """The wall clock of the scenario."""
+        clock = self._playing.clock.now() if self._playing else self.world.start + self.world.time
+        return datetime.fromtimestamp(clock, UTC)
+
+    # --- runs under faults ----------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *invocations: Invocation[Any],
+        programs: Programs | None = None,
+        crashes: Sequence[Crash] = (),
+        pauses: Sequence[Pause] = (),
+        engines: int = 1,
+        limit: float = 36_000.0,
+        recovery: Recovery = BRISK,
+        **options: Any,
+    ) -> Report:
+        """Run workflows to their ends, whatever comes between, and check every promise on the way.
+
+        The runs get the ids `run-0`, `run-1` and so on. A machine that dies is replaced after a while, under its own
+        name or another. `engines` machines work on the store at once. `programs` may be a function that makes them
+        anew for each machine. Other options go to `Engine`. PromiseBroken is raised when not all is well after
+        `limit` virtual seconds.
+        """
+        if self._engines:
+            raise UsageError("a Simulation runs once: make another one with the next seed")
+        known = programs if programs is not None else [i.program for i in invocations if i.program is not None]
+        storm = Storm(self, invocations, known, {**options, "recovery": recovery})
+        self._plan = FaultPlan(self.faults, crashes, pauses)
+        with self._world_in_force(BRISK_WATCH):
+            try:
+                for number in range(engines):
+                    storm.boot(f"m{number}", serves=number == 0)
+                self._engines = engines
+                if not self.world.run(limit):
+                    self.monitor.accuse("not every run has ended, and nothing more will happen in time")
+                elif not self.monitor.violations:
+                    storm.leave()
+                    if not self.world.run(self.world.time + 300.0):
+                        self.monitor.accuse("an engine cannot be closed")
+                storm.judge()
+                if self.monitor.violations:
+                    raise PromiseBroken(self.seed, self.monitor.violations, self.monitor.trace)
+                return storm.report()
+            finally:
+                self.world.end()
+
+    # --- making the world -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _world_in_force(self, watch_seconds: float) -> Iterator[None]:
+        if events._get_running_loop() is not None:
+            raise UsageError("a simulation has event loops of its own: call it from a plain function")
+        pool, intervals = StepRunner._pool, (service.WATCH_SECONDS, watch.WATCH_SECONDS)
+
+        def virtual(runner: StepRunner, cpu: bool) -> Any:
+            executor = runner._executor
+            return executor if isinstance(executor, VirtualExecutor) else pool(runner, cpu)
+
+        with seeded_entropy(f"{self.seed} {self.world.time}"):
+            setattr(StepRunner, "_pool", virtual)  # noqa: B010 - mypy refuses to see a method replaced
+            service.WATCH_SECONDS = watch.WATCH_SECONDS = watch_seconds
+            try:
+                yield
+            finally:
+                setattr(StepRunner, "_pool", pool)  # noqa: B010
+                service.WATCH_SECONDS, watch.WATCH_SECONDS = intervals
+
+    def _engine(self, machine: Machine, programs: Iterable[Program], options: dict[str, Any]) -> Engine:
+        engine = Engine(
+            SimulatedStore(self.store, machine, self._plan, self.monitor),
+            programs,
+            clock=machine.clock,
+            executor=VirtualExecutor(machine, self.faults, self.monitor),
+            **options,
+        )
+        # Bodies are let go by their own loops: collected as they are, they would act like plain functions.
+        before = machine.on_end
+
+        def end() -> None:
+            before()
+            if engine._orchestrator is not None:
+                for driver in engine._orchestrator.active.values():
+                    driver.replay.execution.close()
+
+        machine.on_end = end
+        return engine
+
+
+class Storm:
+    """What `Simulation.run` is about: the runs that were asked for, and the machines that see to them."""
+
+    def __init__(
+        self, sim: Simulation, invocations: Sequence[Invocation[Any]], programs: Programs, options: dict[str, Any]
+    ) -> None:
+        self._sim, self._programs, self._options = sim, programs, options
+        self._wanted = {f"run-{number}": invocation for number, invocation in enumerate(invocations)}
+        self._engines: dict[Machine, Engine] = {}
+        self._names = 0
+        self.accepted: set[str] = set()
+        self.results: dict[str, RunResult[Any]] = {}
+        self.lost: list[tuple[str, str]] = []
+
+    def boot(self, name: str, *, serves: bool) -> None:
+        """Switch a machine on. The one that serves is where the runs are started and waited for."""
+        sim = self._sim
+        machine = sim.world.machine(name)
+        sim.monitor.note(name, "boot")
+        programs = self._programs() if callable(self._programs) else self._programs
+        engine = self._engines[machine] = sim._engine(machine, programs, {**self._options, "name": name})
+        machine.on_crash = lambda: self._crashed(machine, serves)
+        machine.task = machine.loop.create_task(self._live(machine, engine, serves))
+
+    def _crashed(self, machine: Machine, serves: bool) -> None:
+        sim, engine = self._sim, self._engines.pop(machine)
+        if engine._orchestrator is not None:
+            for driver in engine._orchestrator.active.values():
+                watched = sim.monitor.runs.get(driver.run_id)
+                stored = watched.outcomes if watched is not None else set()
+                outcomes = [event for event in driver.outcomes() if not isinstance(event, AttemptFailed)]
+                self.lost += [(driver.run_id, event.op) for event in outcomes if event.op not in stored]
+        chance = sim.world.chance
+        self._names += 1
+        name = machine.name if chance.random() < 0.5 else f"{machine.name.partition('.')[0]}.{self._names}"
+        sim.world.after(chance.choice(DOWNTIMES), lambda: self.boot(name, serves=serves))
+
+    async def _live(self, machine: Machine, engine: Engine, serves: bool) -> None:
+        try:
+            while True:
+                try:
+                    engine = await engine.open()
+                    break
+                except StoreUnavailable:
+                    engine._orchestrator = None  # as a process that is started again
+                    await asyncio.sleep(0.2)
+            if serves:
+                async with asyncio.TaskGroup() as group:
+                    for id, invocation in self._wanted.items():
+                        group.create_task(self._request(engine, id, invocation))
+                self._sim.world.stop()
+        except Exception as error:
+            self._sim.monitor.accuse(f"{machine.name}: {error!r}")
+
+    async def _request(self, engine: Engine, id: str, invocation: Invocation[Any]) -> None:
+        while True:
+            try:
+                handle = await engine.start(invocation, id=id)
+                self.accepted.add(handle.run_id)
+                self.results[id] = await handle.outcome()
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(0.2)
+
+    def leave(self) -> None:
+        """Close every engine in good order."""
+        # A machine that is still paused is one of them: it goes on when its time has come.
+        tasks = [machine.loop.create_task(engine.close()) for machine, engine in self._engines.items()]
+
+        def closed(_: object) -> None:
+            if all(task.done() for task in tasks):
+                self._sim.world.stop()
+
+        for task in tasks:
+            task.add_done_callback(closed)
+
+    def judge(self) -> None:
+        """Check what can be checked only at the end."""
+        sim = self._sim
+        monitor, journal = sim.monitor, sim.store.journal
+        for machine in sim.world.everyone:
+            for problem in machine.loop.unasked():
+                monitor.accuse(f"{machine.name}: {problem}")
+        for run_id in sorted(self.accepted - set(monitor.runs)):
+            monitor.accuse(f"the run {run_id} was accepted and is not in the store")
+        for engine in self._engines.values():
+            for run_id, watched in monitor.runs.items():
+                started = watched.state.started
+                assert started is not None
+                program = engine._programs[started.program]
+                for problem in check_journal(program, run_id, watched.batches, engine.codec, sim.store.blobs.blobs):
+                    monitor.accuse(problem)
+                row = journal.rows[run_id]
+                if row.status is RunStatus.PARKED:
+                    monitor.accuse(f"{row.id} is parked: {row.reason}")
+                result = self.results.get(row.id)
+                if result is not None and result.status is not row.status:
+                    monitor.accuse(f"{row.id} was said to be {result.status}, and is {row.status}")
+            break
+
+    def report(self) -> Report:
+        """All that was seen."""
+        sim, runs = self._sim, self._sim.monitor.runs
+        return Report(
+            seed=sim.seed,
+            trace=tuple(sim.monitor.trace),
+            results=self.results,
+            journals={w.state.started.id: tuple(w.batches) for w in runs.values() if w.state.started is not None},
+            executions=tuple(sim.monitor.executions),
+            appends=sim._plan.appends,
+            elapsed=sim.world.time,
+            crashes=sim._plan.crashed,
+            lost=tuple(self.lost),
+        )
+
+
+def every_crash(
+    *invocations: Invocation[Any], seed: int | str = 0, faults: Faults | None = None, **options: Any
+) -> Iterator[Report]:
+    """Run workflows once without a crash, and then once for every append and each way to die at it.
+
+    Takes the options of `Simulation.run`.
+    """
+    calm = Simulation(seed, faults=faults).run(*invocations, **options)
+    yield calm
+    for number in range(calm.appends):
+        for side in ("before", "after", "during"):
+            crash = Crash(number, side)
+            yield Simulation(seed, faults=faults).run(*invocations, crashes=[crash], **options)

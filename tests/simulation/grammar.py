@@ -1,0 +1,322 @@
+"""Workflows as data: trees of lists, made by hypothesis and interpreted by one workflow body.
+
+The body returns everything it saw, in order. Steps return a random number with each execution, so a body that saw
+another outcome than the recorded one gives itself away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random as chance
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from perdure import Retry, checkpoint, now, random, sleep, step, step_context, step_inline, uuid4, workflow
+
+Tree = list[Any]
+See = Callable[[Any], None]
+
+
+class Boom(Exception):
+    """What steps raise."""
+
+
+def outcome(n: int) -> int:
+    return n * 10_000 + chance.randrange(10_000)
+
+
+@step
+async def work(n: int) -> int:
+    return outcome(n)
+
+
+@step
+async def slow(n: int) -> int:
+    await asyncio.sleep(n / 10)
+    return outcome(n)
+
+
+@step
+def plain(n: int) -> int:
+    return outcome(n)
+
+
+@step
+async def broken(n: int) -> int:
+    raise Boom(outcome(n))
+
+
+@step(retry=Retry(attempts=4, initial=0.5))
+async def flaky(n: int, failures: int) -> int:
+    if step_context().attempt <= failures:
+        raise Boom(n)
+    return outcome(n)
+
+
+@step(timeout=0.5)
+async def hasty(n: int) -> int:
+    await asyncio.sleep(n / 10)
+    return outcome(n)
+
+
+async def run_tree(tree: Tree, see: See) -> int:
+    """Do what a tree says; its number is what branches depend on."""
+    return await NODES[tree[0]](see, *tree[1:])
+
+
+async def _step(see: See, n: int) -> int:
+    value = await work(n)
+    see(value)
+    return value
+
+
+async def _slow(see: See, n: int) -> int:
+    value = await slow(n)
+    see(value)
+    return value
+
+
+async def _plain(see: See, n: int) -> int:
+    value = await plain(n)
+    see(value)
+    return value
+
+
+async def _inline(see: See, n: int) -> int:
+    value: int = await step_inline("inline", lambda: outcome(n))
+    see(value)
+    return value
+
+
+async def _caught(see: See, n: int) -> int:
+    try:
+        return await broken(n)
+    except Boom as error:
+        see(str(error))
+        return n
+
+
+async def _uncaught(see: See, n: int) -> int:
+    see("uncaught")
+    return await broken(n)
+
+
+async def _retried(see: See, n: int, failures: int) -> int:
+    value = await flaky(n, failures)
+    see(value)
+    return value
+
+
+async def _hasty(see: See, n: int) -> int:
+    try:
+        value = await hasty(n)
+    except TimeoutError:
+        value = -n
+    see(value)
+    return value
+
+
+async def _sleep(see: See, tenths: int) -> int:
+    await (sleep(tenths / 10) if tenths % 2 else asyncio.sleep(tenths / 10))
+    see(str(now()))
+    return tenths
+
+
+async def _value(see: See, kind: str) -> int:
+    see({"now": lambda: str(now()), "uuid": lambda: str(uuid4()), "random": random}[kind]())
+    return 1
+
+
+async def _checkpoint(see: See) -> int:
+    await checkpoint()
+    return 2
+
+
+async def _sequence(see: See, trees: list[Tree]) -> int:
+    return sum([await run_tree(tree, see) for tree in trees])
+
+
+async def _gather(see: See, trees: list[Tree]) -> int:
+    values = await asyncio.gather(*(run_tree(tree, see) for tree in trees))
+    see(values)
+    return sum(values)
+
+
+async def _steps_at_once(see: See, numbers: list[int]) -> int:
+    values = await asyncio.gather(*(work(n) for n in numbers))
+    see(values)
+    return sum(values)
+
+
+async def _group(see: See, trees: list[Tree]) -> int:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(run_tree(tree, see)) for tree in trees]
+    return sum(task.result() for task in tasks)
+
+
+async def _race(see: See, trees: list[Tree]) -> int:
+    tasks = [asyncio.create_task(run_tree(tree, see)) for tree in trees]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    see([tasks.index(task) for task in done])
+    see([type(o).__name__ if isinstance(o, BaseException) else o for o in outcomes])
+    return len(pending)
+
+
+async def _timeout(see: See, tenths: int, tree: Tree) -> int:
+    try:
+        async with asyncio.timeout(tenths / 10):
+            return await run_tree(tree, see)
+    except TimeoutError:
+        see("timed out")
+        return 3
+
+
+async def _loop(see: See, times: int, tree: Tree) -> int:
+    total = 0
+    for _ in range(times):
+        total += await run_tree(tree, see)
+    return total
+
+
+async def _branch(see: See, condition: Tree, yes: Tree, no: Tree) -> int:
+    return await run_tree(yes if await run_tree(condition, see) % 2 else no, see)
+
+
+async def _finally(see: See, tree: Tree, last: Tree) -> int:
+    try:
+        return await run_tree(tree, see)
+    finally:
+        await run_tree(last, see)
+
+
+async def _event(see: See, tree: Tree, after: Tree) -> int:
+    event = asyncio.Event()
+
+    async def first() -> int:
+        try:
+            return await run_tree(tree, see)
+        finally:
+            event.set()
+
+    async def second() -> int:
+        await event.wait()
+        return await run_tree(after, see)
+
+    return sum(await asyncio.gather(second(), first()))
+
+
+async def _queue(see: See, trees: list[Tree]) -> int:
+    """The order of completion decides what comes next."""
+    queue: asyncio.Queue[int] = asyncio.Queue()
+
+    async def producer(number: int, tree: Tree) -> None:
+        try:
+            await run_tree(tree, see)
+        finally:
+            queue.put_nowait(number)
+
+    tasks = [asyncio.create_task(producer(number, tree)) for number, tree in enumerate(trees)]
+    for _ in trees:
+        number = await queue.get()
+        see(number)
+        if number % 2 == 0:
+            see(await work(number))
+    await asyncio.gather(*tasks)
+    return len(trees)
+
+
+async def _completed(see: See, trees: list[Tree]) -> int:
+    tasks = [asyncio.create_task(run_tree(tree, see)) for tree in trees]
+    values = [await task for task in asyncio.as_completed(tasks)]
+    see(values)
+    return sum(values)
+
+
+async def _locked(see: See, trees: list[Tree]) -> int:
+    lock = asyncio.Lock()
+
+    async def one(tree: Tree) -> int:
+        async with lock:
+            return await run_tree(tree, see)
+
+    return sum(await asyncio.gather(*(one(tree) for tree in trees)))
+
+
+async def _left_behind(see: See, tree: Tree) -> int:
+    """Start something that nobody waits for."""
+    LEFT.append(asyncio.create_task(run_tree(tree, see)))
+    del LEFT[:-50]
+    return 4
+
+
+LEFT: list[asyncio.Task[int]] = []
+
+NODES: dict[str, Callable[..., Awaitable[int]]] = {
+    "step": _step,
+    "slow": _slow,
+    "plain": _plain,
+    "inline": _inline,
+    "caught": _caught,
+    "uncaught": _uncaught,
+    "retried": _retried,
+    "hasty": _hasty,
+    "sleep": _sleep,
+    "value": _value,
+    "checkpoint": _checkpoint,
+    "sequence": _sequence,
+    "gather": _gather,
+    "steps": _steps_at_once,
+    "group": _group,
+    "race": _race,
+    "timeout": _timeout,
+    "loop": _loop,
+    "branch": _branch,
+    "finally": _finally,
+    "event": _event,
+    "queue": _queue,
+    "completed": _completed,
+    "locked": _locked,
+    "left": _left_behind,
+}
+
+
+@workflow
+async def interpret(tree: Tree) -> list[Any]:
+    """Run a tree, and return all that was seen on the way."""
+    seen: list[Any] = []
+    seen.append(await run_tree(tree, seen.append))
+    return seen
+
+
+_small = st.integers(1, 9)
+
+leaves: st.SearchStrategy[Tree] = st.one_of(
+    st.tuples(st.sampled_from(["step", "step", "slow", "plain", "inline", "caught", "hasty"]), _small).map(list),
+    st.tuples(st.just("retried"), _small, st.integers(1, 4)).map(list),
+    st.tuples(st.just("sleep"), st.integers(0, 30)).map(list),
+    st.tuples(st.just("value"), st.sampled_from(["now", "uuid", "random"])).map(list),
+    st.tuples(st.just("steps"), st.lists(_small, min_size=1, max_size=4)).map(list),
+    st.just(["checkpoint"]),
+    st.tuples(st.just("uncaught"), _small).map(list),
+)
+
+
+def _grow(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
+    several = st.lists(trees, min_size=1, max_size=3)
+    many = ["sequence", "gather", "group", "race", "queue", "completed", "locked"]
+    return st.one_of(
+        st.tuples(st.sampled_from(many), several).map(list),
+        st.tuples(st.just("timeout"), st.integers(0, 20), trees).map(list),
+        st.tuples(st.just("loop"), st.integers(1, 3), trees).map(list),
+        st.tuples(st.just("branch"), trees, trees, trees).map(list),
+        st.tuples(st.sampled_from(["finally", "event"]), trees, trees).map(list),
+        st.tuples(st.just("left"), trees).map(list),
+    )
+
+
+trees: st.SearchStrategy[Tree] = st.recursive(leaves, _grow, max_leaves=8)

@@ -1,0 +1,134 @@
+"""The promises of perdure, under generated workflows and every crash. `Simulation.run` checks them; see `monitor.py`.
+
+Each test is a search: a failure names the seed and the tree, and shrinks to the smallest tree that breaks a promise.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Simulation, every_crash
+from tests.simulation.grammar import Tree, interpret, trees
+
+seeds = st.integers(0, 1 << 32)
+
+
+def search(examples: int) -> settings:
+    # Derandomized: a change of the code, not of the weather, makes the suite fail.
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+SOAK = 2_000
+
+
+def survives_every_crash(tree: Tree, seed: int) -> None:
+    for _ in every_crash(interpret(tree), seed=seed, faults=Faults()):
+        pass
+
+
+def survives_every_crash_of_a_slow_store(tree: Tree, seed: int) -> None:
+    faults = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
+    for _ in every_crash(interpret(tree), seed=seed, faults=faults):
+        pass
+
+
+def survives_storms(tree: Tree, other: Tree, seed: int) -> None:
+    for engines in (1, 2):
+        for share in (0.0, 0.15):
+            faults = Faults(
+                durations=STORMY.durations,
+                delays=STORMY.delays,
+                lost_replies=STORMY.lost_replies,
+                refusals=STORMY.refusals,
+                interference=STORMY.interference,
+                clock_jumps=STORMY.clock_jumps,
+                crashes=share,
+            )
+            Simulation(f"{seed} {engines} {share}", faults=faults).run(
+                interpret(tree), interpret(other), engines=engines
+            )
+
+
+def survives_zombies(tree: Tree, seed: int) -> None:
+    calm = Simulation(seed, faults=Faults()).run(interpret(tree), engines=2)
+    for number in range(calm.appends):
+        for side in ("before", "after"):
+            pause = Pause(number, 30.0, side)
+            Simulation(seed, faults=Faults()).run(interpret(tree), engines=2, pauses=[pause])
+
+
+def survives_two_crashes(tree: Tree, seed: int, first: int, second: int) -> None:
+    crashes = [Crash(first, "after"), Crash(first + second + 1)]
+    Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes)
+
+
+@search(60)
+@given(trees, seeds)
+def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
+    survives_every_crash(tree, seed)
+
+
+@search(25)
+@given(trees, seeds)
+def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree: Tree, seed: int) -> None:
+    survives_every_crash_of_a_slow_store(tree, seed)
+
+
+@search(60)
+@given(trees, trees, seeds)
+def test_runs_survive_lost_replies_refusals_interference_and_clocks_that_jump(
+    tree: Tree, other: Tree, seed: int
+) -> None:
+    survives_storms(tree, other, seed)
+
+
+@search(30)
+@given(trees, seeds)
+def test_a_machine_paused_past_its_lease_at_any_append_writes_nothing_afterwards(tree: Tree, seed: int) -> None:
+    survives_zombies(tree, seed)
+
+
+@search(60)
+@given(trees, seeds, st.integers(0, 8), st.integers(0, 4))
+def test_a_run_survives_a_crash_during_its_recovery(tree: Tree, seed: int, first: int, second: int) -> None:
+    survives_two_crashes(tree, seed, first, second)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@search(SOAK)
+@given(trees, seeds)
+def test_soak_every_crash(tree: Tree, seed: int) -> None:
+    survives_every_crash(tree, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@search(SOAK)
+@given(trees, seeds)
+def test_soak_slow_stores(tree: Tree, seed: int) -> None:
+    survives_every_crash_of_a_slow_store(tree, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@search(SOAK * 3)
+@given(trees, trees, seeds)
+def test_soak_storms(tree: Tree, other: Tree, seed: int) -> None:
+    survives_storms(tree, other, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@search(SOAK)
+@given(trees, seeds)
+def test_soak_zombies(tree: Tree, seed: int) -> None:
+    survives_zombies(tree, seed)
