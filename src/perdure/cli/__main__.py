@@ -1,0 +1,7 @@
+"""`python -m perdure.cli`, where the `perdure` command is not on the path."""
+
+import sys
+
+from perdure.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,274 @@
+"""`perdure doctor`: check the store and everything around it. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import apsw
+from cyclopts import Parameter
+
+from perdure import __version__
+from perdure.cli.exits import Exit
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.output import clean, distance, table, write_json
+from perdure.client.client import Client
+from perdure.errors import PerdureError
+from perdure.kernel.events import RunStatus, moment
+from perdure.kernel.projection import RunRow
+from perdure.ports.runs import RunFilter
+from perdure.ports.store import Store
+from perdure.stores.open import open_store
+
+# Older ones can lose committed data when the write-ahead log is reset.
+OLDEST_SQLITE = (3, 51, 3)
+LARGE_WAL = 64 * 1024 * 1024
+LITTLE_SPACE, NO_SPACE = 1024**3, 50 * 1024**2
+OPEN = [status for status in RunStatus if not status.finished]
+PAGE = 500
+# How many runs a finding names before it only counts them.
+NAMED = 5
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at, how it stands, and what to do about it."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+def doctor(
+    module: Annotated[
+        str | None, Parameter(help="file.py or module: also say which open runs it has no program for.")
+    ] = None,
+    /,
+    *,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Check the store and everything around it. Reads, and changes nothing.
+
+    Exits with 0 when nothing failed (there may be warnings), and with 1 when something did.
+    """
+    programs: list[str] | None = None
+    if module is not None:
+        from perdure.cli.targets import load
+
+        programs = [program.name for program in load(module).programs.values()]
+    opened = open_store(store)
+    checks = [*_software(), *_place(opened)]
+    missing = _missing(opened)
+    checks += [missing] if missing is not None else asyncio.run(_store(opened, programs))
+    failed = any(check.verdict == "fail" for check in checks)
+    if json:
+        write_json({"ok": not failed, "store": store, "checks": checks})
+    else:
+        _show(checks)
+    return Exit.FAILED if failed else Exit.OK
+
+
+def _show(checks: Sequence[Check]) -> None:
+    table(("check", "verdict", "found"), [(c.name, c.verdict, c.found) for c in checks], whole=(0, 1, 2))
+    for check in checks:
+        if check.fix:
+            print(clean(f"\n{check.name}: {check.fix}", "\n"))
+
+
+# --- around the store -----------------------------------------------------------------------------------------------
+
+
+def _software() -> Iterator[Check]:
+    python = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info >= (3, 11):  # noqa: UP036 - the doctor may be asked just because it is not
+        yield Check("python", "ok", f"{python} ({sys.executable})")
+    else:
+        yield Check("python", "fail", python, "perdure needs Python 3.11 or newer")
+    yield Check("perdure", "ok", f"{__version__} ({os.path.dirname(os.path.dirname(__file__))})")
+    sqlite = apsw.sqlite_lib_version()
+    found = f"{sqlite}, apsw {apsw.apsw_version()}"
+    if tuple(int(part) for part in sqlite.split(".")) >= OLDEST_SQLITE:
+        yield Check("sqlite", "ok", found)
+    else:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        yield Check("sqlite", "fail", found, f"before {oldest} committed data can be lost: pip install --upgrade apsw")
+
+
+def _place(store: Store) -> Iterator[Check]:
+    path = _path(store)
+    if path is None:
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        return  # opening the store will say so
+    free = shutil.disk_usage(folder).free
+    found = f"{_size(free)} free in {folder}"
+    if free < NO_SPACE:
+        yield Check("disk", "fail", found, "make room: without it no step can be recorded, and runs stand still")
+    elif free < LITTLE_SPACE:
+        yield Check("disk", "warn", found, "make room before it runs out: runs stand still on a full disk")
+    else:
+        yield Check("disk", "ok", found)
+    try:
+        size = os.path.getsize(path + "-wal")
+    except OSError:
+        size = 0
+    if size > LARGE_WAL:
+        fix = "some process keeps a long read open, so that the log cannot be folded into the file: find and end it"
+        yield Check("wal", "warn", f"{_size(size)}", fix)
+    else:
+        yield Check("wal", "ok", _size(size))
+
+
+def _missing(store: Store) -> Check | None:
+    """A store that nobody has used yet is no failure."""
+    path = _path(store)
+    if path is None or os.path.exists(path) or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        return None
+    fix = "the first run creates it; if there should be one, name it with --store or PERDURE_STORE"
+    return Check("store", "warn", f"there is no file {path} yet", fix)
+
+
+def _path(store: Store) -> str | None:
+    """The file of an SQLite store."""
+    scheme, _, path = store.url.partition(":///")
+    return path if scheme == "sqlite" else None
+
+
+def _size(size: int) -> str:
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return f"{size} bytes"
+
+
+# --- in the store ---------------------------------------------------------------------------------------------------
+
+
+async def _store(store: Store, programs: list[str] | None) -> list[Check]:
+    path = _path(store)
+    client = Client(store)
+    try:
+        _ = await client.open()
+    except PerdureError as error:
+        return [Check("store", "fail", store.url, str(error))]
+    try:
+        checks = [Check("store", "ok", store.url)]
+        if path is not None:
+            checks += _file(path)
+        try:
+            checks += await _runs(client, programs)
+        except PerdureError as error:
+            checks.append(Check("runs", "fail", "their rows cannot be read", str(error)))
+        return checks
+    finally:
+        await client.close()
+
+
+def _file(path: str) -> Iterator[Check]:
+    # A connection of its own, which cannot write.
+    db = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        yield Check("schema", "ok", f"version {db.pragma('user_version')}")
+        problems = [str(row[0]) for row in db.execute("pragma quick_check(5)")]
+        if problems == ["ok"]:
+            yield Check("integrity", "ok", f"{_size(os.path.getsize(path))}, no damage found")
+        else:
+            fix = "the file is damaged: stop the engines, copy the file, restore a backup, check the disk"
+            yield Check("integrity", "fail", "; ".join(problems), fix)
+    except apsw.Error as error:
+        yield Check("integrity", "fail", str(error), "restore the file from a backup, and check the disk")
+    finally:
+        db.close()
+
+
+async def _runs(client: Client, programs: list[str] | None) -> list[Check]:
+    open_runs = await _open_runs(client.store)
+    live = {lease.owner for lease in await client.store.leases.live("orchestrator:", client.clock.now())}
+    counts = {status: sum(run.status is status for run in open_runs) for status in OPEN}
+    listed = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    checks = [
+        Check("orchestrators", "ok", f"{len(live)} alive" + (f": {', '.join(sorted(live))}" if live else "")),
+        Check("open runs", "ok", listed or "none"),
+        await _journals(client.store, open_runs),
+        _owners(open_runs, live, client.clock.now()),
+        _parked(open_runs),
+    ]
+    if programs is not None:
+        checks.append(_programs(open_runs, programs))
+    return checks
+
+
+async def _open_runs(store: Store) -> list[RunRow]:
+    found: list[RunRow] = []
+    cursor: str | None = None
+    while True:
+        page = await store.runs.list(RunFilter(status=OPEN, limit=PAGE, cursor=cursor))
+        found += [row for row, _ in page]
+        if len(page) < PAGE:
+            return found
+        cursor = page[-1][0].run_id
+
+
+async def _journals(store: Store, open_runs: Sequence[RunRow]) -> Check:
+    """Read the journals of all open runs: reading verifies their checksums."""
+    damaged: list[str] = []
+    for start in range(0, len(open_runs), PAGE):
+        page = {run.run_id: run for run in open_runs[start : start + PAGE]}
+        for run_id, journal in (await store.journal.read_many(list(page))).items():
+            if isinstance(journal, Exception):
+                damaged.append(f"{page[run_id].id}: {journal}")
+    if damaged:
+        fix = "restore the file from a backup; the other runs are not affected"
+        return Check("journals", "fail", f"{len(damaged)} of {len(open_runs)} are damaged", "\n".join([fix, *damaged]))
+    return Check("journals", "ok", f"{len(open_runs)} of open runs read, checksums match")
+
+
+def _owners(open_runs: Sequence[RunRow], live: set[str], now: float) -> Check:
+    """Runs that should be moving, and that nobody moves."""
+    left = [
+        run
+        for run in open_runs
+        if run.owner not in live
+        and (run.status is RunStatus.RUNNING or (run.wake_at is not None and run.wake_at <= now))
+    ]
+    if not left:
+        return Check("owners", "ok", "every run that should move has a living owner")
+    names = ", ".join(sorted({run.program for run in left}))
+    oldest = min(run.wake_at or run.created_at for run in left)
+    found = f"{_named(left)} without a living owner; the oldest since {distance(moment(oldest))}"
+    return Check("owners", "warn", found, f"start an engine on this store that has: {names}")
+
+
+def _parked(open_runs: Sequence[RunRow]) -> Check:
+    parked = [run for run in open_runs if run.status is RunStatus.PARKED]
+    if not parked:
+        return Check("parked", "ok", "no run is parked")
+    reasons = [f"{run.id}: {run.reason}" for run in parked[:NAMED]]
+    return Check("parked", "warn", _named(parked), "\n".join(["mend the cause, then restart the engine", *reasons]))
+
+
+def _programs(open_runs: Sequence[RunRow], programs: list[str]) -> Check:
+    unknown = [run for run in open_runs if run.program not in programs]
+    known = f"it has {', '.join(sorted(programs)) or 'none'}"
+    if not unknown:
+        return Check("programs", "ok", f"there is one for every open run; {known}")
+    names = ", ".join(sorted({run.program for run in unknown}))
+    return Check(
+        "programs", "warn", f"{_named(unknown)} of unknown programs: {names}", f"{known}; add them, or rename them back"
+    )
+
+
+def _named(runs: Sequence[RunRow]) -> str:
+    names = ", ".join(run.id for run in runs[:NAMED])
+    more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
+    return f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} ({names}{more})"

@@ -1,0 +1,90 @@
+"""From `--input` to arguments: an object gives keywords, a list positions, anything else is the only argument."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Any, NoReturn
+
+from perdure.cli.exits import Problem
+from perdure.kernel.commands import Program
+from perdure.kernel.invocation import Invocation
+
+
+def invocation(program: Program, given: str | None) -> Invocation[Any]:
+    """What to run: the program with the arguments that the input gives."""
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if given is not None:
+        value = read(given)
+        if isinstance(value, dict):
+            kwargs = value
+        else:
+            args = tuple(value) if isinstance(value, list) else (value,)
+    if not callable(program):
+        return Invocation(program.name, program, args, kwargs)
+    try:
+        made: Invocation[Any] = program(*args, **kwargs)
+    except TypeError as error:
+        raise Problem(_misfit(program, error, given, bool(kwargs))) from error
+    return made
+
+
+def _misfit(program: Any, error: TypeError, given: str | None, is_object: bool) -> str:
+    try:
+        signature = str(inspect.signature(getattr(program, "fn", program)))
+    except (TypeError, ValueError):
+        signature = "(...)"
+    message = f"the input does not fit {program.name}{signature}: {error}"
+    if given is None:
+        return f"{message}; give it with --input, as JSON"
+    if is_object:
+        return f"{message}; an object gives arguments by their names (one object as such: --input '[{{...}}]')"
+    return f"{message}; a list gives the arguments in order (one list as such: --input '[[...]]')"
+
+
+def read(given: str) -> Any:
+    """The JSON value of `--input`: as it stands, in a file (`@file.json`), or on stdin (`-`)."""
+    text, where = given, "--input"
+    if given == "-":
+        text, where = sys.stdin.read(), "stdin"
+    elif given.startswith("@"):
+        where = given[1:]
+        text = _file(where)
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        raise Problem(_invalid(text, where, error)) from error
+    except RecursionError as error:
+        raise Problem(f"{where} is nested too deeply") from error
+
+
+def _file(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError as error:
+        raise Problem(f"--input @{path}: there is no such file") from error
+    except UnicodeDecodeError as error:
+        raise Problem(f"--input @{path}: it is not text in UTF-8 (byte {error.start})") from error
+    except OSError as error:
+        raise Problem(f"--input @{path}: {error.strerror}") from error
+
+
+def _invalid(text: str, where: str, error: json.JSONDecodeError) -> str:
+    message = f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+    lines = text.splitlines()
+    if 0 < error.lineno <= len(lines) and lines[error.lineno - 1].isprintable():
+        start = max(0, error.colno - 41)
+        shown = lines[error.lineno - 1][start : start + 70]
+        message += f"\n  {shown}\n  {' ' * (error.colno - 1 - start)}^"
+    if not text.strip():
+        return f'{where} is empty; JSON is expected, as in --input \'{{"name": "value"}}\''
+    if text.strip()[0].isalpha():
+        message += f"\nA text is JSON in double quotes: --input '{json.dumps(text.strip()[:40])}'"
+    return message
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise Problem(f"--input holds {constant}, which JSON does not know; use null, or a text")

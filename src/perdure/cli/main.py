@@ -1,0 +1,115 @@
+"""The `perdure` command: which commands there are, and how every one of them ends.
+
+Commands are named by their import path and loaded when they are called, so that help and small questions are quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from perdure import __version__
+from perdure.cli.exits import EPILOGUE, Exit, Problem
+from perdure.errors import InvalidStoreUrl, NoSuchRun, PerdureError, StoreError
+
+# Where each command is, and what it is about.
+COMMANDS = {
+    "demo": ("perdure.cli.demo:demo", "Watch a run survive the death of its process."),
+    "run": ("perdure.cli.run:run", "Run a workflow to its end, or go on with it."),
+    "runs": ("perdure.cli.runs:app", "Look at runs: ls, show, steps, journal, watch."),
+    "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
+}
+
+
+def _app(called: str | None) -> App:
+    """The commands. The one that is called brings its own help; for the others a line saves importing them."""
+    app = App(
+        name="perdure",
+        help="Durable workflows for Python: kill it, run the same command again, it goes on.",
+        help_epilogue=EPILOGUE,
+        help_format="plaintext",
+        version=f"perdure {__version__}",
+        version_flags=["--version"],
+        suppress_keyboard_interrupt=False,
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+    )
+    for number, (name, (path, about)) in enumerate(COMMANDS.items()):
+        app.command(path, name=name, help=None if name == called else about, sort_key=number)
+    return app
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Never lets an exception out."""
+    tokens = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal that cannot show a character gets its number, not an error.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _ended(tokens)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Python flushes once more at exit: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.PIPE_CLOSED
+
+
+def _ended(tokens: list[str]) -> int:
+    as_json = "--json" in tokens
+    try:
+        return int(_app(tokens[0] if tokens else None)(tokens) or Exit.OK)
+    except Problem as problem:
+        return _say(problem, problem.code, as_json)
+    except CycloptsError as error:
+        return _say(Problem(f"{_sentence(error)}\nTry: {_help_command(tokens)}"), Exit.USAGE, as_json)
+    except PerdureError as error:
+        return _say(error, _code(error), as_json)
+    except KeyboardInterrupt:
+        return _say(Problem("interrupted"), Exit.INTERRUPTED, as_json)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return _say(Problem(_bug(error)), Exit.BUG, as_json)
+
+
+def _code(error: PerdureError) -> Exit:
+    if isinstance(error, NoSuchRun):
+        return Exit.NO_SUCH_RUN
+    if isinstance(error, StoreError | InvalidStoreUrl):
+        return Exit.STORE
+    return Exit.USAGE
+
+
+def _say(error: Exception, code: Exit, as_json: bool) -> int:
+    from perdure.cli.output import complain
+
+    complain(error, code, as_json)
+    return code
+
+
+def _sentence(error: CycloptsError) -> str:
+    return " ".join(str(error).split())
+
+
+def _help_command(tokens: list[str]) -> str:
+    """The help of the innermost command that was meant."""
+    commands: list[str] = []
+    if tokens and tokens[0] in COMMANDS:
+        commands.append(tokens[0])
+        if tokens[0] == "runs" and tokens[1:2] and tokens[1] in ("ls", "show", "steps", "journal", "watch"):
+            commands.append(tokens[1])
+    return " ".join(["perdure", *commands, "--help"])
+
+
+def _bug(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+    return f"this should not have happened, please report it: {type(error).__name__}: {error}{where}"

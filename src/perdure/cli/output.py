@@ -1,0 +1,182 @@
+"""Writing for people and for programs. Results go to stdout, everything else to stderr.
+
+On a terminal tables are drawn by rich; elsewhere they are plain aligned text, and rich is never loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from perdure.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from perdure.kernel.failures import Failure
+
+# How much of a value a table shows where no terminal limits its width.
+VALUE_WIDTH = 60
+
+STYLES = {
+    "completed": "green",
+    "succeeded": "green",
+    "ok": "green",
+    "running": "cyan",
+    "waiting": "blue",
+    "queued": "blue",
+    "failed": "bold red",
+    "fail": "bold red",
+    "unknown": "yellow",
+    "parked": "bold yellow",
+    "warn": "bold yellow",
+    "paused": "yellow",
+    "cancelled": "magenta",
+    "bailed": "magenta",
+}
+
+
+# --- to programs ----------------------------------------------------------------------------------------------------
+
+
+def write_json(value: Any, *, line: bool = False) -> None:
+    """One JSON document; indented on a terminal unless it is a `line` of many."""
+    import msgspec
+
+    data = value if isinstance(value, bytes) else msgspec.json.encode(value)
+    if sys.stdout.isatty():
+        if not line:
+            data = msgspec.json.format(data, indent=2)
+        print(clean(data.decode(), "\n"), flush=True)
+    else:
+        print(data.decode(), flush=line)
+
+
+# --- to people ------------------------------------------------------------------------------------------------------
+
+
+def complain(error: Exception, code: Exit, as_json: bool) -> None:
+    """Say on stderr what is wrong; as one line of JSON where JSON was asked for."""
+    sys.stdout.flush()
+    if as_json:
+        import json
+
+        kind = type(error).__name__
+        document = {"error": {"type": kind, "message": str(error), "exit_code": int(code)}}
+        print(json.dumps(document), file=sys.stderr)
+    else:
+        note(str(error))
+
+
+def note(text: str) -> None:
+    """A message on stderr."""
+    print(f"perdure: {clean(text, chr(10))}", file=sys.stderr, flush=True)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[int] = (0,)) -> None:
+    """A table on stdout. Columns numbered in `whole` are never cut: they are there to be copied."""
+    cleaned = [[clean(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        _rich_table(headings, cleaned, whole)
+    else:
+        _plain_table(headings, cleaned)
+
+
+def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [[heading.upper() for heading in headings], *rows] if any(headings) else rows
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(headings))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[int]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, show_header=any(headings), header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for number, heading in enumerate(headings):
+        if number in whole:
+            drawn.add_column(heading.upper(), overflow="fold")
+        else:
+            drawn.add_column(heading.upper(), overflow="ellipsis", no_wrap=True)
+    for row in rows:
+        drawn.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    Console(highlight=False).print(drawn)
+
+
+def pairs(items: Sequence[tuple[str, str]]) -> None:
+    """Names and values, one a line; a value of several lines stays in its column."""
+    width = max(len(name) for name, _ in items)
+    bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+    for name, value in items:
+        indented = clean(value, "\n").replace("\n", "\n" + " " * (width + 2))
+        print(f"{bold}{name.ljust(width)}{plain}  {indented}")
+
+
+# --- values, times and errors as text -------------------------------------------------------------------------------
+
+
+def clean(text: str, keep: str = "") -> str:
+    """Text that can do nothing to a terminal: what is not printable is shown by its number."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def value_text(value: Any, width: int = VALUE_WIDTH) -> str:
+    """A value as one line of JSON, cut to `width`."""
+    import msgspec
+
+    return cut((bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)).decode(), width)
+
+
+def cut(text: str, width: int) -> str:
+    """Text of at most `width` characters."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def when(at: datetime | None, now: datetime | None = None) -> str:
+    """A moment in local time, and how far away it is: `2025-11-15 08:37:34 (3 min ago)`."""
+    if at is None:
+        return ""
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S} ({distance(at, now)})"
+
+
+def distance(at: datetime, now: datetime | None = None) -> str:
+    """How far away a moment is."""
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    return f"in {span(-seconds)}" if seconds < -0.5 else f"{span(seconds)} ago"
+
+
+def span(seconds: float) -> str:
+    """A duration in its largest fitting unit."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def error_name(error: Failure) -> str:
+    """`ValueError: no stock`."""
+    name = error.type.removeprefix("builtins.").removeprefix("__main__.")
+    return f"{name}: {error.message}" if error.message else name
+
+
+def error_text(error: Failure, indent: str = "  ") -> str:
+    """An error with the lines of the user's code it came through, and what it was raised from."""
+    lines = [indent + error_name(error).replace("\n", "\n" + indent)]
+    lines += [f"{indent}  {line}" for line in error.traceback.splitlines()]
+    for number, inner in enumerate(error.errors, 1):
+        lines += [f"{indent}  {number}:", error_text(inner, indent + "    ")]
+    if error.cause is not None:
+        lines += [f"{indent}raised from", error_text(error.cause, indent)]
+    return "\n".join(lines)

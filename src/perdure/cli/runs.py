@@ -1,0 +1,265 @@
+"""`perdure runs`: list runs, show one, its steps and its journal, and watch it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, TypeVar
+
+from cyclopts import App, Parameter
+
+from perdure.cli.events import Journal
+from perdure.cli.exits import ENDS, Problem
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.output import cut, error_name, error_text, note, pairs, span, table, value_text, when, write_json
+from perdure.client.client import Client
+from perdure.client.views import RunView, StepView
+from perdure.errors import NoSuchRun, StoreUnavailable
+from perdure.kernel.events import Entry, RunParked, RunStatus
+from perdure.stores.open import open_store
+
+app = App(name="runs", help="Look at runs.")
+
+T = TypeVar("T")
+
+# How long to wait before a store that went away is asked again.
+RECONNECT_SECONDS = 0.5
+
+
+@app.command
+def ls(
+    *,
+    status: Annotated[list[str] | None, Parameter(help="Only runs in this status; may be repeated.")] = None,
+    program: Annotated[str | None, Parameter(help="Only runs of this program.")] = None,
+    tag: Annotated[list[str] | None, Parameter(help="Only runs with this tag, as key=value; may be repeated.")] = None,
+    limit: Annotated[int, Parameter(help="How many at most.")] = 20,
+    cursor: Annotated[str | None, Parameter(help="Where the page before ended.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """List runs, newest first."""
+    tags = _tags(tag or [])
+    page = _ask(
+        store,
+        lambda client: client.list(
+            status=[s for given in status or [] for s in given.split(",")],
+            program=program,
+            tags=tags,
+            limit=limit,
+            cursor=cursor,
+        ),
+    )
+    if json:
+        write_json({"runs": list(page), "cursor": page.cursor})
+        return
+    if not page:
+        note("no runs match" if status or program or tag or cursor else "no runs yet")
+        return
+    rows = [(run.id, run.status.value, run.program, when(run.created_at), _took(run)) for run in page]
+    table(("id", "status", "program", "started", "took"), rows)
+    if page.cursor is not None:
+        note(f"there may be more: add --cursor {page.cursor}")
+
+
+@app.command
+def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """Show a run as it stands."""
+
+    async def ask(client: Client) -> tuple[RunView, Sequence[StepView]]:
+        return await _view(client, id), await client.steps(id)
+
+    view, steps = _ask(store, ask)
+    if json:
+        write_json(view)
+        return
+    done = sum(step.status == "succeeded" for step in steps)
+    pairs([(name, value) for name, value in _facts(view, f"{done} of {len(steps)} begun have succeeded") if value])
+
+
+@app.command
+def steps(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """Show the steps of a run, in the order they began."""
+    found = _ask(store, lambda client: client.steps(id))
+    if json:
+        write_json(found)
+        return
+    if not found:
+        note(f"run {id!r} has begun no step")
+        return
+    rows = [(s.path, s.status.value, str(s.attempt), _step_took(s), _step_value(s), _short(s.source)) for s in found]
+    table(("op", "status", "attempt", "took", "output", "source"), rows, whole=(0, 1, 2, 3))
+
+
+@app.command
+def journal(
+    id: RunId,
+    /,
+    *,
+    start: Annotated[int, Parameter(help="The number of the first event to show.")] = 0,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Show the journal of a run: every event, numbered from 0. --json gives one event a line."""
+
+    async def ask(client: Client) -> tuple[RunView, Sequence[Entry]]:
+        return await _view(client, id), await client.journal(id, _number(start))
+
+    view, entries = _ask(store, ask)
+    shown = Journal(view, json)
+    for entry in entries:
+        shown.write(entry)
+
+
+@app.command
+def watch(
+    id: RunId,
+    /,
+    *,
+    start: Annotated[int, Parameter(help="The number of the first event to show.")] = 0,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Follow the journal of a run until it ends, and exit as the run did.
+
+    Exits with 0 when it completed, 1 when it failed, 5 when it was cancelled or is parked.
+    """
+    follower = _Follower(id, _number(start), store, json)
+    return asyncio.run(follower.follow())
+
+
+class _Follower:
+    """Follows one journal by number: over a store that goes away and comes back, nothing is missed or told twice."""
+
+    def __init__(self, id: str, start: int, store: str, json: bool) -> None:
+        self._id, self._next, self._store, self._json = id, start, store, json
+        self._shown: Journal | None = None
+
+    async def follow(self) -> int:
+        while True:
+            try:
+                return await self._follow()
+            except StoreUnavailable as error:
+                if self._shown is None:
+                    raise
+                note(f"{error}; trying again from event {self._next}")
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _follow(self) -> int:
+        async with Client(open_store(self._store)) as client:
+            view = await _view(client, self._id)
+            if self._shown is None:
+                self._shown = Journal(view, self._json)
+                await self._warn_of_standstill(client, view)
+            # By run_id: another run under the same id is not what is being watched.
+            async for entry in client.follow(view.run_id, self._next):
+                self._shown.write(entry)
+                self._next = entry.seq + 1
+                if isinstance(entry.event, RunParked) and await self._stands_still(client, view.run_id):
+                    break
+            view = await _view(client, view.run_id)
+        if not self._json:
+            self._conclude(view)
+        return ENDS[view.status]
+
+    async def _stands_still(self, client: Client, run_id: str) -> bool:
+        """Whether the run is parked now, and not only was so once."""
+        view = await _view(client, run_id)
+        return view.status is RunStatus.PARKED and view.next_seq == self._next
+
+    async def _warn_of_standstill(self, client: Client, view: RunView) -> None:
+        if view.status is not RunStatus.RUNNING or not sys.stderr.isatty():
+            return
+        alive = view.owner is not None and await client.store.leases.get(
+            f"orchestrator:{view.owner}", client.clock.now()
+        )
+        if not alive:
+            note(f"no process advances run {view.id!r} now; it goes on when an engine with {view.program} is started")
+
+    def _conclude(self, view: RunView) -> None:
+        if view.status is RunStatus.FAILED and view.error is not None:
+            note(f"run {view.id!r} failed after {_took(view)}\n{error_text(view.error)}")
+        else:
+            why = f": {view.reason}" if view.reason else ""
+            note(f"run {view.id!r} {'is' if view.status is RunStatus.PARKED else 'was'} {view.status}{why}")
+
+
+# --- asking ---------------------------------------------------------------------------------------------------------
+
+
+def _ask(store: str, question: Callable[[Client], Awaitable[T]]) -> T:
+    async def ask() -> T:
+        async with Client(open_store(store)) as client:
+            return await question(client)
+
+    return asyncio.run(ask())
+
+
+async def _view(client: Client, id: str) -> RunView:
+    view = await client.get(id)
+    if view is None:
+        raise NoSuchRun(id)
+    return view
+
+
+def _tags(given: list[str]) -> dict[str, str]:
+    tags = {}
+    for tag in given:
+        key, equals, value = tag.partition("=")
+        if not equals or not key:
+            raise Problem(f"--tag {tag!r} is not key=value, as in --tag customer=acme")
+        tags[key] = value
+    return tags
+
+
+def _number(start: int) -> int:
+    if start < 0:
+        raise Problem(f"--start {start}: events are numbered from 0")
+    return start
+
+
+# --- as text --------------------------------------------------------------------------------------------------------
+
+
+def _facts(view: RunView, steps: str) -> list[tuple[str, str]]:
+    version = f" (version {view.version})" if view.version else ""
+    return [
+        ("id", view.id),
+        ("run_id", view.run_id if view.run_id != view.id else ""),
+        ("program", view.program + version),
+        ("status", view.status.value),
+        ("reason", view.reason),
+        ("started", when(view.created_at)),
+        ("updated", when(view.updated_at) if view.finished_at is None else ""),
+        ("finished", when(view.finished_at) + f", took {_took(view)}" if view.finished_at else ""),
+        ("owner", f"{view.owner} (epoch {view.epoch})" if view.owner and view.finished_at is None else ""),
+        ("tags", ", ".join(f"{key}={value}" for key, value in view.tags.items())),
+        ("waits for", "\n".join(f"{w.path} ({w.kind}) {when(w.deadline)} {_short(w.source)}" for w in view.waits)),
+        ("steps", steps),
+        ("journal", f"{view.next_seq} events"),
+        ("input", value_text(view.input, 1000)),
+        ("output", value_text(view.output, 1000) if view.status in (RunStatus.COMPLETED, RunStatus.BAILED) else ""),
+        ("error", error_text(view.error, "") if view.error is not None else ""),
+    ]
+
+
+def _took(view: RunView) -> str:
+    return "" if view.finished_at is None else span((view.finished_at - view.created_at).total_seconds())
+
+
+def _step_took(step: StepView) -> str:
+    return "" if step.finished_at is None else span((step.finished_at - step.started_at).total_seconds())
+
+
+def _step_value(step: StepView) -> str:
+    if step.error is not None:
+        return cut(error_name(step.error), 60)
+    failed = next((a.error for a in reversed(step.attempts) if a.error is not None), None)
+    if step.status == "succeeded":
+        return value_text(step.output)
+    return cut(f"last attempt: {error_name(failed)}", 60) if failed is not None else ""
+
+
+def _short(source: str) -> str:
+    """The file and line without the directories that lead there."""
+    return source.rpartition("/")[2]

@@ -1,0 +1,154 @@
+"""From `module:workflow` or `file.py:workflow` to the programs it names. Imports the user's code, and nothing twice."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeVar
+
+from perdure.cli.exits import Problem
+from perdure.kernel.commands import Program
+
+T = TypeVar("T")
+
+HOW = "write file.py:workflow or module:workflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A module with its programs, by the name they have in it; `own` are those it defines itself."""
+
+    source: str
+    programs: dict[str, Program]
+    own: tuple[str, ...]
+
+    def pick(self, name: str) -> Program:
+        """The program of that name, or the only one there is when `name` is empty."""
+        if name:
+            by_program_name = {program.name: program for program in self.programs.values()}
+            found = self.programs.get(name) or by_program_name.get(name)
+            if found is None:
+                raise Problem(f"{self.source} has no workflow named {name!r}; {self._listed()}")
+            return found
+        candidates = self.own or tuple(self.programs)
+        if len(candidates) != 1:
+            raise Problem(f"{self.source} names no workflow; {self._listed()}")
+        return self.programs[candidates[0]]
+
+    def _listed(self) -> str:
+        if not self.programs:
+            return "there is none in it: decorate an `async def` with @workflow"
+        names = sorted(self.programs)
+        listed = f"it has {', '.join(names)}. " if len(names) > 1 else f"it has {names[0]}. "
+        return listed + f"For example: {self.source}:{names[0]}"
+
+
+def resolve(target: str) -> tuple[Program, Target]:
+    """The program that a TARGET names, and the module it is in."""
+    place, name = _split(target)
+    module = load(place)
+    return module.pick(name), module
+
+
+def _split(target: str) -> tuple[str, str]:
+    if os.path.isfile(target):  # also `C:\\flows.py`
+        return target, ""
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        return target, ""
+    if not place:
+        raise Problem(f"the target {target!r} has nothing before its ':'; {HOW}")
+    return place, name
+
+
+def load(place: str) -> Target:
+    """Import a file or a module, and find its programs."""
+    sys.path.insert(0, os.getcwd())
+    is_file = place.endswith(".py") or os.sep in place
+    module = _import_file(place) if is_file else _import_module(place)
+    programs = {name: value for name, value in vars(module).items() if _is_program(value)}
+    own = tuple(n for n, p in programs.items() if getattr(p, "__module__", module.__name__) == module.__name__)
+    return Target(place, programs, own)
+
+
+def _is_program(value: Any) -> bool:
+    if isinstance(value, type | ModuleType):
+        return False
+    return all(hasattr(value, name) for name in ("name", "version", "open")) and isinstance(value.name, str)
+
+
+def _import_file(place: str) -> ModuleType:
+    if not os.path.isfile(place):
+        what = "is a directory" if os.path.isdir(place) else "does not exist"
+        raise Problem(f"the file {place} {what} (the current directory is {os.getcwd()})")
+    path = os.path.abspath(place)
+    stem = os.path.splitext(os.path.basename(path))[0]
+    # Its own directory comes first, as with `python file.py`, so that it finds its neighbours.
+    sys.path.insert(0, os.path.dirname(path))
+    # The plain name, so that a process of a `cpu=True` step can import it again; not if that name is taken.
+    name = stem if stem not in sys.modules and stem not in sys.stdlib_module_names else f"{stem}_program"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise Problem(f"the file {place} is no Python file; {HOW}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    loader = spec.loader
+    _guarded(place, lambda: loader.exec_module(module))
+    return module
+
+
+def _import_module(place: str) -> ModuleType:
+    try:
+        return _guarded(place, lambda: importlib.import_module(place))
+    except _Missing as missing:
+        path = place.replace(".", os.sep) + ".py"
+        meant = f"did you mean {path}?" if os.path.isfile(path) else HOW
+        raise Problem(
+            f"there is no module named {missing} in {os.getcwd()} or among the installed packages; {meant}"
+        ) from missing
+
+
+class _Missing(Exception):
+    """The module itself, or a package that it is said to be in, is not there."""
+
+
+def _guarded(place: str, work: Callable[[], T]) -> T:
+    """Run the user's module; what it raises becomes a problem at its own lines."""
+    try:
+        return work()
+    except SystemExit as error:
+        raise Problem(
+            f"{place} ended the process while it was imported; put what is to happen when the file is run as a script "
+            'under `if __name__ == "__main__":`'
+        ) from error
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{place}.".startswith(f"{error.name}."):
+            raise _Missing(error.name) from error
+        raise _unimportable(place, error) from error
+    except Exception as error:
+        raise _unimportable(place, error) from error
+
+
+def _unimportable(place: str, error: Exception) -> Problem:
+    """What went wrong in the user's code, at the lines of the user's code."""
+    if isinstance(error, SyntaxError):
+        at = f'  File "{error.filename}", line {error.lineno}, column {error.offset}'
+        line = f"\n    {error.text.strip()}" if error.text else ""
+        return Problem(f"{place} cannot be imported: {type(error).__name__}: {error.msg}\n{at}{line}")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and not _is_ours(frame.filename)
+    ]
+    lines = [f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}\n    {frame.line}' for frame in frames]
+    return Problem("\n".join([f"{place} cannot be imported: {type(error).__name__}: {error}", *lines]))
+
+
+def _is_ours(path: str) -> bool:
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return path.startswith((package + os.sep, os.path.dirname(importlib.__file__) + os.sep))
