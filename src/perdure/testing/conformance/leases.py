@@ -1,0 +1,178 @@
+"""The contract of leases: one holder at a time, expiry by the `now` of the caller, epochs that only grow."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from perdure.errors import NotOwner
+from perdure.ports.leases import Acquired, HeldBy, Lease
+from perdure.ports.store import Store
+from perdure.testing.conformance.history import StoreConformance
+
+NOW, TTL = 1_700_000_000.0, 30.0
+
+
+class LeasesConformance(StoreConformance):
+    """The leases of a store."""
+
+    async def test_a_free_lease_is_acquired(self, store: Store) -> None:
+        """Whoever comes first holds it for `ttl` seconds."""
+        acquired = await store.leases.acquire("k", "a", TTL, NOW)
+        assert isinstance(acquired, Acquired)
+        assert acquired.expires == NOW + TTL
+        assert await store.leases.get("k", NOW) == Lease("k", "a", acquired.epoch, NOW + TTL)
+
+    async def test_a_lease_is_acquired_again_by_its_owner(self, store: Store) -> None:
+        """The holder may ask again: the lease is prolonged, and its epoch stays."""
+        first = await store.leases.acquire("k", "a", TTL, NOW)
+        again = await store.leases.acquire("k", "a", TTL, NOW + 10)
+        assert isinstance(first, Acquired)
+        assert isinstance(again, Acquired)
+        assert again.expires == NOW + 10 + TTL
+        assert again.epoch == first.epoch
+
+    async def test_a_held_lease_is_refused_to_others(self, store: Store, second: Store) -> None:
+        """Others learn who holds it and until when, and change nothing."""
+        await store.leases.acquire("k", "a", TTL, NOW)
+        assert await second.leases.acquire("k", "b", TTL, NOW + 10) == HeldBy("a", NOW + TTL)
+        held = await store.leases.get("k", NOW + 10)
+        assert held is not None
+        assert (held.owner, held.expires) == ("a", NOW + TTL)
+
+    async def test_of_many_who_ask_at_once_exactly_one_holds_the_lease(self, store: Store, second: Store) -> None:
+        """Acquiring is atomic between connections."""
+        asked = [on.leases.acquire("k", f"owner-{i}", TTL, NOW) for i, on in enumerate((store, second) * 5)]
+        answers = await asyncio.gather(*asked)
+        [winner] = [i for i, answer in enumerate(answers) if isinstance(answer, Acquired)]
+        refused = [answer for answer in answers if isinstance(answer, HeldBy)]
+        assert refused == [HeldBy(f"owner-{winner}", NOW + TTL)] * 9
+
+    async def test_a_lease_expires_at_the_moment_it_names(self, store: Store) -> None:
+        """Expiry is `expires <= now`."""
+        await store.leases.acquire("k", "a", TTL, NOW)
+        assert await store.leases.get("k", NOW + TTL - 0.001) is not None
+        assert await store.leases.get("k", NOW + TTL) is None
+        assert isinstance(await store.leases.acquire("k", "b", TTL, NOW + TTL - 0.001), HeldBy)
+        assert isinstance(await store.leases.acquire("k", "b", TTL, NOW + TTL), Acquired)
+
+    async def test_an_expired_lease_is_taken_with_a_higher_epoch(self, store: Store, second: Store) -> None:
+        """The epoch grows when the lease changes hands, so that older holders can be fenced out."""
+        epochs = []
+        for i, owner in enumerate("abab"):
+            acquired = await (store, second)[i % 2].leases.acquire("k", owner, TTL, NOW + i * TTL)
+            assert isinstance(acquired, Acquired)
+            epochs.append(acquired.epoch)
+        assert epochs == sorted(set(epochs))
+
+    async def test_a_lease_given_back_is_taken_with_a_higher_epoch(self, store: Store) -> None:
+        """Giving a lease back does not turn back its epoch."""
+        first = await store.leases.acquire("k", "a", TTL, NOW)
+        await store.leases.release("k", "a")
+        then = await store.leases.acquire("k", "b", TTL, NOW + 1)
+        await store.leases.release_all("b")
+        last = await store.leases.acquire("k", "a", TTL, NOW + 2)
+        assert isinstance(first, Acquired)
+        assert isinstance(then, Acquired)
+        assert isinstance(last, Acquired)
+        assert first.epoch < then.epoch < last.epoch
+
+    async def test_renewing_prolongs_a_lease(self, store: Store, second: Store) -> None:
+        """The holder stays the holder, of the same epoch, until later."""
+        acquired = await store.leases.acquire("k", "a", TTL, NOW)
+        renewed = await store.leases.renew("k", "a", TTL, NOW + 20)
+        assert isinstance(acquired, Acquired)
+        assert (renewed.epoch, renewed.expires) == (acquired.epoch, NOW + 20 + TTL)
+        assert await second.leases.acquire("k", "b", TTL, NOW + TTL + 1) == HeldBy("a", NOW + 20 + TTL)
+
+    async def test_renewing_a_lease_of_another_raises_not_owner(self, store: Store) -> None:
+        """Only the holder may renew; the error names the holder, and nothing changes."""
+        await store.leases.acquire("k", "a", TTL, NOW)
+        with pytest.raises(NotOwner) as caught:
+            await store.leases.renew("k", "b", TTL, NOW + 10)
+        assert (caught.value.key, caught.value.owner, caught.value.held_by) == ("k", "b", "a")
+        held = await store.leases.get("k", NOW + 10)
+        assert held is not None
+        assert (held.owner, held.expires) == ("a", NOW + TTL)
+
+    async def test_renewing_a_lease_that_somebody_took_over_raises_not_owner(self, store: Store) -> None:
+        """A holder that overslept learns that it is no longer the holder."""
+        await store.leases.acquire("k", "a", TTL, NOW)
+        await store.leases.acquire("k", "b", TTL, NOW + TTL)
+        with pytest.raises(NotOwner):
+            await store.leases.renew("k", "a", TTL, NOW + TTL)
+
+    async def test_renewing_a_lease_that_nobody_holds_raises_not_owner(self, store: Store) -> None:
+        """A lease that was never taken, or was given back, is nobody's."""
+        with pytest.raises(NotOwner) as caught:
+            await store.leases.renew("k", "a", TTL, NOW)
+        assert caught.value.held_by is None
+        await store.leases.acquire("k", "a", TTL, NOW)
+        await store.leases.release("k", "a")
+        with pytest.raises(NotOwner) as caught:
+            await store.leases.renew("k", "a", TTL, NOW)
+        assert caught.value.held_by is None
+
+    async def test_a_lease_given_back_is_free_at_once(self, store: Store, second: Store) -> None:
+        """Releasing does not wait for the expiry."""
+        await store.leases.acquire("k", "a", TTL, NOW)
+        await store.leases.release("k", "a")
+        assert await second.leases.get("k", NOW) is None
+        assert isinstance(await second.leases.acquire("k", "b", TTL, NOW), Acquired)
+
+    async def test_releasing_a_lease_of_another_raises_not_owner(self, store: Store) -> None:
+        """Only the holder may give a lease back; it stays held."""
+        await store.leases.acquire("k", "a", TTL, NOW)
+        with pytest.raises(NotOwner) as caught:
+            await store.leases.release("k", "b")
+        assert (caught.value.owner, caught.value.held_by) == ("b", "a")
+        assert await store.leases.acquire("k", "c", TTL, NOW) == HeldBy("a", NOW + TTL)
+
+    async def test_releasing_a_lease_twice_raises_not_owner(self, store: Store) -> None:
+        """What was given back is not yours any more."""
+        await store.leases.acquire("k", "a", TTL, NOW)
+        await store.leases.release("k", "a")
+        with pytest.raises(NotOwner):
+            await store.leases.release("k", "a")
+
+    async def test_an_owner_gives_back_everything_at_once(self, store: Store, second: Store) -> None:
+        """`release_all` frees all leases of an owner, says how many, and touches those of nobody else."""
+        for key in ("k1", "k2", "k3"):
+            await store.leases.acquire(key, "a", TTL, NOW)
+        await store.leases.acquire("k4", "b", TTL, NOW)
+        assert await store.leases.release_all("a") == 3
+        assert await store.leases.release_all("a") == 0
+        assert [await second.leases.get(key, NOW) for key in ("k1", "k2", "k3")] == [None] * 3
+        assert await second.leases.acquire("k4", "c", TTL, NOW) == HeldBy("b", NOW + TTL)
+
+    async def test_leases_of_different_keys_are_independent(self, store: Store) -> None:
+        """One key says nothing about another, however alike they are."""
+        await store.leases.acquire("k", "a", TTL, NOW)
+        for key in ("K", "k ", "k:1", "ķ"):
+            assert isinstance(await store.leases.acquire(key, "b", TTL, NOW), Acquired)
+
+    async def test_leases_in_force_are_found_by_prefix(self, store: Store, second: Store) -> None:
+        """`live` gives the leases that begin with the prefix and have not expired; wildcards mean nothing in it."""
+        await store.leases.acquire("orchestrator:a", "a", TTL, NOW)
+        await store.leases.acquire("orchestrator:b", "b", 2 * TTL, NOW)
+        await store.leases.acquire("Orchestrator:c", "c", TTL, NOW)
+        await store.leases.acquire("lock:d", "d", TTL, NOW)
+        assert {lease.owner for lease in await second.leases.live("orchestrator:", NOW)} == {"a", "b"}
+        [left] = await second.leases.live("orchestrator:", NOW + TTL)
+        assert left == Lease("orchestrator:b", "b", left.epoch, NOW + 2 * TTL)
+        assert {lease.owner for lease in await second.leases.live("", NOW)} == {"a", "b", "c", "d"}
+        assert list(await second.leases.live("orchestrator%", NOW)) == []
+        assert list(await second.leases.live("orchestrator_", NOW)) == []
+
+    async def test_leases_given_back_are_not_in_force(self, store: Store) -> None:
+        """`live` forgets a lease when it is released."""
+        await store.leases.acquire("orchestrator:a", "a", TTL, NOW)
+        await store.leases.release("orchestrator:a", "a")
+        assert list(await store.leases.live("orchestrator:", NOW)) == []
+
+    async def test_a_lease_nobody_holds_is_none(self, store: Store) -> None:
+        """A missing lease is an answer, not an error."""
+        assert await store.leases.get("k", NOW) is None
+        assert list(await store.leases.live("", NOW)) == []
+        assert await store.leases.release_all("nobody") == 0

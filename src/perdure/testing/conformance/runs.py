@@ -1,0 +1,304 @@
+"""The contract of the rows of runs: they follow the journal, one commit with it, and can be asked for in many ways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Raw
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunStatus, StepStarted
+from perdure.kernel.failures import Failure
+from perdure.kernel.projection import RunRow, row
+from perdure.ports.journal import Append, Appended, Conflict
+from perdure.ports.runs import RunFilter
+from perdure.ports.store import Store
+from perdure.testing.conformance.history import (
+    BEGAN,
+    History,
+    StoreConformance,
+    finished,
+    parked,
+    released,
+    step,
+    timer,
+    write,
+    write_all,
+)
+
+
+async def ids(store: Store, **filter: Any) -> list[str]:
+    """The run ids a filter finds, in the order they come."""
+    return [found.run_id for found, _ in await store.runs.list(RunFilter(**filter))]
+
+
+def rows(found: Sequence[RunRow | Corrupt]) -> list[RunRow]:
+    """Rows of which none is damaged."""
+    assert all(isinstance(one, RunRow) for one in found)
+    return [one for one in found if isinstance(one, RunRow)]
+
+
+class RowConformance(StoreConformance):
+    """One run: its row, and how it is found."""
+
+    async def test_a_missing_run_is_none(self, store: Store) -> None:
+        """No such run is an answer, not an error."""
+        assert await store.runs.get("nobody") is None
+        assert await store.runs.find("nobody") is None
+        assert list(await store.runs.finished(["nobody"])) == []
+
+    async def test_a_row_comes_back_as_it_was_written(self, store: Store, second: Store) -> None:
+        """Every field of a row survives exactly, from every connection."""
+        failure = Failure(
+            "shop.Declined", "no — 🚫", Raw(b'["no",1.5]'), Raw(b'{"code":7}'), "File x", Failure("a.B", "")
+        )
+        run = History(
+            "r1",
+            at=1_700_000_000.123456,
+            id="Bestellung № 7/ü 👍",
+            program="shop.checkout",
+            version="2024-01",
+            incarnation=3,
+            input=Raw('{"name":"Zoë 👩‍👩‍👧‍👦","x":0.30000000000000004}'.encode()),
+            input_blob="b" * 64,
+            tags={"kunde": "Müller", "🔑": "", "a'b\"c": "%_?"},
+        )
+        await write_all(store, run.begin_as("host-1", timer(1_700_000_099.000001)))
+        assert await second.runs.get("r1") == row(run.state)
+        await write_all(store, run.then(RunFinished(RunStatus.FAILED, Raw(b"[1]"), "c" * 64, failure, "because")))
+        assert await second.runs.get("r1") == row(run.state)
+
+    async def test_a_row_changes_with_the_append_that_carries_it(self, store: Store, second: Store) -> None:
+        """Journal and row are written in one commit: neither is ever seen without the other."""
+        run = History("r1")
+        for append in (run.begin(), run.then(RunClaimed("a", 1)), run.then(timer(9.0)), run.then(finished())):
+            await write_all(store, append)
+            found = await second.runs.find("r1")
+            assert found is not None
+            assert found[0] == append.row
+            assert found[1].next_seq == append.next_seq
+
+    async def test_an_append_without_a_row_leaves_the_row_as_it_is(self, store: Store) -> None:
+        """A step that changes nothing in the row does not touch it; the head moves all the same."""
+        run = History("r1")
+        begin = run.begin_as("a")
+        await write_all(store, begin)
+        await write_all(store, Append("r1", 2, [Batch(2, 9.0, step(0))]))
+        found = await store.runs.find("r1")
+        assert found is not None
+        assert found[0] == begin.row
+        assert (found[1].next_seq, found[1].at) == (4, 9.0)
+
+    async def test_a_refused_append_leaves_the_row_as_it_is(self, store: Store) -> None:
+        """What was not written in the journal is not written in the row."""
+        begin = History("r1").begin_as("a")
+        await write_all(store, begin)
+        zombie = History("r1")
+        zombie.begin()
+        assert await write(store, zombie.then(RunClaimed("b", 7), finished())) == [Conflict(2)]
+        assert await store.runs.get("r1") == begin.row
+
+    async def test_an_id_and_incarnation_belong_to_one_run(self, store: Store, second: Store) -> None:
+        """Another run under the same id and incarnation is refused, and its journal does not come to be."""
+        first = History("r1", id="order-1", input=Raw(b'["first"]')).begin()
+        await write_all(store, first)
+        assert await write(second, History("r2", id="order-1").begin()) == [Conflict(None)]
+        assert await store.runs.get("r2") is None
+        assert await store.journal.head("r2") is None
+        assert await store.journal.read("r2") == []
+        found = await second.runs.find("order-1")
+        assert found is not None
+        assert found[0] == first.row
+
+    async def test_of_many_who_start_a_run_under_one_id_exactly_one_does(self, store: Store, second: Store) -> None:
+        """The id is the idempotency key: concurrent starts make one run."""
+        appends = [History(f"r{i}", id="order-1").begin() for i in range(10)]
+        outcomes = await asyncio.gather(*(write((store, second)[i % 2], a) for i, a in enumerate(appends)))
+        [winner] = [i for i, outcome in enumerate(outcomes) if outcome == [Appended()]]
+        assert [o for o in outcomes if o != [Appended()]] == [[Conflict(None)]] * 9
+        assert await ids(store) == [f"r{winner}"]
+
+    async def test_an_id_that_is_taken_does_not_harm_the_others_of_its_group(self, store: Store) -> None:
+        """A group shares a commit, not a fate; also within the group the first one wins."""
+        await write_all(store, History("r1", id="order-1").begin())
+        group = [
+            History(f"r{i}", id=id).begin() for i, id in enumerate(["order-2", "order-1", "order-3", "order-2"], 2)
+        ]
+        assert await write(store, *group) == [Appended(), Conflict(None), Appended(), Conflict(None)]
+        assert await ids(store) == ["r4", "r2", "r1"]
+        assert [await store.journal.head(run_id) for run_id in ("r3", "r5")] == [None, None]
+
+    async def test_the_latest_incarnation_of_an_id_is_found(self, store: Store) -> None:
+        """`find` follows the caller's id; `get` names one incarnation."""
+        for i in (1, 2, 3):
+            # Run ids in another order: it is the incarnation that counts.
+            run = History(f"r{9 - i}", id="order-1", incarnation=i)
+            await write_all(store, run.begin_as("a", finished()))
+        found = await store.runs.find("order-1")
+        assert found is not None
+        assert (found[0].run_id, found[0].incarnation) == ("r6", 3)
+        first = await store.runs.get("r8")
+        assert first is not None
+        assert first.incarnation == 1
+
+    async def test_ids_are_compared_exactly(self, store: Store) -> None:
+        """Ids that differ in case, in spaces or in the form of a character are different ids."""
+        for i, id in enumerate(["order", "Order", "order ", "ordér", "orde\u0301r"]):
+            await write_all(store, History(f"r{i}", id=id).begin())
+        found = await store.runs.find("Order")
+        assert found is not None
+        assert found[0].run_id == "r1"
+        assert await store.runs.find("ORDER") is None
+
+
+class ListConformance(StoreConformance):
+    """Many runs: lists, and what orchestrators ask for."""
+
+    async def test_runs_are_listed_newest_first(self, store: Store, second: Store) -> None:
+        """Run ids grow with time, and a list begins with the newest; each comes with its row and its head."""
+        histories = [History(f"r{i}") for i in (2, 0, 1)]
+        appends = {run.run_id: run.begin_as("a", *step(0)) for run in histories}
+        await write_all(store, *appends.values())
+        found = await second.runs.list(RunFilter())
+        assert [one.run_id for one, _ in found] == ["r2", "r1", "r0"]
+        for one, head in found:
+            assert one == appends[one.run_id].row
+            assert head == await store.journal.head(one.run_id)
+
+    async def test_an_empty_store_lists_nothing(self, store: Store) -> None:
+        """Nothing is an answer."""
+        assert await ids(store) == []
+        assert list(await store.runs.owners()) == []
+        assert list(await store.runs.programs()) == []
+
+    async def test_runs_are_listed_by_status(self, store: Store) -> None:
+        """One status or several; none means all."""
+        queued, running, waiting = History("r0"), History("r1"), History("r2")
+        stopped, done, failed = History("r3"), History("r4"), History("r5")
+        await write_all(
+            store,
+            queued.begin(),
+            running.begin_as("a", StepStarted("work:0")),
+            waiting.begin_as("a", timer(9.0)),
+            stopped.begin_as("a", parked()),
+            done.begin_as("a", finished()),
+            failed.begin_as("a", finished(RunStatus.FAILED)),
+        )
+        expected = ["queued", "running", "waiting", "parked", "completed", "failed"]
+        for number, status in enumerate(expected):
+            assert await ids(store, status=[RunStatus(status)]) == [f"r{number}"]
+        assert await ids(store, status=[RunStatus.FAILED, RunStatus.QUEUED]) == ["r5", "r0"]
+        assert await ids(store, status=[RunStatus.BAILED]) == []
+        assert len(await ids(store)) == 6
+
+    async def test_runs_are_listed_by_program(self, store: Store) -> None:
+        """The name is compared whole."""
+        for i, program in enumerate(["checkout", "refund", "check", "checkout"]):
+            await write_all(store, History(f"r{i}", program=program).begin())
+        assert await ids(store, program="checkout") == ["r3", "r0"]
+        assert await ids(store, program="check") == ["r2"]
+        assert await ids(store, program="nothing") == []
+
+    async def test_runs_are_listed_by_tags(self, store: Store) -> None:
+        """Every tag asked for must be there with that value; a run may have more."""
+        tags = [{"team": "a"}, {"team": "a", "env": "prod"}, {"team": "b", "env": "prod"}, None, {"größe": "👍 'x\"%"}]
+        for i, tag in enumerate(tags):
+            await write_all(store, History(f"r{i}", tags=tag).begin())
+        assert await ids(store, tags={"team": "a"}) == ["r1", "r0"]
+        assert await ids(store, tags={"team": "a", "env": "prod"}) == ["r1"]
+        assert await ids(store, tags={"env": "prod"}) == ["r2", "r1"]
+        assert await ids(store, tags={"größe": "👍 'x\"%"}) == ["r4"]
+        assert await ids(store, tags={"team": "%"}) == []
+        assert await ids(store, tags={"missing": ""}) == []
+
+    async def test_runs_are_listed_since_a_moment(self, store: Store) -> None:
+        """A run that was created at that moment is included."""
+        for i in range(4):
+            await write_all(store, History(f"r{i}", at=BEGAN + i).begin())
+        assert await ids(store, since=BEGAN + 2) == ["r3", "r2"]
+        assert await ids(store, since=BEGAN + 2.5) == ["r3"]
+        assert await ids(store, since=BEGAN + 9) == []
+
+    async def test_filters_are_combined(self, store: Store) -> None:
+        """Every filter that is given must match."""
+        for i in range(8):
+            run = History(f"r{i}", at=BEGAN + i, program="pq"[i % 2], tags={"third": str(i % 3)})
+            await write_all(store, run.begin_as("a", finished()) if i > 3 else run.begin())
+        wanted = {"status": [RunStatus.COMPLETED], "program": "q", "tags": {"third": "1"}}
+        assert await ids(store, **wanted) == ["r7"]
+        assert await ids(store, **wanted, since=BEGAN + 7.5) == []
+
+    async def test_a_page_is_bounded_by_its_limit(self, store: Store) -> None:
+        """At most `limit` runs come, and they are the newest that match."""
+        await write_all(store, *(History(f"r{i}", program="pq"[i % 2]).begin() for i in range(6)))
+        assert await ids(store, limit=2) == ["r5", "r4"]
+        assert await ids(store, limit=2, program="p") == ["r4", "r2"]
+
+    async def test_pages_repeat_nothing_and_miss_nothing(self, store: Store) -> None:
+        """The cursor is the last run of the page before, and runs that arrive meanwhile disturb no page."""
+        await write_all(store, *(History(f"r{i:02}").begin() for i in range(10)))
+        found: list[str] = []
+        while page := await ids(store, limit=3, cursor=found[-1] if found else None):
+            found += page
+            await write_all(store, History(f"s{len(found):02}").begin())
+        assert found == [f"r{i:02}" for i in reversed(range(10))]
+
+    async def test_runs_are_found_by_owner(self, store: Store) -> None:
+        """Owners, status and programs must match; oldest first, at most `limit`."""
+        for i, owner in enumerate("abcab"):
+            await write_all(store, History(f"r{i}").begin_as(owner, StepStarted("work:0")))
+        await write_all(store, History("r5").begin_as("a", timer(9.0)))
+        await write_all(store, History("r6", program="refund").begin_as("a", StepStarted("work:0")))
+        await write_all(store, History("r7").begin_as("a", finished()))
+        running, programs = RunStatus.RUNNING, ["checkout"]
+        assert list(await store.runs.owned(["a"], running, programs, 9)) == ["r0", "r3"]
+        assert list(await store.runs.owned(["b", "a"], running, programs, 9)) == ["r0", "r1", "r3", "r4"]
+        assert list(await store.runs.owned(["b", "a"], running, programs, 3)) == ["r0", "r1", "r3"]
+        assert list(await store.runs.owned(["a"], RunStatus.WAITING, programs, 9)) == ["r5"]
+        assert list(await store.runs.owned(["a"], running, ["refund", "checkout"], 9)) == ["r0", "r3", "r6"]
+        assert list(await store.runs.owned([], running, programs, 9)) == []
+        assert list(await store.runs.owned(["a"], running, [], 9)) == []
+        assert list(await store.runs.owned(["nobody"], running, programs, 9)) == []
+
+    async def test_owners_are_those_of_runs_that_are_not_finished(self, store: Store) -> None:
+        """Each comes once; a run that ended or was given up counts for nobody, and one that is parked does."""
+        kept, ended, left, stopped = History("r1"), History("r2"), History("r3"), History("r4")
+        await write_all(
+            store,
+            kept.begin_as("a"),
+            History("r5").begin_as("a"),
+            ended.begin_as("b", finished()),
+            left.begin_as("c", released("c")),
+            stopped.begin_as("d", parked()),
+            History("r6").begin(),
+        )
+        assert sorted(await store.runs.owners()) == ["a", "d"]
+
+    async def test_programs_are_those_of_runs_that_are_not_finished(self, store: Store) -> None:
+        """Each comes once, whether anybody owns its runs or not."""
+        await write_all(
+            store,
+            History("r1", program="p").begin(),
+            History("r2", program="p").begin_as("a"),
+            History("r3", program="q").begin_as("a", finished()),
+            History("r4", program="s").begin_as("a", parked()),
+        )
+        assert sorted(await store.runs.programs()) == ["p", "s"]
+
+    async def test_runs_that_have_ended_or_are_parked_are_told(self, store: Store, second: Store) -> None:
+        """Of the runs asked for, those that stand still for good come with their rows; the others are left out."""
+        ends = {status: History(f"r-{status}") for status in RunStatus if status.finished}
+        await write_all(store, *(run.begin_as("a", finished(status)) for status, run in ends.items()))
+        stopped = History("r-parked")
+        await write_all(store, stopped.begin_as("a", parked()), History("r-running").begin_as("a"))
+        await write_all(store, History("r-queued").begin(), History("r-unasked").begin_as("a", finished()))
+        asked = [*(run.run_id for run in ends.values()), "r-parked", "r-running", "r-queued", "nobody"]
+        found = {one.run_id: one for one in rows(await second.runs.finished(asked))}
+        assert found == {run.run_id: row(run.state) for run in (*ends.values(), stopped)}
+        assert list(await second.runs.finished([])) == []
+
+
+class RunsConformance(RowConformance, ListConformance):
+    """The rows of runs of a store."""
