@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
@@ -74,8 +75,11 @@ class Services:
 class Driver:
     """Advances one run."""
 
-    def __init__(self, services: Services, replay: Replay, durability: Durability, size: int = 0) -> None:
+    def __init__(
+        self, services: Services, replay: Replay, durability: Durability, variables: Context, size: int = 0
+    ) -> None:
         self._services = services
+        self.variables = variables
         self.replay = replay
         self.state = replay.state
         self.durability = durability
@@ -396,9 +400,7 @@ class Driver:
     def _launch(self, call: Call) -> None:
         services = self._services
         op = call.command.op
-        self.attempts[op] = services.runner.start(
-            call, self.run_id, services.clock.now(), self._deadline, self._attempt_done
-        )
+        self.attempts[op] = services.runner.start(call, self.run_id, self._deadline, self.variables, self._attempt_done)
 
     def _set_alarm(self) -> None:
         due = self.state.wake_at

@@ -27,7 +27,7 @@ class Job:
 
     def __call__(self) -> Any:
         """Call the function in its context."""
-        return self.context.run(self.fn, *self.args, **self.kwargs)
+        return self.context.run(_call, self.fn, self.args, self.kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         module, name = self.fn.__module__, self.fn.__qualname__
@@ -36,7 +36,7 @@ class Job:
                 f"the step {name} is defined inside a function and cannot be found from another process; "
                 "define it at the top of a module"
             )
-        step = (self.step.id, self.step.run_id, self.step.attempt, self.step._deadline)
+        step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends)
         return _Named, (module, name, self.args, self.kwargs, step)
 
 
@@ -55,4 +55,12 @@ class _Named:
         context = Context()
         context.run(current.set, StepContext(*self._step))
         # The module holds the Step; a function that was wrapped by hand may be there bare.
-        return context.run(getattr(found, "fn", found), *self._args, **self._kwargs)
+        return context.run(_call, getattr(found, "fn", found), self._args, self._kwargs)
+
+
+def _call(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except StopIteration as error:
+        # No future can hold a StopIteration; a coroutine turns it into this too.
+        raise RuntimeError("the step raised StopIteration") from error

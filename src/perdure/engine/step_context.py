@@ -12,20 +12,21 @@ from perdure.kernel.events import moment
 class StepContext:
     """One attempt of a step, seen from inside."""
 
-    __slots__ = ("_cancelled", "_deadline", "attempt", "id", "run_id")
+    __slots__ = ("_cancelled", "attempt", "ends", "id", "run_id")
 
     def __init__(self, id: str, run_id: str, attempt: int, deadline: float | None) -> None:
         self.id = id
         """The idempotency key: the same for every attempt, on every machine."""
         self.run_id = run_id
         self.attempt = attempt
-        self._deadline = deadline
+        # When this attempt is timed out; until it is launched, the deadline of its run.
+        self.ends = deadline
         self._cancelled = False
 
     @property
     def deadline(self) -> datetime | None:
         """When this attempt is timed out, or None."""
-        return None if self._deadline is None else moment(self._deadline)
+        return None if self.ends is None else moment(self.ends)
 
     @property
     def cancelled(self) -> bool:

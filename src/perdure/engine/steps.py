@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any, Protocol
 
 from perdure.engine.jobs import Job
@@ -18,6 +18,7 @@ from perdure.kernel.codec import Codec
 from perdure.kernel.commands import RunStep
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call
+from perdure.ports.clock import Clock
 
 
 class Hungry(Protocol):
@@ -32,12 +33,13 @@ Done = Callable[["Attempt", Any, BaseException | None], None]
 class Attempt:
     """One try of a step, from its launch to its outcome."""
 
-    __slots__ = ("_runner", "_timer", "call", "context", "done", "task")
+    __slots__ = ("_runner", "_timer", "call", "context", "done", "task", "variables")
 
-    def __init__(self, runner: StepRunner, call: Call, context: StepContext, done: Done) -> None:
+    def __init__(self, runner: StepRunner, call: Call, context: StepContext, variables: Context, done: Done) -> None:
         self._runner = runner
         self.call = call
         self.context = context
+        self.variables = variables
         self.done: Done | None = done
         self.task: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -82,31 +84,31 @@ class Attempt:
 class StepRunner:
     """Runs attempts, at most `limit` at a time."""
 
-    def __init__(self, codec: Codec, limit: int, executor: Executor | None) -> None:
+    def __init__(self, codec: Codec, clock: Clock, limit: int, executor: Executor | None) -> None:
         self.loop = asyncio.get_running_loop()
+        self._clock = clock
         self._codec = codec
         self._limit = limit
         self._running = 0
         # Attempts that were promised room and found none: retries and those of a dead owner.
-        self._queue: deque[tuple[Attempt, float | None]] = deque()
+        self._queue: deque[Attempt] = deque()
         self._hungry: dict[Hungry, None] = {}
         self._executor = executor
         self._threads: ThreadPoolExecutor | None = None
         self._processes: ProcessPoolExecutor | None = None
         self._argument_types: dict[Any, Any] = {}
 
-    def start(self, call: Call, run_id: str, now: float, deadline: float | None, done: Done) -> Attempt:
-        """Launch an attempt now, or as soon as there is room. `done` is called once with a value or an error."""
-        command = call.command
-        timeout = command.spec.timeout
-        if deadline is not None:
-            timeout = max(0.0, deadline - now) if timeout is None else max(0.0, min(timeout, deadline - now))
-        ends = None if timeout is None else now + timeout
-        attempt = Attempt(self, call, StepContext(step_key(run_id, command.op), run_id, call.attempt, ends), done)
+    def start(self, call: Call, run_id: str, deadline: float | None, variables: Context, done: Done) -> Attempt:
+        """Launch an attempt now, or as soon as there is room. `done` is called once with a value or an error.
+
+        `deadline` is the run's; `variables` are the context variables that the step sees a copy of.
+        """
+        context = StepContext(step_key(run_id, call.command.op), run_id, call.attempt, deadline)
+        attempt = Attempt(self, call, context, variables, done)
         if self._running >= self._limit:
-            self._queue.append((attempt, timeout))
+            self._queue.append(attempt)
         else:
-            self._launch(attempt, timeout)
+            self._launch(attempt)
         return attempt
 
     @property
@@ -122,19 +124,20 @@ class StepRunner:
         """An attempt has left; somebody else may have its place."""
         self._running -= 1
         while self._queue and self._running < self._limit:
-            waiting, timeout = self._queue.popleft()
+            waiting = self._queue.popleft()
             if waiting.done is not None:
-                self._launch(waiting, timeout)
+                self._launch(waiting)
         if self._hungry and self._running < self._limit:
             hungry = next(iter(self._hungry))
             del self._hungry[hungry]
             self.loop.call_soon(hungry.feed)
 
-    def _launch(self, attempt: Attempt, timeout: float | None) -> None:
+    def _launch(self, attempt: Attempt) -> None:
         self._running += 1
         command = attempt.call.command
         spec = command.spec
-        context = copy_context()
+        timeout = self._timeout(attempt)
+        context = attempt.variables.copy()
         context.run(current.set, attempt.context)
         try:
             args, kwargs = self._arguments(command)
@@ -142,11 +145,24 @@ class StepRunner:
                 task: asyncio.Future[Any] = self.loop.create_task(spec.fn(*args, **kwargs), context=context)
             else:
                 job = Job(spec.fn, args, kwargs, attempt.context, context)
-                task = self.loop.create_task(self._call(job, spec.cpu))
+                task = self.loop.create_task(self._call(job, spec.cpu), context=context.copy())
         except Exception as error:  # a wrong call, or arguments that do not fit their annotations
             task = self.loop.create_future()
             task.set_exception(error)
         attempt.launched(task, timeout)
+
+    def _timeout(self, attempt: Attempt) -> float | None:
+        """Seconds that the attempt may take from now on: its timeout, capped by the run's deadline."""
+        timeout, context = attempt.call.command.spec.timeout, attempt.context
+        if timeout is None and context.ends is None:
+            return None
+        now = self._clock.now()
+        left = [timeout] if timeout is not None else []
+        if context.ends is not None:
+            left.append(max(0.0, context.ends - now))
+        timeout = min(left)
+        context.ends = now + timeout
+        return timeout
 
     async def _call(self, job: Job, cpu: bool) -> Any:
         result = await asyncio.wrap_future(self._pool(cpu).submit(job))

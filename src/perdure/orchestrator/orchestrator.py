@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextvars import Context, copy_context
 from typing import Any
 
 import msgspec
@@ -78,7 +79,9 @@ class Orchestrator:
         self._tasks: set[asyncio.Task[None]] = set()
         # Called with the moment at which a run that left memory wants to be looked at.
         self.on_due: Callable[[float], None] = lambda at: None
-        runner = StepRunner(codec, max_concurrency, executor)
+        # Steps of a run that was started here see the context variables of its caller, those of others ours.
+        self._variables = copy_context()
+        runner = StepRunner(codec, clock, max_concurrency, executor)
         writer = Writer(store.journal, self._on_conflict, self._on_refused)
         self.services = Services(codec, clock, writer, runner, self.payloads, self._committed)
         self.closing = False
@@ -90,16 +93,16 @@ class Orchestrator:
         accepted: asyncio.Future[None] = self.loop.create_future()
         self._accepting[run_id] = accepted
         # In a callback: a body must not be driven from inside the caller's task.
-        self.loop.call_soon(self._begin, run_id, started, recorded)
+        self.loop.call_soon(self._begin, run_id, started, recorded, copy_context())
         await accepted
 
-    def _begin(self, run_id: str, started: RunStarted, recorded: RunStarted) -> None:
+    def _begin(self, run_id: str, started: RunStarted, recorded: RunStarted, variables: Context) -> None:
         try:
             program = self.programs[started.program]
             state = RunState(run_id)
             replay = Replay(state, program.open(run_id, started, self._codec))
             state.started = recorded
-            driver = Driver(self.services, replay, durability(started.durability))
+            driver = Driver(self.services, replay, durability(started.durability), variables)
             self.active[run_id] = driver
             driver.record(recorded, RunClaimed(self.name, 1, self.session))
         except Exception as error:
@@ -162,7 +165,7 @@ class Orchestrator:
             if state.parked is None:
                 self._park(state, error)
             return
-        driver = self._driver(replay, batches)
+        driver = self._driver(replay, batches, self._variables)
         self.active[run_id] = driver
         resumed = [RunResumed()] if state.parked is not None else []
         if state.session == self.session and state.owner == self.name:
@@ -183,11 +186,11 @@ class Orchestrator:
             raise
         return replay
 
-    def _driver(self, replay: Replay, batches: Sequence[Batch]) -> Driver:
+    def _driver(self, replay: Replay, batches: Sequence[Batch], variables: Context) -> Driver:
         started = replay.state.started
         assert started is not None
         size = sum(len(getattr(event, "value", b"")) + 120 for batch in batches for event in batch.events)
-        return Driver(self.services, replay, durability(started.durability), size)
+        return Driver(self.services, replay, durability(started.durability), variables, size)
 
     # --- parking --------------------------------------------------------------------------------------------------
 
@@ -306,7 +309,7 @@ class Orchestrator:
             self._drop(old)
             self._park(state, error)
             return
-        new = self._driver(replay, batches)
+        new = self._driver(replay, batches, old.variables)
         self.active[old.run_id] = new
         new.succeed(old)
 

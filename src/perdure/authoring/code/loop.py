@@ -314,7 +314,7 @@ def _hash_of_gather(future: Any) -> int:
     loop = future._loop
     if type(loop) is not BodyLoop:
         return object.__hash__(future)
-    number: int | None = future.__dict__.get("_number")
+    number: int | None = getattr(future, "_number", None)
     if number is None:
         number = future._number = loop.number()
     return number
