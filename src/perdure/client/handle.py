@@ -56,7 +56,7 @@ class RunHandle(Generic[R]):
             assert row.error is not None
             error = rebuild(row.error, self._client.codec, self._errors)
             if type(error) is StepError:
-                failed = RunFailed(self.id, row.error.type, row.error.message, row.error.traceback)
+                failed = RunFailed(self.id, error.type, error.message, row.error.traceback)
                 failed.__cause__ = error.__cause__
                 error = failed
             elif row.error.traceback:
