@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 from perdure import Engine, Recovery
+from perdure.kernel.commands import Program
 from perdure.orchestrator import orchestrator
+from perdure.stores.sql.sqlite import SqliteStore
 from tests.crash import programs
-from tests.crash.failpoints import Failpoint, store_with
+from tests.crash.disk import Disk, put_back
+from tests.crash.failpoints import Failpoint, die, store_with
 
-ALL = [programs.voyage, programs.five, programs.ticks]
+ALL: list[Program] = [programs.voyage, programs.five, programs.ticks]
 
 
 def voyage(db: str, effects: str, ending: str, at: int = 0, after: bool = False) -> dict[str, Any]:
@@ -37,7 +44,7 @@ def work(
     name: str | None = None,
     lease: float = 30.0,
 ) -> str:
-    """Work off what is queued, until nothing is left and a file `drained` beside the database says no more will come."""
+    """Work off what is queued, until nothing is left and the file `drained` says that no more will come."""
     programs.log_effects(effects)
     drained = os.path.join(os.path.dirname(db), "drained")
 
@@ -48,5 +55,48 @@ def work(
             while not (os.path.exists(drained) and not await engine.store.runs.programs()):
                 await asyncio.sleep(0.05)
         return "drained"
+
+    return asyncio.run(main())
+
+
+def on_disk(
+    db: str, effects: str, acks: str, after_cut: str, runs: int, durability: str, cut_at: int, seed: int
+) -> list[Any]:
+    """Start runs and finish them on a disk whose power is cut at some point; what survives is put into `after_cut`."""
+    programs.log_effects(effects)
+    log = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def note(kind: str, id: str, next_seq: int = 0) -> None:
+        # The disk is dead from the cut on: nobody hears of what happens then.
+        if not disk.dead:
+            os.write(log, json.dumps({"kind": kind, "id": id, "next_seq": next_seq}).encode() + b"\n")
+
+    def cut() -> None:
+        put_back(Path(after_cut), disk.survivors(random.Random(seed)))
+        if seed % 2 and os.path.exists(f"{db}-owners"):
+            shutil.copytree(f"{db}-owners", f"{after_cut}/{os.path.basename(db)}-owners", dirs_exist_ok=True)
+        die()
+
+    disk = Disk("disk", cut_at, cut)
+
+    async def main() -> list[Any]:
+        engine = Engine(
+            SqliteStore(db, vfs="disk"),
+            ALL,
+            durability=durability,
+            # The file that shows who is alive may not have survived; then only time tells.
+            recovery=Recovery(check_interval=0.1, lease=0.3),
+            on_commit=lambda id, append: note("commit", id, append.next_seq),
+        )
+        async with engine:
+            handles = []
+            for n in range(runs):
+                handles.append(await engine.start(programs.five(n, 0.001), id=f"run-{n}"))
+                note("start", f"run-{n}")
+            results = []
+            for handle in handles:
+                results.append(await handle.result())
+                note("result", handle.id)
+        return results
 
     return asyncio.run(main())
