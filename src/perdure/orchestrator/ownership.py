@@ -41,4 +41,7 @@ class Ownership:
 
     async def leave(self) -> None:
         """Give back everything, so that others may take over at once."""
-        await self._leases.release_all(self.name)
+        try:
+            await self._leases.release_all(self.name)
+        except StoreUnavailable as error:
+            log.warning("others take over when the leases of %r run out: %s", self.name, error)
