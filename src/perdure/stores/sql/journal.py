@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -58,20 +60,18 @@ class SqlJournal:
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
         rows = await self._database.read(_READ, (run_id, start, limit))
-        return cut([_batch(run_id, *row) for row in rows], start, limit)
+        return cut(_batches(run_id, rows), start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals; a damaged one comes as its error."""
         wanted = msgspec.json.encode(run_ids).decode()
         rows = await self._database.read(_READ_MANY, (wanted,))
         journals: dict[str, list[Batch] | Exception] = {}
-        for run_id, *row in rows:
-            journal = journals.setdefault(run_id, [])
-            if isinstance(journal, list):
-                try:
-                    journal.append(_batch(run_id, *row))
-                except Corrupt as error:
-                    journals[run_id] = error
+        for run_id, found in groupby(rows, key=itemgetter(0)):
+            try:
+                journals[run_id] = _batches(run_id, (row[1:] for row in found))
+            except Corrupt as error:
+                journals[run_id] = error
         return journals
 
     async def head(self, run_id: str) -> Head | None:
@@ -157,6 +157,16 @@ def _write_one(db: apsw.Connection, one: _Prepared) -> Outcome:
 def checksum(run_id: str, seq: int, at: float, data: bytes) -> int:
     """Covers the events and their place, so that neither can change unnoticed."""
     return zlib.crc32(data, zlib.crc32(f"{run_id} {seq} {at!r}".encode()))
+
+
+def _batches(run_id: str, rows: Iterable[Sequence[Any]]) -> list[Batch]:
+    batches: list[Batch] = []
+    for row in rows:
+        batch = _batch(run_id, *row)
+        if batches and batch.seq != batches[-1].seq + len(batches[-1].events):
+            raise Corrupt(f"the journal of run_id {run_id} before entry {batch.seq}", "entries are missing")
+        batches.append(batch)
+    return batches
 
 
 def _batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
