@@ -1,0 +1,138 @@
+"""Execute one document as its reader would: `python execute.py guide.md`, in the directory to work in.
+
+- The python blocks of a file share one namespace, in their order, as if typed into one session.
+- A block fenced with ```python shop.py is saved under that name, for later blocks to run or to import.
+- In a console block every line that begins with `$ ` is run in a shell.
+- A text block after a python block, and what follows a command in a console block, is what it prints. `...` stands for
+  anything. What a block prints must be shown.
+- A python block that says `# raises NotDurable` must raise that error; the text block after it ends with its message.
+- A command whose output ends with the line `Killed` is killed with SIGKILL as soon as it has printed the lines above.
+
+Prints the first thing that is not as the document says, and exits with 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).parent
+SECONDS = 60
+
+
+class Unlike(Exception):
+    """The document says one thing, and another happened."""
+
+
+def fits(shown: str, printed: str) -> bool:
+    """Whether what was printed is what is shown, where `...` stands for anything."""
+    pattern = ".*?".join(re.escape(part) for part in _tidy(shown).split("..."))
+    return re.fullmatch(pattern, _tidy(printed), flags=re.DOTALL) is not None
+
+
+def _tidy(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def compare(shown: str, printed: str) -> None:
+    if not fits(shown, printed):
+        diff = difflib.unified_diff(_tidy(shown).splitlines(), _tidy(printed).splitlines(), "shown", "printed", n=99)
+        raise Unlike("\n".join(line.rstrip() for line in diff))
+
+
+class Session:
+    """One document on its way from its first block to its last."""
+
+    def __init__(self, name: str) -> None:
+        # A module that can be found by its name, as a file of the reader's would be.
+        self.module = sys.modules[name] = ModuleType(name)
+
+    def run(self, block: Any, filename: str, following: Any) -> None:
+        """Do what a block says."""
+        if block.language == "python":
+            shown = following.text if following is not None and following.language == "text" else ""
+            if block.saved_as is not None:
+                path = Path(block.saved_as)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block.text, encoding="utf-8")
+            else:
+                compare(shown, self._python(block, filename))
+        elif block.language == "console":
+            for command, shown in commands(block.text):
+                compare(shown, shell(command, shown))
+
+    def _python(self, block: Any, filename: str) -> str:
+        out = io.StringIO()
+        code = compile("\n" * (block.line - 1) + block.text, filename, "exec")
+        try:
+            with contextlib.redirect_stdout(out):
+                exec(code, self.module.__dict__)  # noqa: S102 - the documentation is ours
+        except Exception as error:
+            if type(error).__name__ != block.raises:
+                raise
+            return f"{out.getvalue()}{type(error).__name__}: {error}"
+        if block.raises is not None:
+            raise Unlike(f"the block says that it raises {block.raises}, and it raises nothing")
+        return out.getvalue()
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """The commands of a console block, each with the output that is shown for it."""
+    parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)
+    if parts[0].strip():
+        raise Unlike(f"a console block begins with `$ command`, not with {parts[0].strip()!r}")
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def shell(command: str, shown: str) -> str:
+    """Run a command and return what it prints, errors included."""
+    # A group of its own, so that the kill reaches what the shell started.
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    lines = shown.splitlines()
+    if not lines or lines[-1] != "Killed":
+        printed, _ = process.communicate(timeout=SECONDS)
+        return printed
+    first = "".join(process.stdout.readline() for _ in lines[:-1])
+    os.killpg(process.pid, signal.SIGKILL)
+    rest, _ = process.communicate(timeout=SECONDS)
+    return f"{first}{rest}Killed"
+
+
+def main(document: Path) -> int:
+    """Execute a document; 0 when everything is as it says."""
+    from tests.docs.markdown import blocks
+
+    session = Session(re.sub(r"\W", "_", document.stem))
+    found = list(blocks(document.read_text(encoding="utf-8")))
+    # As in a fresh directory of the reader: what is saved there can be imported and run.
+    sys.path.insert(0, os.getcwd())
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    for number, block in enumerate(found):
+        try:
+            session.run(block, document.name, found[number + 1] if number + 1 < len(found) else None)
+        except Unlike as unlike:
+            sys.stderr.write(f"{document.name}:{block.line}: not as shown\n{unlike}\n")
+            return 1
+        except Exception:
+            sys.stderr.write(f"{document.name}:{block.line}: failed\n{traceback.format_exc()}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parents[1]))
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,69 @@
+"""Everything the documentation shows is executed, and happens as it is shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.execute import fits
+from tests.docs.markdown import DOCS, README, ROOT, blocks
+
+# A block without a language is a picture.
+LANGUAGES = {"python", "text", "console", "sh", ""}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCS, ids=name)
+def test_what_a_document_shows_is_what_happens(document: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(Path(__file__).parent / "execute.py"), str(document)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", DOCS, ids=name)
+def test_no_block_escapes_execution(document: Path) -> None:
+    """Blocks are of kinds that are executed or compared, text follows what prints it, saved files are used."""
+    found = list(blocks(document.read_text(encoding="utf-8")))
+    assert {block.language for block in found} <= LANGUAGES
+    for number, block in enumerate(found):
+        if block.language == "text":
+            before = found[number - 1]
+            assert (before.language, before.saved_as) == ("python", None), f"line {block.line}: nothing prints this"
+        if block.saved_as is not None:
+            module = block.saved_as.removesuffix(".py").replace("/", ".")
+            later = "\n".join(other.text for other in found[number + 1 :] if other.language in ("python", "console"))
+            assert re.search(rf"\b{re.escape(module)}\b", later), f"{block.saved_as} is never run"
+
+
+@pytest.mark.parametrize("document", DOCS, ids=name)
+def test_commands_that_are_not_executed_exist(document: Path) -> None:
+    """`make demo` and the like are not run here: the suite would run itself."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for block in blocks(document.read_text(encoding="utf-8")):
+        if block.language == "sh":
+            for line in block.text.splitlines():
+                command, target = line.split()[:2]
+                assert command == "make"
+                assert target in targets
+
+
+def test_the_architecture_in_the_readme_names_packages_that_exist() -> None:
+    picture = next(block.text for block in blocks(README.read_text(encoding="utf-8")) if block.language == "")
+    source = ROOT / "src" / "perdure"
+    packages = {path.name for path in source.iterdir() if (path / "__init__.py").exists()}
+    named = set(re.findall(r"[\w/]+", picture)) & packages | set(re.findall(r"\w+/\w+", picture))
+    assert {"authoring/code", "kernel", "engine/driver", "engine/writer", "engine/steps", "stores", "ports"} <= named
+    assert [part for part in named if not ((source / part).exists() or (source / f"{part}.py").exists())] == []
+
+
+def test_three_dots_stand_for_anything() -> None:
+    assert fits("run ... is done\n", "run 06gx\nand 06gy is done")
+    assert not fits("run ... is done", "run 06gx is not")
+    assert not fits("", "something")
