@@ -25,7 +25,7 @@ from perdure.stores.memory.store import MemoryStore
 # Leaving an engine cancels what is under way at once.
 AT_ONCE = Recovery(grace=0)
 # How long a test waits for what must happen; nothing is measured by it.
-PATIENCE = 10.0
+PATIENCE = 5.0
 
 
 class FakeClock:
