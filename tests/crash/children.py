@@ -6,11 +6,12 @@ import asyncio
 import json
 import os
 import random
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
 
-from perdure import Engine, Recovery
+from perdure import Engine, Recovery, StoreUnavailable
 from perdure.kernel.commands import Program
 from perdure.orchestrator import orchestrator
 from perdure.stores.sql.sqlite import SqliteStore
@@ -100,3 +101,49 @@ def on_disk(
         return results
 
     return asyncio.run(main())
+
+
+def no_room(db: str, effects: str) -> dict[str, Any]:
+    """Begin a run, let no file grow for a while, and go on."""
+    programs.log_effects(effects)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(f"sqlite:///{db}", ALL) as engine:
+            handle = await engine.start(programs.voyage(1, "return"), id="voyage")
+            await asyncio.sleep(0.05)
+            allow(16_384)  # the log of effects is shorter, the database is longer
+            refused = ""
+            try:
+                _ = await engine.start(programs.five(1, 0.0), id="refused")
+            except StoreUnavailable as error:
+                refused = str(error)
+            await asyncio.sleep(1.0)
+            finished = (await handle.status()).finished
+            allow(None)
+            result = await handle.result(30)
+        return {"refused": refused, "finished_without_room": finished, "result": result["total"]}
+
+    return asyncio.run(main())
+
+
+def allow(size: int | None) -> None:
+    """Let no file of this process grow beyond `size` bytes."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+
+def leave_without_room(db: str, effects: str) -> str:
+    """Begin a run and leave the engine in the midst of it, when nothing can be written any more."""
+    programs.log_effects(effects)
+
+    async def main() -> None:
+        # Its leases cannot be given back: they run out.
+        recovery = Recovery(lease=1.0, grace=0.05)
+        async with Engine(f"sqlite:///{db}", ALL, recovery=recovery) as engine:
+            _ = await engine.start(programs.ticks(4, 0.2, 0, 0), id="ticks")
+            while len(await engine.steps("ticks")) < 3:
+                await asyncio.sleep(0.01)
+            allow(16_384)
+
+    asyncio.run(main())
+    return "left"
