@@ -78,7 +78,7 @@ def doctor(
 
 
 def _show(checks: Sequence[Check]) -> None:
-    table(("check", "verdict", "found"), [(c.name, c.verdict, c.found) for c in checks], whole=(0, 1, 2))
+    table(("check", "verdict", "found"), [(c.name, c.verdict, c.found) for c in checks], fold=("found",))
     for check in checks:
         if check.fix:
             print(clean(f"\n{check.name}: {check.fix}", "\n"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perdure.cli.exits import Exit
 
 if TYPE_CHECKING:
+    from perdure.client.views import StepView
     from perdure.kernel.failures import Failure
 
 # How much of a value a table shows where no terminal limits its width.
@@ -73,36 +74,50 @@ def note(text: str) -> None:
     print(f"perdure: {clean(text, chr(10))}", file=sys.stderr, flush=True)
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[int] = (0,)) -> None:
-    """A table on stdout. Columns numbered in `whole` are never cut: they are there to be copied."""
+def table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, cut: Sequence[str] = (), fold: Sequence[str] = ()
+) -> None:
+    """A table on stdout. On a terminal too narrow for it, columns in `cut` lose their ends, those in `fold` wrap."""
     cleaned = [[clean(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        _rich_table(headings, cleaned, whole)
+        _rich_table(headings, cleaned, cut, fold)
     else:
         _plain_table(headings, cleaned)
 
 
 def _plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [[heading.upper() for heading in headings], *rows] if any(headings) else rows
-    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(headings))]
+    lines = [[heading.upper() for heading in headings], *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def _rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[int]) -> None:
+def _rich_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], cut: Sequence[str], fold: Sequence[str]
+) -> None:
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=None, show_header=any(headings), header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for number, heading in enumerate(headings):
-        if number in whole:
-            drawn.add_column(heading.upper(), overflow="fold")
-        else:
-            drawn.add_column(heading.upper(), overflow="ellipsis", no_wrap=True)
+    console = Console(highlight=False)
+    widths = {h: max(len(h), *(cell_len(row[i]) for row in rows)) for i, h in enumerate(headings)}
+    # rich would rather wrap a column than cut it, so how much to cut is decided here.
+    over = sum(widths.values()) + 2 * len(headings) - console.width
+    while over > 0 and cut and max(widths[h] for h in cut) > 10:
+        widest = max(cut, key=lambda h: widths[h])
+        widths[widest] -= 1
+        over -= 1
+    drawn = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        drawn.add_column(heading.upper(), overflow="fold", no_wrap=heading not in fold)
     for row in rows:
-        drawn.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
-    Console(highlight=False).print(drawn)
+        cells = [Text(cell, style=STYLES.get(cell, "")) for cell in row]
+        for heading, cell in zip(headings, cells, strict=True):
+            if heading in cut:
+                cell.truncate(widths[heading], overflow="ellipsis")
+        drawn.add_row(*cells)
+    console.print(drawn)
 
 
 def pairs(items: Sequence[tuple[str, str]]) -> None:
@@ -180,3 +195,13 @@ def error_text(error: Failure, indent: str = "  ") -> str:
     if error.cause is not None:
         lines += [f"{indent}raised from", error_text(error.cause, indent)]
     return "\n".join(lines)
+
+
+def failure_text(error: Failure, steps: Sequence[StepView], indent: str = "  ") -> str:
+    """Why a run failed; where a step brought it down, with the lines of that step."""
+    text = error_text(error, indent)
+    for step in reversed(steps):
+        if step.error is not None and (step.error.type, step.error.message) == (error.type, error.message):
+            text += f"\n{indent}in step {step.path}, attempt {step.attempt}"
+            return "\n".join([text, *(f"{indent}  {line}" for line in step.error.traceback.splitlines())])
+    return text

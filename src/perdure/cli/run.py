@@ -6,17 +6,19 @@ import asyncio
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import msgspec
 from cyclopts import Parameter
 
 from perdure.assembly import Engine
 from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.inputs import invocation
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
-from perdure.cli.output import error_text, note, write_json
+from perdure.cli.output import failure_text, note, write_json
 from perdure.cli.targets import resolve
-from perdure.client.views import RunResult, RunView
+from perdure.client.views import RunResult, RunView, StepView
 from perdure.errors import NotDecodable
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
@@ -46,7 +48,9 @@ def run(
         file.py:workflow or module:workflow; the name may be left out where there is just one.
     """
     program, module = resolve(target)
-    task = _Task(invocation(program, input), list(module.programs.values()), id, store, json)
+    # Without an input, an id may be that of a run which has its own.
+    wanted = invocation(program, input) if input is not None or id is None else None
+    task = _Task(program, wanted, list(module.programs.values()), id, store, json)
     try:
         return asyncio.run(task.perform())
     except KeyboardInterrupt:
@@ -65,66 +69,82 @@ class _Task:
     """One `perdure run`, from its start to its exit code."""
 
     def __init__(
-        self, invocation: Invocation[Any], programs: list[Program], id: str | None, store: str, json: bool
+        self,
+        program: Program,
+        wanted: Invocation[Any] | None,
+        programs: list[Program],
+        id: str | None,
+        store: str,
+        json: bool,
     ) -> None:
-        self._invocation, self._programs, self._id, self._store, self._json = invocation, programs, id, store, json
+        self._program, self._wanted, self._programs = program, wanted, programs
+        self._id, self._store, self._json = id, store, json
         self._started: str | None = None
         self._terminated = False
 
     async def perform(self) -> int:
         self._heed_sigterm()
         try:
-            with progress_line(self._invocation.name, None) as line:
+            with progress_line(self._program.name, None) as line:
                 async with Engine(self._store, self._programs, on_commit=line) as engine:
                     result = await self._result(engine)
-                    view = await engine.get(result.run_id)
+                    view, steps = await engine.get(result.run_id), await engine.steps(result.run_id)
                     output = engine.codec.encode(result.output, "the result")
         except asyncio.CancelledError:
             if self._terminated:
                 raise _Terminated from None
             raise
         assert view is not None
-        self._report(result, view, output)
+        self._report(result, view, steps, output)
         return ENDS[result.status]
 
     async def _result(self, engine: Engine) -> RunResult[Any]:
-        if self._id is not None:
-            await self._check_existing(engine, self._id)
+        existing = await engine.get(self._id) if self._id is not None else None
+        wanted = self._wanted or self._again(existing)
+        if existing is not None:
+            self._compare(existing, wanted, engine)
         try:
-            handle = await engine.start(self._invocation, id=self._id)
+            handle = await engine.start(wanted, id=self._id)
         except NotDecodable as error:
             raise Problem(f"the input does not fit: {error}") from error
         self._started = handle.id
         if self._id is None and sys.stderr.isatty():
-            note(f"run {handle.id}")
+            note(f"run {handle.id} of {self._program.name}")
         return await handle.outcome()
 
-    async def _check_existing(self, engine: Engine, id: str) -> None:
+    def _again(self, existing: RunView | None) -> Invocation[Any]:
+        """The invocation of a run that exists, or of a new one without arguments."""
+        if existing is None or existing.program != self._program.name:
+            return invocation(self._program, None)
+        if isinstance(existing.input, dict):
+            return Invocation(self._program.name, self._program, (), existing.input)
+        return Invocation(self._program.name, self._program, tuple(existing.input), {})
+
+    def _compare(self, existing: RunView, wanted: Invocation[Any], engine: Engine) -> None:
         """An id stands for one run: say so when this command asks for something else under it."""
-        view = await engine.get(id)
-        if view is None:
-            return
-        if view.program != self._invocation.name:
+        if existing.program != wanted.name:
             raise Problem(
-                f"the id {id!r} belongs to a run of {view.program!r}, not of {self._invocation.name!r}; "
+                f"the id {existing.id!r} belongs to a run of {existing.program!r}, not of {wanted.name!r}; "
                 "choose another --id, or name that workflow"
             )
-        import msgspec
+        if msgspec.json.decode(wanted.encode(wanted.program, engine.codec)) != existing.input:
+            note(f"run {existing.id!r} exists already, with another input; it keeps its own, and this one is not used")
 
-        if msgspec.json.decode(self._invocation.encode(self._invocation.program, engine.codec)) != view.input:
-            note(f"run {id!r} exists already, with another input; it keeps its own, and this one is not used")
-
-    def _report(self, result: RunResult[Any], view: RunView, output: bytes) -> None:
+    def _report(self, result: RunResult[Any], view: RunView, steps: Sequence[StepView], output: bytes) -> None:
         if self._json:
             write_json(view)
-        elif result.status is RunStatus.COMPLETED or result.status is RunStatus.BAILED:
-            write_json(output)
-        if result.status is RunStatus.BAILED:
-            note(f"run {view.id!r} ended early: {view.reason}")
-        elif result.status is RunStatus.FAILED and view.error is not None:
-            note(f"run {view.id!r} of {view.program} failed\n{error_text(view.error)}\n{self._look(view)}")
-        elif result.error is not None:
-            note(f"{result.error}\n{self._look(view)}")
+            return
+        match result.status:
+            case RunStatus.COMPLETED:
+                write_json(output)
+            case RunStatus.BAILED:
+                write_json(output)
+                note(f"run {view.id!r} ended early: {view.reason}")
+            case RunStatus.FAILED if view.error is not None:
+                why = failure_text(view.error, steps)
+                note(f"run {view.id!r} of {view.program} failed\n{why}\n{self._look(view)}")
+            case _:
+                note(f"{result.error}\n{self._look(view)}")
 
     def _look(self, view: RunView) -> str:
         store = "" if self._store == DEFAULT_STORE else f" --store {shlex.quote(self._store)}"

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
-from perdure.cli.output import cut, error_name, error_text, note, pairs, span, table, value_text, when, write_json
+from perdure.cli.output import cut, error_name, failure_text, note, pairs, span, table, value_text, when, write_json
 from perdure.client.client import Client
 from perdure.client.views import RunView, StepView
 from perdure.errors import NoSuchRun, StoreUnavailable
@@ -27,7 +27,7 @@ T = TypeVar("T")
 RECONNECT_SECONDS = 0.5
 
 
-@app.command
+@app.command(sort_key=1)
 def ls(
     *,
     status: Annotated[list[str] | None, Parameter(help="Only runs in this status; may be repeated.")] = None,
@@ -57,12 +57,12 @@ def ls(
         note("no runs match" if status or program or tag or cursor else "no runs yet")
         return
     rows = [(run.id, run.status.value, run.program, when(run.created_at), _took(run)) for run in page]
-    table(("id", "status", "program", "started", "took"), rows)
+    table(("id", "status", "program", "started", "took"), rows, cut=("program", "started"), fold=("id",))
     if page.cursor is not None:
         note(f"there may be more: add --cursor {page.cursor}")
 
 
-@app.command
+@app.command(sort_key=2)
 def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show a run as it stands."""
 
@@ -72,12 +72,11 @@ def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False)
     view, steps = _ask(store, ask)
     if json:
         write_json(view)
-        return
-    done = sum(step.status == "succeeded" for step in steps)
-    pairs([(name, value) for name, value in _facts(view, f"{done} of {len(steps)} begun have succeeded") if value])
+    else:
+        pairs([(name, value) for name, value in _facts(view, steps) if value])
 
 
-@app.command
+@app.command(sort_key=3)
 def steps(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show the steps of a run, in the order they began."""
     found = _ask(store, lambda client: client.steps(id))
@@ -88,10 +87,10 @@ def steps(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False
         note(f"run {id!r} has begun no step")
         return
     rows = [(s.path, s.status.value, str(s.attempt), _step_took(s), _step_value(s), _short(s.source)) for s in found]
-    table(("op", "status", "attempt", "took", "output", "source"), rows, whole=(0, 1, 2, 3))
+    table(("op", "status", "attempt", "took", "output", "source"), rows, cut=("output",), fold=("op",))
 
 
-@app.command
+@app.command(sort_key=4)
 def journal(
     id: RunId,
     /,
@@ -111,7 +110,7 @@ def journal(
         shown.write(entry)
 
 
-@app.command
+@app.command(sort_key=5)
 def watch(
     id: RunId,
     /,
@@ -158,8 +157,8 @@ class _Follower:
                 if isinstance(entry.event, RunParked) and await self._stands_still(client, view.run_id):
                     break
             view = await _view(client, view.run_id)
-        if not self._json:
-            self._conclude(view)
+            if not self._json:
+                self._conclude(view, await client.steps(view.run_id))
         return ENDS[view.status]
 
     async def _stands_still(self, client: Client, run_id: str) -> bool:
@@ -176,12 +175,12 @@ class _Follower:
         if not alive:
             note(f"no process advances run {view.id!r} now; it goes on when an engine with {view.program} is started")
 
-    def _conclude(self, view: RunView) -> None:
+    def _conclude(self, view: RunView, steps: Sequence[StepView]) -> None:
         if view.status is RunStatus.FAILED and view.error is not None:
-            note(f"run {view.id!r} failed after {_took(view)}\n{error_text(view.error)}")
+            note(f"run {view.id!r} failed after {_took(view)}\n{failure_text(view.error, steps)}")
         else:
             why = f": {view.reason}" if view.reason else ""
-            note(f"run {view.id!r} {'is' if view.status is RunStatus.PARKED else 'was'} {view.status}{why}")
+            note(f"run {view.id!r} {'is ' if view.status is RunStatus.PARKED else ''}{view.status}{why}")
 
 
 # --- asking ---------------------------------------------------------------------------------------------------------
@@ -221,7 +220,8 @@ def _number(start: int) -> int:
 # --- as text --------------------------------------------------------------------------------------------------------
 
 
-def _facts(view: RunView, steps: str) -> list[tuple[str, str]]:
+def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
+    done = sum(step.status == "succeeded" for step in steps)
     version = f" (version {view.version})" if view.version else ""
     return [
         ("id", view.id),
@@ -235,11 +235,11 @@ def _facts(view: RunView, steps: str) -> list[tuple[str, str]]:
         ("owner", f"{view.owner} (epoch {view.epoch})" if view.owner and view.finished_at is None else ""),
         ("tags", ", ".join(f"{key}={value}" for key, value in view.tags.items())),
         ("waits for", "\n".join(f"{w.path} ({w.kind}) {when(w.deadline)} {_short(w.source)}" for w in view.waits)),
-        ("steps", steps),
+        ("steps", f"{done} of {len(steps)} begun have succeeded" if steps else "none begun"),
         ("journal", f"{view.next_seq} events"),
         ("input", value_text(view.input, 1000)),
         ("output", value_text(view.output, 1000) if view.status in (RunStatus.COMPLETED, RunStatus.BAILED) else ""),
-        ("error", error_text(view.error, "") if view.error is not None else ""),
+        ("error", failure_text(view.error, steps, "") if view.error is not None else ""),
     ]
 
 

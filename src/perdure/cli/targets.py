@@ -38,7 +38,7 @@ class Target:
             return found
         candidates = self.own or tuple(self.programs)
         if len(candidates) != 1:
-            raise Problem(f"{self.source} names no workflow; {self._listed()}")
+            raise Problem(f"the target {self.source!r} does not say which workflow; {self._listed()}")
         return self.programs[candidates[0]]
 
     def _listed(self) -> str:
@@ -85,8 +85,9 @@ def _is_program(value: Any) -> bool:
 
 def _import_file(place: str) -> ModuleType:
     if not os.path.isfile(place):
-        what = "is a directory" if os.path.isdir(place) else "does not exist"
-        raise Problem(f"the file {place} {what} (the current directory is {os.getcwd()})")
+        if os.path.isdir(place):
+            raise Problem(f"{place} is a directory; {HOW}")
+        raise Problem(f"the file {place} does not exist (the current directory is {os.getcwd()})")
     path = os.path.abspath(place)
     stem = os.path.splitext(os.path.basename(path))[0]
     # Its own directory comes first, as with `python file.py`, so that it finds its neighbours.
