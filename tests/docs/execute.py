@@ -4,7 +4,7 @@
 - A block fenced with ```python shop.py is saved under that name, for later blocks to run or to import.
 - In a console block every line that begins with `$ ` is run in a shell.
 - A text block after a python block, and what follows a command in a console block, is what it prints. `...` stands for
-  anything. What a block prints must be shown.
+  anything within a line, and as a line of its own for any lines or none. What a block prints must be shown.
 - A python block that says `# raises NotDurable` must raise that error; the text block after it ends with its message.
 - A command whose output ends with the line `Killed` is killed with SIGKILL as soon as it has printed the lines above.
 
@@ -35,9 +35,14 @@ class Unlike(Exception):
 
 
 def fits(shown: str, printed: str) -> bool:
-    """Whether what was printed is what is shown, where `...` stands for anything."""
-    pattern = ".*?".join(re.escape(part) for part in _tidy(shown).split("..."))
-    return re.fullmatch(pattern, _tidy(printed), flags=re.DOTALL) is not None
+    """Whether what was printed is what is shown, with `...` for what may differ."""
+    lines = []
+    for line in _tidy(shown).splitlines():
+        if line.strip() == "...":
+            lines.append(r"(?:[^\n]*\n)*?")
+        else:
+            lines.append("[^\\n]*?".join(re.escape(part) for part in line.split("...")) + r"\n")
+    return re.fullmatch("".join(lines), f"{_tidy(printed)}\n" if printed.strip() else "") is not None
 
 
 def _tidy(text: str) -> str:

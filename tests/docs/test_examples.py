@@ -63,7 +63,10 @@ def test_the_architecture_in_the_readme_names_packages_that_exist() -> None:
     assert [part for part in named if not ((source / part).exists() or (source / f"{part}.py").exists())] == []
 
 
-def test_three_dots_stand_for_anything() -> None:
-    assert fits("run ... is done\n", "run 06gx\nand 06gy is done")
-    assert not fits("run ... is done", "run 06gx is not")
+def test_three_dots_stand_for_a_part_of_a_line_or_for_lines() -> None:
+    assert fits("run ... is done\n", "run 06gx is done")
+    assert not fits("run ... is done", "run 06gx\nis done")
+    assert fits("first\n...\nlast", "first\nand\nmore\nlast")
+    assert fits("first\n...", "first")
+    assert not fits("first\n...", "second")
     assert not fits("", "something")

@@ -1,0 +1,29 @@
+"""The guide to the command line names every command and every exit code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from perdure.cli.exits import Exit
+from tests.docs.markdown import ROOT, table
+
+GUIDE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def commands(*group: str) -> set[str]:
+    """The commands that the help of a group lists."""
+    command = [sys.executable, "-m", "perdure.cli", *group, "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    names = re.findall(r"^. ([a-z]+) +[A-Z]", text, flags=re.MULTILINE)
+    return {" ".join(["perdure", *group, name]) for name in names}
+
+
+def test_every_command_is_in_the_guide_and_no_other() -> None:
+    named = {re.sub(r" [A-Z]+", "", command.strip("`")) for command, _ in table(GUIDE, "command")}
+    assert named == commands() - {"perdure runs"} | commands("runs")
+
+
+def test_every_exit_code_is_in_the_guide_and_no_other() -> None:
+    assert [int(code) for code, _ in table(GUIDE, "code")] == sorted(Exit)
