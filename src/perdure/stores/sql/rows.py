@@ -1,4 +1,4 @@
-"""Rows of runs to and from SQL."""
+"""Rows of runs to and from SQL. Text is read as bytes: damaged text would fail the whole statement, not its row."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import RunStatus
+from perdure.kernel.events import NULL, RunStatus
 from perdure.kernel.failures import Failure
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 
 RUN = """
-    select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
-        r.finished_at, cast(r.tags as blob), cast(r.input as blob), r.input_blob, cast(r.output as blob), r.output_blob,
-        cast(r.error as blob), r.reason, r.checksum
+    select cast(r.run_id as blob), cast(r.id as blob), r.incarnation, cast(r.program as blob), cast(r.version as blob),
+        cast(r.status as blob), cast(r.owner as blob), r.epoch, r.wake_at, r.created_at, r.finished_at,
+        cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
+        cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob), r.checksum
     from perdure_runs r
 """
 RUN_AND_HEAD = """
-    select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
-        r.finished_at, cast(r.tags as blob), cast(r.input as blob), r.input_blob, cast(r.output as blob), r.output_blob,
-        cast(r.error as blob), r.reason, r.checksum, h.next_seq, h.at, h.size
+    select cast(r.run_id as blob), cast(r.id as blob), r.incarnation, cast(r.program as blob), cast(r.version as blob),
+        cast(r.status as blob), cast(r.owner as blob), r.epoch, r.wake_at, r.created_at, r.finished_at,
+        cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
+        cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob), r.checksum,
+        h.next_seq, h.at, h.size
     from perdure_runs r join perdure_heads h using (run_id)
 """
 
@@ -34,9 +37,8 @@ _tags = msgspec.json.Decoder(dict[str, str])
 
 def run_bindings(row: RunRow) -> tuple[Any, ...]:
     """The bindings of an insert, in the order of the table's columns."""
-    input, output = bytes(row.input).decode(), bytes(row.output).decode()
-    error = _encode(row.error).decode() if row.error is not None else None
     tags = _encode(row.tags).decode() if row.tags else "{}"
+    error = _encode(row.error).decode() if row.error is not None else None
     return (
         row.run_id,
         row.id,
@@ -50,13 +52,13 @@ def run_bindings(row: RunRow) -> tuple[Any, ...]:
         row.created_at,
         row.finished_at,
         tags,
-        input,
+        bytes(row.input).decode(),
         row.input_blob,
-        output,
+        bytes(row.output).decode(),
         row.output_blob,
         error,
         row.reason,
-        _checksum(tags.encode(), bytes(row.input), bytes(row.output), None if error is None else error.encode()),
+        _checksum(row, tags.encode(), None if error is None else error.encode()),
     )
 
 
@@ -70,30 +72,15 @@ def run_row(columns: tuple[Any, ...]) -> RunRow:
 
 def run_row_or_damage(columns: tuple[Any, ...]) -> RunRow | Corrupt:
     """A row, or what is wrong with it: one damaged run must not hide the others."""
-    (run_id, id, incarnation, program, version, status, owner, epoch, wake_at, created_at, finished_at) = columns[:11]
-    tags, input, input_blob, output, output_blob, error, reason, checksum = columns[11:19]
-    if _checksum(tags, input, output, error) != checksum:
-        return Corrupt(f"the row of run {id!r}", "its checksum does not match", run_id=run_id)
-    return RunRow(
-        run_id=run_id,
-        id=id,
-        incarnation=incarnation,
-        program=program,
-        version=version,
-        status=RunStatus(status),
-        owner=owner,
-        epoch=epoch,
-        wake_at=wake_at,
-        created_at=created_at,
-        finished_at=finished_at,
-        tags=_tags.decode(tags),
-        input=Raw(input),
-        input_blob=input_blob,
-        output=Raw(output),
-        output_blob=output_blob,
-        error=_failure.decode(error) if error is not None else None,
-        reason=reason,
-    )
+    tags, error, checksum = columns[11], columns[16], columns[18]
+    try:
+        row = _row(columns, "strict", RunStatus(columns[5].decode()), _tags.decode(tags), error)
+        if _checksum(row, tags, error) == checksum:
+            return row
+        reason = "its checksum does not match"
+    except (ValueError, TypeError, AttributeError) as problem:  # text, JSON or a number that is none any more
+        reason = str(problem)
+    return Corrupt(f"the row of run {_text(columns[1])!r}", reason, run_id=_text(columns[0]))
 
 
 def run_and_head(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
@@ -105,12 +92,45 @@ def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
     """As `run_and_head`, but a damaged run is listed too: without its values, and with what is wrong as its reason."""
     row = run_row_or_damage(columns[:19])
     if isinstance(row, Corrupt):
-        null = b"null"
-        known = (*columns[:11], b"{}", null, "", null, "", None, str(row), _checksum(b"{}", null, null, None))
-        row = run_row(known)
+        known = {status.value.encode(): status for status in RunStatus}
+        damaged = _row(columns, "replace", known.get(columns[5], RunStatus.PARKED), {}, None)
+        row = msgspec.structs.replace(damaged, input=NULL, input_blob="", output=NULL, output_blob="", reason=str(row))
     return row, Head(*columns[19:])
 
 
-def _checksum(tags: bytes, input: bytes, output: bytes, error: bytes | None) -> int:
-    crc = zlib.crc32(output, zlib.crc32(input, zlib.crc32(tags)))
-    return zlib.crc32(error, crc) if error is not None else crc
+def _row(columns: tuple[Any, ...], errors: str, status: RunStatus, tags: dict[str, str], error: bytes | None) -> RunRow:
+    owner = columns[6]
+    return RunRow(
+        run_id=columns[0].decode(errors=errors),
+        id=columns[1].decode(errors=errors),
+        incarnation=columns[2],
+        program=columns[3].decode(errors=errors),
+        version=columns[4].decode(errors=errors),
+        status=status,
+        owner=None if owner is None else owner.decode(errors=errors),
+        epoch=columns[7],
+        wake_at=columns[8],
+        created_at=columns[9],
+        finished_at=columns[10],
+        tags=tags,
+        input=Raw(columns[12]),
+        input_blob=columns[13].decode(errors=errors),
+        output=Raw(columns[14]),
+        output_blob=columns[15].decode(errors=errors),
+        error=_failure.decode(error) if error is not None else None,
+        reason=columns[17].decode(errors=errors),
+    )
+
+
+def _text(column: object) -> str:
+    return column.decode(errors="replace") if isinstance(column, bytes) else str(column)
+
+
+def _checksum(row: RunRow, tags: bytes, error: bytes | None) -> int:
+    """Covers every column, so that none can change unnoticed."""
+    plain = (row.run_id, row.id, row.incarnation, row.program, row.version, row.status.value, row.owner, row.epoch)
+    times = [None if at is None else float(at) for at in (row.wake_at, row.created_at, row.finished_at)]
+    crc = zlib.crc32(repr((plain, times, row.input_blob, row.output_blob, row.reason)).encode())
+    for part in (tags, bytes(row.input), bytes(row.output), error or b""):
+        crc = zlib.crc32(part, zlib.crc32(b"\0", crc))
+    return crc
