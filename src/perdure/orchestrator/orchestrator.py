@@ -302,6 +302,9 @@ class Orchestrator:
             self._drop(old)
             if state.finished is not None or state.parked is not None:
                 self._on_finished(row(state))
+            elif state.epoch < old.state.epoch:
+                # It was the claim that met the conflict, and nobody else has claimed: claim again.
+                self._spawn(self.load([old.run_id]))
             return
         try:
             replay = self._replay(started, old.run_id, batches)
