@@ -6,7 +6,7 @@ On a terminal tables are drawn by rich; elsewhere they are plain aligned text, a
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +46,20 @@ def write_json(value: Any, *, line: bool = False) -> None:
 
     data = value if isinstance(value, bytes) else msgspec.json.encode(value)
     if sys.stdout.isatty():
-        if not line:
-            data = msgspec.json.format(data, indent=2)
-        print(clean(data.decode(), "\n"), flush=True)
+        text = (data if line else msgspec.json.format(data, indent=2)).decode()
+        text = _escaped(text, lambda c: c.isprintable() or c == "\n")
     else:
-        print(data.decode(), flush=line)
+        text = data.decode()
+    if sys.stdout.encoding.lower().replace("-", "") != "utf8":
+        text = _escaped(text, str.isascii)
+    print(text, flush=line)
+
+
+def _escaped(text: str, passes: Callable[[str], bool]) -> str:
+    """JSON in which every character that does not pass is written by its number; still the same JSON."""
+    import json
+
+    return "".join(c if passes(c) else json.dumps(c)[1:-1] for c in text)
 
 
 # --- to people ------------------------------------------------------------------------------------------------------

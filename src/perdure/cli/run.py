@@ -23,7 +23,8 @@ from perdure.errors import NotDecodable
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
-from perdure.progress import progress_line
+from perdure.ports.journal import Append
+from perdure.progress import Observer, progress_line
 
 
 def run(
@@ -86,7 +87,7 @@ class _Task:
         self._heed_sigterm()
         try:
             with progress_line(self._program.name, None) as line:
-                async with Engine(self._store, self._programs, on_commit=line) as engine:
+                async with Engine(self._store, self._programs, on_commit=self._observer(line)) as engine:
                     result = await self._result(engine)
                     view, steps = await engine.get(result.run_id), await engine.steps(result.run_id)
                     output = engine.codec.encode(result.output, "the result")
@@ -97,6 +98,15 @@ class _Task:
         assert view is not None
         self._report(result, view, steps, output)
         return ENDS[result.status]
+
+    def _observer(self, line: Observer | None) -> Observer:
+        def observe(id: str, append: Append) -> None:
+            if append.expected_next == 0:
+                self._started = id  # known before its first step begins: a Ctrl-C may come at any moment
+            if line is not None:
+                line(id, append)
+
+        return observe
 
     async def _result(self, engine: Engine) -> RunResult[Any]:
         existing = await engine.get(self._id) if self._id is not None else None

@@ -107,11 +107,8 @@ def _import_module(place: str) -> ModuleType:
     try:
         return _guarded(place, lambda: importlib.import_module(place))
     except _Missing as missing:
-        path = place.replace(".", os.sep) + ".py"
-        meant = f"did you mean {path}?" if os.path.isfile(path) else HOW
-        raise Problem(
-            f"there is no module named {missing} in {os.getcwd()} or among the installed packages; {meant}"
-        ) from missing
+        where = f"in {os.getcwd()} or among the installed packages"
+        raise Problem(f"there is no module named {missing} {where}; {HOW}") from missing
 
 
 class _Missing(Exception):

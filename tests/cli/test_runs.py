@@ -1,0 +1,288 @@
+"""`perdure runs`: what is in a store, for people and for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Engine, StoreUnavailable, step, workflow
+from perdure.cli import runs
+from perdure.client.client import Client
+from perdure.kernel.events import Entry
+from tests.cli.conftest import Cli
+
+
+@workflow
+async def greet(name: str) -> str:
+    return f"hello {name}"
+
+
+@step
+def refuse() -> None:
+    raise ValueError("no \x1b[31mred\x1b[0m")
+
+
+@workflow
+async def refused() -> None:
+    await refuse()
+
+
+class Ticking:
+    """A clock that no two runs find at the same moment, so that their order is certain."""
+
+    def __init__(self) -> None:
+        self._ticks = 0
+
+    def now(self) -> float:
+        self._ticks += 1
+        return time.time() + self._ticks / 100
+
+
+async def fill(url: str) -> None:
+    async with Engine(url, [greet, refused], clock=Ticking()) as engine:
+        await engine.run(greet("ada"), id="one", tags={"team": "a"})
+        await engine.run(greet("bob"), id="two", tags={"team": "b"})
+        await engine.run(refused(), id="three")
+
+
+@pytest.fixture
+def filled(cli: Cli) -> Cli:
+    asyncio.run(fill(cli.url))
+    return cli
+
+
+# --- ls -------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_newest_first_in_aligned_columns(filled: Cli) -> None:
+    ended = filled("runs", "ls")
+    heading, *rows = ended.out.splitlines()
+    assert heading.split() == ["ID", "STATUS", "PROGRAM", "STARTED", "TOOK"]
+    assert [row.split()[:3] for row in rows] == [
+        ["three", "failed", "refused"],
+        ["two", "completed", "greet"],
+        ["one", "completed", "greet"],
+    ]
+    assert {row.index("20") for row in rows} == {heading.index("STARTED")}
+    assert ended.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        (["--status", "failed"], ["three"]),
+        (["--status", "failed,completed"], ["three", "two", "one"]),
+        (["--status", "failed", "--status", "running"], ["three"]),
+        (["--program", "greet"], ["two", "one"]),
+        (["--tag", "team=a"], ["one"]),
+        (["--tag", "team=a", "--program", "refused"], []),
+    ],
+)
+def test_a_list_can_be_narrowed(filled: Cli, words: list[str], ids: list[str]) -> None:
+    assert [run["id"] for run in filled("runs", "ls", "--json", *words).json["runs"]] == ids
+
+
+def test_a_long_list_comes_in_pages(filled: Cli) -> None:
+    first = filled("runs", "ls", "--json", "--limit", "2").json
+    second = filled("runs", "ls", "--json", "--limit", "2", "--cursor", first["cursor"]).json
+    assert [run["id"] for run in first["runs"] + second["runs"]] == ["three", "two", "one"]
+    assert second["cursor"] is None
+    assert f"--cursor {first['cursor']}" in filled("runs", "ls", "--limit", "2").err
+
+
+def test_an_empty_list_says_so_apart_from_the_output(filled: Cli) -> None:
+    ended = filled("runs", "ls", "--status", "parked")
+    assert (ended.code, ended.out, ended.err) == (0, "", "perdure: no runs match\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ls", "--status", "nope"], "there are queued, running"),
+        (["ls", "--tag", "x"], "key=value"),
+        (["ls", "--limit", "0"], "at least one"),
+        (["ls", "--limit", "x"], "--limit"),
+        (["journal", "one", "--start", "-1"], "numbered from 0"),
+        (["nope"], "ls, show, steps, journal, watch"),
+        (["show"], "Try: perdure runs show --help"),
+    ],
+)
+def test_a_wrong_command_is_explained(filled: Cli, words: list[str], said: str) -> None:
+    ended = filled("runs", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
+
+
+# --- one run --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["show", "steps", "journal", "watch"])
+def test_an_unknown_run_ends_with_3(filled: Cli, command: str) -> None:
+    ended = filled("runs", command, "nobody")
+    assert (ended.code, ended.out) == (3, "")
+    assert "no run with id 'nobody'" in ended.err
+
+
+@pytest.mark.parametrize("command", ["ls", "show x", "steps x", "journal x", "watch x"])
+def test_a_missing_store_ends_with_4_and_is_not_created(cli: Cli, command: str) -> None:
+    ended = cli("runs", *command.split())
+    assert ended.code == 4
+    assert "there is no such file" in ended.err
+    assert not (cli.folder / "perdure.db").exists()
+
+
+def test_errors_are_json_too_where_json_was_asked_for(filled: Cli) -> None:
+    ended = filled("runs", "show", "nobody", "--json")
+    error = json.loads(ended.err)["error"]
+    assert (error["type"], error["exit_code"], ended.out) == ("NoSuchRun", 3, "")
+
+
+def test_a_run_is_shown_with_everything_that_matters(filled: Cli) -> None:
+    out = filled("runs", "show", "three").out
+    shown = {line.split()[0]: line for line in out.splitlines() if line[0] != " "}
+    assert shown["status"].split()[1] == "failed"
+    assert "0 of 1 begun have succeeded" in shown["steps"]
+    assert "ValueError: no" in shown["error"]
+    assert "in step refuse:0, attempt 1" in out
+
+
+def test_a_run_is_found_by_its_run_id_too(filled: Cli) -> None:
+    run = filled("runs", "show", "one", "--json").json
+    assert filled("runs", "show", run["run_id"], "--json").json == run
+
+
+def test_values_cannot_write_to_the_terminal(filled: Cli) -> None:
+    for command in ("show", "steps", "journal"):
+        out = filled("runs", command, "three").out
+        assert "\x1b" not in out
+        assert "\\u001b[31mred" in out
+
+
+def test_steps_are_listed_with_their_outcome(filled: Cli) -> None:
+    heading, row = filled("runs", "steps", "three").out.splitlines()
+    assert heading.split() == ["OP", "STATUS", "ATTEMPT", "TOOK", "OUTPUT", "SOURCE"]
+    assert row.split()[:3] == ["refuse:0", "failed", "1"]
+    assert "test_runs.py:" in row
+    assert [found["path"] for found in filled("runs", "steps", "three", "--json").json] == ["refuse:0"]
+
+
+def test_a_journal_is_json_lines_numbered_without_gaps(filled: Cli) -> None:
+    lines = filled("runs", "journal", "three", "--json").lines
+    assert [line["seq"] for line in lines] == list(range(len(lines)))
+    assert (lines[0]["event"]["type"], lines[-1]["event"]["type"]) == ("RunStarted", "RunFinished")
+    assert filled("runs", "journal", "three", "--json", "--start", "2").lines == lines[2:]
+
+
+def test_a_journal_for_people_has_one_line_an_event(filled: Cli) -> None:
+    heading, *rows = filled("runs", "journal", "one").out.splitlines()
+    assert heading.startswith("run one of greet, started ")
+    assert [row.split()[0] for row in rows] == [str(n) for n in range(len(rows))]
+    assert 'value="hello ada"' in rows[-1]
+
+
+# --- watch ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("id", "code"), [("one", 0), ("three", 1)])
+def test_watching_a_finished_run_shows_it_and_exits_as_it_did(filled: Cli, id: str, code: int) -> None:
+    ended = filled("runs", "watch", id, "--json")
+    assert ended.code == code
+    assert ended.lines == filled("runs", "journal", id, "--json").lines
+
+
+def test_watching_a_cancelled_run_exits_with_5(cli: Cli) -> None:
+    async def cancel() -> str:
+        async with Engine(cli.url, [greet]) as engine:
+            old = await engine.start(greet("ada"), id="x", delay=1000)
+            await engine.run(greet("bob"), id="x", reuse="terminate_running")
+            return old.run_id
+
+    ended = cli("runs", "watch", asyncio.run(cancel()))
+    assert ended.code == 5
+    assert "cancelled" in ended.err
+
+
+async def test_a_run_is_followed_from_another_process_until_it_ends(tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    @step
+    async def wait() -> str:
+        await go.wait()
+        return "went"
+
+    @workflow
+    async def waits() -> str:
+        return await wait()
+
+    url = f"sqlite:///{tmp_path}/runs.db"
+    async with Engine(url, [waits]) as engine:
+        run = await engine.start(waits(), id="w")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "perdure.cli", "runs", "watch", "w", "--json", "--store", url, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        seen: list[Any] = []
+        async for line in process.stdout:
+            seen.append(json.loads(line))
+            if seen[-1]["event"]["type"] == "StepStarted":
+                go.set()
+        assert await process.wait() == 0
+        assert await run.result() == "went"
+        assert [line["seq"] for line in seen] == [entry.seq for entry in await engine.journal("w")]
+
+
+def test_watching_goes_on_by_number_when_the_store_went_away(filled: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Client.follow
+
+    async def breaks(self: Client, id: str, start: int = 0) -> AsyncIterator[Entry]:
+        async for entry in whole(self, id, start):
+            yield entry
+            raise StoreUnavailable("sqlite:///x", "it went away")
+
+    monkeypatch.setattr(Client, "follow", breaks)
+    monkeypatch.setattr(runs, "RECONNECT_SECONDS", 0)
+    ended = filled("runs", "watch", "one", "--start", "1", "--json")
+    count = len(ended.lines)
+    # Each event once, though the connection broke after every one; the last try finds nothing left.
+    assert [line["seq"] for line in ended.lines] == list(range(1, count + 1))
+    assert ended.lines[-1]["event"]["type"] == "RunFinished"
+    assert ended.code == 0
+    assert "trying again from event 2" in ended.err
+
+
+# --- on a terminal --------------------------------------------------------------------------------------------------
+
+
+def on_terminal(*words: str) -> str:
+    """What the command writes to a terminal of 80 columns."""
+    ours, theirs = os.openpty()
+    env = {**os.environ, "COLUMNS": "80", "LINES": "24", "TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-m", "perdure.cli", *words], stdout=theirs, stdin=theirs, env=env):
+        os.close(theirs)
+        written = b""
+        try:
+            while part := os.read(ours, 65536):
+                written += part
+        except OSError:  # Linux says that nobody writes any more
+            pass
+    os.close(ours)
+    return written.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("command", ["steps", "journal"])
+def test_a_terminal_gets_lines_that_fit_it(filled: Cli, command: str) -> None:
+    written = on_terminal("runs", command, "three", "--store", filled.url)
+    assert "\x1b[31mred" not in written
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", written)
+    assert max(len(line) for line in plain.splitlines()) <= 80
+    assert "refuse:0" in plain

@@ -1,0 +1,140 @@
+"""`perdure.run`: a script that is killed and run again goes on, quietly."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os, sys, perdure
+@perdure.step
+def reserve():
+    print("reserve", flush=True)
+    return "shelf"
+@perdure.step
+def charge():
+    print("charge", flush=True)
+    if not os.path.exists("marker"):
+        open("marker", "x").close()
+        os.kill(os.getpid(), 9)
+@perdure.step
+def ship(shelf):
+    print("ship", flush=True)
+    return f"parcel from {shelf}"
+@perdure.workflow
+async def fulfil():
+    shelf = await reserve()
+    await charge()
+    return await ship(shelf)
+if __name__ == "__main__":
+    print(perdure.run(fulfil(), id="order-1"))
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_killed_script_goes_on_and_repeats_no_finished_step(script: Path) -> None:
+    first = run(script.parent, script.name)
+    assert (first.returncode, first.stdout.split()) == (-signal.SIGKILL, ["reserve", "charge"])
+    second = run(script.parent, script.name)
+    # The step that was under way has no outcome and runs again; the one before it does not.
+    assert (second.returncode, second.stdout.splitlines()) == (0, ["charge", "ship", "parcel from shelf"])
+
+
+def test_a_finished_script_gives_its_result_again_without_running_anything(script: Path) -> None:
+    (script.parent / "marker").touch()
+    run(script.parent, script.name)
+    assert run(script.parent, script.name).stdout == "parcel from shelf\n"
+
+
+def test_nothing_is_written_to_stderr_where_nobody_watches(script: Path) -> None:
+    first, second = run(script.parent, script.name), run(script.parent, script.name)
+    assert (first.stderr, second.stderr) == ("", "")
+
+
+FAILING = """
+import perdure
+@perdure.step
+def refuse():
+    raise LookupError("nothing there")
+@perdure.workflow
+async def fails():
+    await refuse()
+perdure.run(fails(), id="f", store="memory://")
+"""
+
+
+def test_what_the_run_raised_is_raised_with_the_lines_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    ended = run(tmp_path, "failing.py")
+    assert ended.returncode == 1
+    assert "LookupError: nothing there" in ended.stderr
+    assert "failing.py" in ended.stderr
+
+
+SHARED = """
+import sys, perdure
+@perdure.step
+def once():
+    print("inside", flush=True)
+    return sys.stdin.readline().strip()
+@perdure.workflow
+async def shared():
+    return await once()
+if __name__ == "__main__":
+    print(perdure.run(shared(), id="shared"))
+"""
+
+# The same command, on a store that tells when somebody begins to wait for the run.
+ATTACHING = """
+import perdure
+from perdure.stores.sql.sqlite import SqliteStore
+from shared import shared
+store = SqliteStore("perdure.db")
+finished = store.runs.finished
+async def waited_for(run_ids):
+    store.runs.finished = finished
+    rows = await finished(run_ids)
+    print("attached", flush=True)
+    return rows
+store.runs.finished = waited_for
+print(perdure.run(shared(), id="shared", store=store))
+"""
+
+
+def start(folder: Path, name: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, name],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_second_process_with_the_same_id_waits_for_the_first_and_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "shared.py").write_text(SHARED)
+    (tmp_path / "attaching.py").write_text(ATTACHING)
+    with start(tmp_path, "shared.py") as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "inside\n"
+        with start(tmp_path, "attaching.py") as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "attached\n"
+            assert owner.communicate("the only answer\n") == ("the only answer\n", "")
+            assert other.communicate() == ("the only answer\n", "")
+    assert (owner.returncode, other.returncode) == (0, 0)
