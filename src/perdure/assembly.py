@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from perdure.client.client import Client
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery
-from perdure.errors import UnknownProgram, UsageError
+from perdure.errors import Corrupt, UnknownProgram, UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -107,7 +107,7 @@ class Engine(Client):
         await recover(orchestrator, self._ownership, startup=True)
         self._service.start()
 
-    def _finished(self, row: RunRow) -> None:
+    def _finished(self, row: RunRow | Corrupt) -> None:
         if self._watch is not None:
             self._watch.resolve(row)
 
@@ -116,10 +116,12 @@ class Engine(Client):
         orchestrator, self._orchestrator = self._orchestrator, None
         if orchestrator is None or self._service is None or self._ownership is None:
             return
-        await self._service.stop()
-        await orchestrator.close()
-        await self._ownership.leave()
-        await super().close()
+        try:
+            await self._service.stop()
+            await orchestrator.close()
+            await self._ownership.leave()
+        finally:
+            await super().close()
 
     def _program(self, invocation: Invocation[Any]) -> Program:
         program = self._programs.get(invocation.name)

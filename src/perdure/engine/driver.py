@@ -109,6 +109,8 @@ class Driver:
         self.large: dict[str, Raw] = {}
         # Whether somebody else has appended: nothing more is written until their events have been read.
         self.stale = False
+        # Whether a retry is due and waits for room.
+        self._held = False
         self.closed = False
 
     # --- facts come in --------------------------------------------------------------------------------------------
@@ -139,6 +141,7 @@ class Driver:
             open_op = self.state.ops.get(op)
             if open_op is not None and open_op.running and op not in self.attempts:
                 self._calls.append(Call(command, open_op.attempt))
+                self._services.runner.promised += 1
         self._pump(None)
         if not self._events:
             self._act()
@@ -156,7 +159,10 @@ class Driver:
         if self.closed or self.state.finished is not None:
             return
         now = self._services.clock.now()
-        plan_ = wake(self.state, self.replay.open_steps, now)
+        plan_ = wake(self.state, self.replay.open_steps, now, self._free())
+        self._held = plan_.held
+        if self._held and self.state.running < self._room:
+            self._services.runner.wanted(self)
         if plan_.events:
             if self._events and self._at < now:
                 self._close_batch()  # a timer that fires must not carry a moment before it was due
@@ -169,6 +175,9 @@ class Driver:
         op = call.command.op
         if self.attempts.get(op) is attempt:
             del self.attempts[op]
+        if self._held:
+            # Room of its own has come free; after this outcome is recorded, what was due takes it.
+            self._services.loop.call_soon(self.wake)
         if not self._expects(call):
             return
         if error is None:
@@ -241,19 +250,19 @@ class Driver:
                 for event in planned.events:
                     self._fold(event, event)
                 self._calls += planned.calls
+                self._services.runner.promised += len(planned.calls)
                 self._cancels += planned.cancels
                 barrier |= planned.barrier
             wishes = self.replay.wishes
-            # An engine that is being left records outcomes and begins nothing: the next owner plans from there.
-            if not wishes or self._services.closing:
-                break
             finish = wishes.get("<finish>")
+            # An engine that is being left records outcomes and ends, and begins nothing: the next owner does.
+            if not wishes or (self._services.closing and finish is None):
+                break
             if finish is not None and not self._keep_output(finish):
                 break
             commands = self.replay.take_wishes()
-            room = min(self._room - self.state.running, self._services.runner.free)
-            if room < len(commands):
-                commands = self._within(commands, room)
+            if self._free() < len(commands):
+                commands = self._within(commands)
                 if not commands:
                     break
             planned = plan(self.state, commands, self._moment())
@@ -264,19 +273,28 @@ class Driver:
             return
         self._close_batch()
         state = self.state
-        if barrier or not state.running or self._committed == 0 or self.durability.due(self._unsaved):
+        due = self.durability.due(self._unsaved) or self._opens_wait()
+        if barrier or due or not state.running or self._committed == 0:
             self._services.writer.touch(self)
         elif self.durability.mode == "async" and self._lag is None:
             self._lag = self._services.loop.call_later(self.durability.lag, self._lag_over)
         if not barrier and self._committed > 0:
             self._act()
+            self._set_alarm()
 
-    def _within(self, commands: Sequence[Command], room: int) -> Sequence[Command]:
+    def _free(self) -> int:
+        """How many more steps may begin: of this run, and of the engine."""
+        return min(self._room - self.state.running, self._services.runner.free)
+
+    def _within(self, commands: Sequence[Command]) -> Sequence[Command]:
         """The commands there is room for. A step that must wait for its turn stays a wish: it has not begun."""
         steps = [command for command in commands if isinstance(command, RunStep)]
+        room = self._free()
         if len(steps) <= room:
             return commands
-        self._services.runner.wanted(self)
+        # Where the run's own limit is the reason, its next outcome brings it back here.
+        if self._services.runner.free < min(len(steps), self._room - self.state.running):
+            self._services.runner.wanted(self)
         held = {command.op for command in steps[max(0, room) :]}
         return [command for command in commands if command.op not in held]
 
@@ -284,6 +302,8 @@ class Driver:
         """There is room for another step."""
         if not self.closed and self.state.finished is None:
             self._pump(None)
+            if self._held:
+                self.wake()
 
     def _lag_over(self) -> None:
         self._lag = None
@@ -393,6 +413,7 @@ class Driver:
         # A call planned after the append was taken waits for the next one.
         if self._calls and not (self.durability.waits and (self._events or self._batches)):
             calls, self._calls = self._calls, []
+            self._services.runner.promised -= len(calls)
             for call in calls:
                 if self._expects(call):
                     self._launch(call)
@@ -409,7 +430,7 @@ class Driver:
                 return
             self._alarm.cancel()
             self._alarm = None
-        if due is not None and self.state.owner is not None:
+        if due is not None and self.state.owner is not None and not self._held:
             # At most an hour: a wall clock that is set forward must not leave the run asleep.
             wait = min(max(0.0, due - self._services.clock.now()), 3600.0)
             self._alarm = self._services.loop.call_later(wait, self.wake)
@@ -438,15 +459,21 @@ class Driver:
         for attempt in self.attempts.values():
             attempt.cancel()
         self.attempts.clear()
-        self._calls.clear()
+        self._forget_calls()
         if self.state.finished is None and self.state.owner == owner:
             event = RunReleased(owner)
             self._fold(event, event)
             self._services.writer.touch(self)
 
+    def _forget_calls(self) -> None:
+        self._services.runner.promised -= len(self._calls)
+        self._calls.clear()
+
     def close(self, cancel: bool = True) -> None:
         """Leave memory. Attempts under way are cancelled, unless another driver takes them over."""
         self.closed = True
+        self._forget_calls()
+        self._services.runner.offer()
         for handle in (self._alarm, self._lag):
             if handle is not None:
                 handle.cancel()

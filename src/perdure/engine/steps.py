@@ -93,6 +93,9 @@ class StepRunner:
         # Attempts that were promised room and found none: retries and those of a dead owner.
         self._queue: deque[Attempt] = deque()
         self._hungry: dict[Hungry, None] = {}
+        self._offering: asyncio.Handle | None = None
+        # Attempts that are planned and not launched: their StepStarted is on its way to the store.
+        self.promised = 0
         self._executor = executor
         self._threads: ThreadPoolExecutor | None = None
         self._processes: ProcessPoolExecutor | None = None
@@ -113,8 +116,8 @@ class StepRunner:
 
     @property
     def free(self) -> int:
-        """How many more attempts may be launched now."""
-        return self._limit - self._running
+        """How many more attempts may be planned now."""
+        return self._limit - self._running - len(self._queue) - self.promised
 
     def wanted(self, hungry: Hungry) -> None:
         """Somebody has a step that waits for room; it is told when there is some, in turn."""
@@ -127,10 +130,21 @@ class StepRunner:
             waiting = self._queue.popleft()
             if waiting.done is not None:
                 self._launch(waiting)
-        if self._hungry and self._running < self._limit:
-            hungry = next(iter(self._hungry))
+        self.offer()
+
+    def offer(self) -> None:
+        """See that room goes to those who wait for it, soon: never from inside what made the room."""
+        if self._hungry and self._offering is None:
+            self._offering = self.loop.call_soon(self._offer)
+
+    def _offer(self) -> None:
+        self._offering = None
+        # One that has no use for the room leaves it to the next.
+        for hungry in list(self._hungry):
+            if self.free <= 0:
+                break
             del self._hungry[hungry]
-            self.loop.call_soon(hungry.feed)
+            hungry.feed()
 
     def _launch(self, attempt: Attempt) -> None:
         self._running += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -38,6 +39,7 @@ class Writer:
         self._on_conflict = on_conflict
         self._on_refused = on_refused
         self._dirty: dict[Source, None] = {}
+        self._alone: deque[Source] = deque()
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
         self._retry = FIRST_RETRY
@@ -57,7 +59,10 @@ class Writer:
 
     def _flush(self) -> None:
         self._scheduled = None
-        dirty, self._dirty = self._dirty, {}
+        if self._alone:
+            dirty: dict[Source, None] = {self._alone.popleft(): None}
+        else:
+            dirty, self._dirty = self._dirty, {}
         sources: list[Source] = []
         appends: list[Append] = []
         for source in dirty:
@@ -66,7 +71,7 @@ class Writer:
                 sources.append(source)
                 appends.append(append)
         if not appends:
-            self._idle.set()
+            self._next()
             return
         self._busy = True
         try:
@@ -101,8 +106,13 @@ class Writer:
         self._next()
 
     def _refused(self, sources: list[Source], error: Exception) -> None:
-        """Nothing was written. New runs are refused, the others keep what they have and try again."""
+        """Nothing was written. New runs are refused; the others keep what they have and try again."""
         self._busy = False
+        if not isinstance(error, StoreUnavailable) and len(sources) > 1:
+            # One of them cannot be written, and must not hold up the rest: find out which.
+            self._alone.extend(sources)
+            self._next()
+            return
         for source in sources:
             if self._on_refused(source, error):
                 self._dirty[source] = None
@@ -120,7 +130,7 @@ class Writer:
         self._next()
 
     def _next(self) -> None:
-        if self._dirty:
+        if self._dirty or self._alone:
             if self._scheduled is None:
                 self._scheduled = self._loop.call_soon(self._flush)
         else:

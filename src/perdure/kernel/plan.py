@@ -50,6 +50,8 @@ class Plan(msgspec.Struct, gc=False):
     cancels: list[str]
     # Whether the caller asked that everything so far be durable before anything else takes effect.
     barrier: bool = False
+    # Whether something that is due must wait for room.
+    held: bool = False
 
 
 def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
@@ -102,8 +104,8 @@ def _finish(state: RunState, command: Finish, result: Plan) -> None:
     result.events.append(RunFinished(command.status, Raw(command.value), command.blob, command.error, command.reason))
 
 
-def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float) -> Plan:
-    """What is due at `now`: timers that fire, retries that start, the deadline of the run."""
+def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: int) -> Plan:
+    """What is due at `now`: timers that fire, retries that start while there is room, the deadline of the run."""
     result = Plan([], [], [])
     if state.finished is not None or state.parked is not None or state.started is None:
         return result
@@ -114,11 +116,13 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float) -> Plan
         return result
     for op in state.due(now):
         open_op = state.ops[op]
-        if open_op.kind == "step":
+        if open_op.kind != "step":
+            result.events.append(WaitResolved(op, "timer"))
+        elif len(result.calls) < room:
             result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
             result.calls.append(Call(open_steps[op], open_op.attempt + 1))
         else:
-            result.events.append(WaitResolved(op, "timer"))
+            result.held = True
     return result
 
 

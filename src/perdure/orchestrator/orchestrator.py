@@ -17,7 +17,7 @@ from perdure.engine.driver import Driver, Services
 from perdure.engine.payloads import Payloads
 from perdure.engine.steps import StepRunner
 from perdure.engine.writer import Source, Writer
-from perdure.errors import PerdureError, StoreUnavailable
+from perdure.errors import Corrupt, PerdureError, StoreUnavailable
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import durability
@@ -35,7 +35,7 @@ from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState, fold
 from perdure.ports.clock import Clock
-from perdure.ports.journal import Append, Conflict
+from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
@@ -63,7 +63,7 @@ class Orchestrator:
         codec: Codec,
         executor: Executor | None,
         clock: Clock,
-        on_finished: Callable[[RunRow], None],
+        on_finished: Callable[[RunRow | Corrupt], None],
         on_commit: Callable[[str, Append], None] | None = None,
     ) -> None:
         self.store, self.programs, self.name, self.recovery, self.clock = store, programs, name, recovery, clock
@@ -160,19 +160,20 @@ class Orchestrator:
             self._on_finished(row(state))
             return
         try:
-            replay = self._replay(started, run_id, batches)
+            driver = self._driver(self._replay(started, run_id, batches), batches, self._variables)
+            self.active[run_id] = driver
+            resumed = [RunResumed()] if state.parked is not None else []
+            if state.session == self.session and state.owner == self.name:
+                driver.record(*resumed)
+            else:
+                driver.adopt(RunClaimed(self.name, state.epoch + 1, self.session), *resumed)
+            driver.wake()
         except Exception as error:  # whatever it is, it stops this run and no other
+            if run_id in self.active:
+                self._drop(self.active[run_id])
             if state.parked is None:
                 self._park(state, error)
             return
-        driver = self._driver(replay, batches, self._variables)
-        self.active[run_id] = driver
-        resumed = [RunResumed()] if state.parked is not None else []
-        if state.session == self.session and state.owner == self.name:
-            driver.record(*resumed)
-        else:
-            driver.adopt(RunClaimed(self.name, state.epoch + 1, self.session), *resumed)
-        driver.wake()
         if driver.idle:
             self._settle(driver)
 
@@ -204,9 +205,9 @@ class Orchestrator:
         event = RunParked(reason)
         state.fold(event, at)
         append = Append(state.run_id, seq, [Batch(seq, at, [event])], row(state))
-        await self._append(append)
-        log.error("run %r is parked: %s", state.started.id if state.started else state.run_id, reason)
-        self._on_finished(row(state))
+        if await self._append(append):
+            log.error("run %r is parked: %s", state.started.id if state.started else state.run_id, reason)
+            self._on_finished(row(state))
 
     async def _park_unread(self, run_id: str, reason: str) -> None:
         """Park a run whose journal cannot be read; its row and its head can."""
@@ -215,14 +216,14 @@ class Orchestrator:
             return
         parked = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=reason)
         batch = Batch(head.next_seq, self.clock.now(), [RunParked(reason, "damaged")])
-        await self._append(Append(run_id, head.next_seq, [batch], parked))
-        log.error("run %r is parked: %s", found.id, reason)
-        self._on_finished(parked)
+        if await self._append(Append(run_id, head.next_seq, [batch], parked)):
+            log.error("run %r is parked: %s", found.id, reason)
+            self._on_finished(parked)
 
-    async def _append(self, append: Append) -> None:
+    async def _append(self, append: Append) -> bool:
         outcomes = self.store.journal.append([append])
-        if not isinstance(outcomes, Sequence):
-            await outcomes
+        done = outcomes if isinstance(outcomes, Sequence) else await outcomes
+        return isinstance(done[0], Appended)
 
     # --- what the writer reports ----------------------------------------------------------------------------------
 
@@ -259,13 +260,14 @@ class Orchestrator:
     def _on_refused(self, source: Source, error: Exception) -> bool:
         """Whether a source keeps what it has and tries again. A run that was never accepted does not."""
         accepted = self._accepting.pop(source.run_id, None)
-        if accepted is None:
-            if not isinstance(error, StoreUnavailable):
-                log.error("run_id %s cannot be written: %s", source.run_id, error)
+        if accepted is None and isinstance(error, StoreUnavailable):
             return True
         assert isinstance(source, Driver)
         self._drop(source)
-        if not accepted.done():
+        if accepted is None:
+            log.error("run %r cannot be written, and stands still: %s", source.id, error)
+            self._on_finished(Corrupt(f"what the store holds of run {source.id!r}", str(error), source.run_id))
+        elif not accepted.done():
             accepted.set_exception(error)
         return False
 

@@ -196,9 +196,10 @@ class Presence:
             os.close(file)
 
     def close(self) -> None:
-        """Stop being present under every name."""
-        for owner in list(self._held):
-            self.hide(owner)
+        """Let go of the locks. The files stay, and show others at once that their holder has ended."""
+        for file in self._held.values():
+            os.close(file)
+        self._held.clear()
 
     def _path(self, owner: str) -> str:
         return os.path.join(self._folder, hashlib.blake2b(owner.encode(), digest_size=12).hexdigest())
