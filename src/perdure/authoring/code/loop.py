@@ -196,6 +196,8 @@ class BodyLoop(asyncio.AbstractEventLoop):
         **_: Any,
     ) -> BodyTask:
         if self.closing:
+            if isinstance(coro, Coroutine):
+                coro.close()  # or Python would complain that nobody awaited it
             raise Closing
         if _called_from(_AS_COMPLETED):
             what = "asyncio.as_completed over coroutines, which starts them in no fixed order (pass it tasks instead),"
