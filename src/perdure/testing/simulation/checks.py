@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import msgspec
 from msgspec import Raw
 
+from perdure.errors import StepCancelled
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Command, Finish, Program, RunStep
-from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted, RunStatus, StepSucceeded
+from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted, RunStatus, StepFailed, StepSucceeded
+from perdure.kernel.failures import type_name
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 
@@ -43,11 +46,17 @@ def _commands(
         for event, at in events:
             wish = replay.wishes.get("<finish>")
             finish = wish if isinstance(wish, Finish) else finish
+            if _is_cancelled(event) and f"cancel {event.op}" not in replay.wishes and finish is None:
+                raise AssertionError(f"{event.op} was recorded as cancelled, and nobody wished for that")
             replay.fold(event, at)
             seen.append(" ".join(_tell(command) for command in replay.wishes.values()))
     finally:
         replay.execution.close()
     return seen, finish
+
+
+def _is_cancelled(event: AnyEvent) -> TypeGuard[StepFailed]:
+    return isinstance(event, StepFailed) and event.error.type == type_name(StepCancelled)
 
 
 def _tell(command: Command) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from perdure.engine.jobs import Job
 from perdure.engine.step_context import StepContext
 from perdure.testing.simulation.faults import Faults
 from perdure.testing.simulation.monitor import Monitor
@@ -15,7 +14,7 @@ from perdure.testing.simulation.world import Machine
 
 
 class VirtualExecutor(Executor):
-    """Runs the steps of one machine: plain functions as an executor, coroutines by wrapping them."""
+    """Runs the steps of one machine: wraps the coroutine of each attempt, and is the pool for plain functions."""
 
     def __init__(self, machine: Machine, faults: Faults, monitor: Monitor) -> None:
         self._machine, self._faults, self._monitor = machine, faults, monitor
@@ -28,18 +27,24 @@ class VirtualExecutor(Executor):
         # The effect may come at the beginning or at the end: a crash in between is another crash.
         return (0.0, duration) if chance.random() < 0.5 else (duration, 0.0)
 
+    def _launch(self, context: StepContext) -> None:
+        op = context.id.removeprefix(f"{context.run_id}/")
+        self._monitor.launching(self._machine, context.run_id, op, context.attempt)
+
     def _begin(self, context: StepContext) -> None:
-        self._monitor.executing(
-            self._machine, context.run_id, context.id.removeprefix(f"{context.run_id}/"), context.attempt
-        )
+        op = context.id.removeprefix(f"{context.run_id}/")
+        self._monitor.executing(self._machine, context.run_id, op, context.attempt)
 
     def _end(self, context: StepContext, error: BaseException | None) -> None:
         how = "returned" if error is None else f"raised {type(error).__name__}"
         self._monitor.note(self._machine.name, f"{how} {context.id} #{context.attempt}")
 
-    async def wrap(self, context: StepContext, coro: Coroutine[Any, Any, Any]) -> Any:
-        """Await a step's coroutine, and take some time over it."""
-        before, after = self._times()
+    def wrap(self, context: StepContext, coro: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
+        """A coroutine that awaits a step's own, and takes some time over it."""
+        self._launch(context)
+        return self._wrapped(context, coro, *self._times())
+
+    async def _wrapped(self, context: StepContext, coro: Coroutine[Any, Any, Any], before: float, after: float) -> Any:
         try:
             if before:
                 await asyncio.sleep(before)
@@ -57,31 +62,10 @@ class VirtualExecutor(Executor):
             coro.close()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a function after some virtual time, and answer after some more."""
+        """Call a plain function here and now: the coroutine that asks for it is wrapped, and takes the time."""
         future: Future[Any] = Future()
-        before, after = self._times()
-        loop = self._machine.loop
-        context = fn.step if isinstance(fn, Job) else None
-
-        def call() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            if context is not None:
-                self._begin(context)
-            try:
-                value = fn(*args, **kwargs)
-            except Exception as error:
-                loop.call_later(after, settle, None, error)
-            else:
-                loop.call_later(after, settle, value, None)
-
-        def settle(value: Any, error: BaseException | None) -> None:
-            if context is not None:
-                self._end(context, error)
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)
-
-        loop.call_later(before, call)
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
         return future

@@ -139,16 +139,20 @@ class Monitor:
         owned = watched is not None and watched.owner is machine
         self.executions.append(StepExecution(self._world.time, machine.name, run_id, op, attempt, seq, owned))
         self.note(machine.name, f"execute {run_id}/{op} #{attempt}")
+
+    def launching(self, machine: Machine, run_id: str, op: str, attempt: int) -> None:
+        """A machine decides to call a step. Its code may run somewhat later, when the run has gone on without it."""
+        watched = self.runs.get(run_id)
         if watched is None:
-            self.accuse(f"{op} is executed for a run that is not in the store")
+            self.accuse(f"{op} is called for a run that is not in the store")
             return
         # A zombie cannot know; what it must not do is write.
-        if not owned:
+        if watched.owner is not machine:
             return
         if op in watched.outcomes:
-            self.accuse(f"{run_id}/{op} is executed by its owner although its outcome is recorded")
+            self.accuse(f"{run_id}/{op} is called by its owner although its outcome is recorded")
         started = watched.state.started
         if started is not None and started.durability in ("sync", "relaxed"):
             open_op = watched.state.ops.get(op)
             if open_op is None or open_op.attempt != attempt or not open_op.running:
-                self.accuse(f"attempt {attempt} of {run_id}/{op} is executed before its start is in the store")
+                self.accuse(f"attempt {attempt} of {run_id}/{op} is called before its start is in the store")
