@@ -234,6 +234,7 @@ class Client:
         cursor: str | None = None,
     ) -> RunPage:
         """Runs, newest first, a page at a time."""
+        self._check_open()
         wanted = [status] if isinstance(status, str) else list(status or ())
         if limit < 1:
             raise UsageError(f"list(limit={limit}): ask for at least one run")
@@ -287,6 +288,7 @@ class Client:
             await asyncio.sleep(WATCH_SECONDS)
 
     async def _find(self, id: str) -> tuple[RunRow, Head] | None:
+        self._check_open()
         found = await self.store.runs.find(id)
         if found is not None:
             return found

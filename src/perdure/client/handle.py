@@ -65,6 +65,7 @@ class RunHandle(Generic[R]):
 
     async def status(self) -> RunStatus:
         """Where the run stands."""
+        self._client._check_open()
         row = await self._client.store.runs.get(self.run_id)
         if row is None:
             raise NoSuchRun(self.id)
