@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from perdure.engine.payloads import Payloads
 from perdure.engine.steps import Attempt, StepRunner
-from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, StoreUnavailable, ValueProblem
+from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, StepCancelled, StoreUnavailable, ValueProblem
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Command, Finish, RunStep
 from perdure.kernel.durability import Durability
@@ -34,7 +34,7 @@ from perdure.kernel.events import (
     StepSucceeded,
     WaitOpened,
 )
-from perdure.kernel.failures import describe
+from perdure.kernel.failures import describe, type_name
 from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
 from perdure.kernel.projection import row, row_key
 from perdure.kernel.replay import Replay
@@ -50,6 +50,7 @@ log = logging.getLogger("perdure")
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 # A rough count of what an event adds to the journal besides its value.
 EVENT_BYTES = 120
+_GIVEN_UP = type_name(StepCancelled)
 
 
 class Services:
@@ -452,7 +453,9 @@ class Driver:
         """Outcomes of attempts that are not known to be in the store; they are offered again after a conflict."""
         batches = [*(self._in_flight.batches if self._in_flight else ()), *self._batches]
         events = [event for batch in batches for event in batch.events] + self._events
-        return [event for event in events if isinstance(event, StepSucceeded | AttemptFailed | StepFailed)]
+        outcomes = [event for event in events if isinstance(event, StepSucceeded | AttemptFailed | StepFailed)]
+        # What the body gave up is its wish, not an outcome: on the journal as it is now, it may not wish for that.
+        return [e for e in outcomes if not isinstance(e, StepFailed) or e.error.type != _GIVEN_UP]
 
     def release(self, owner: str) -> None:
         """Give the run up in good order: nothing new starts, and the journal says so."""
