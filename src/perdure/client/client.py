@@ -243,12 +243,12 @@ class Client:
             program=program,
             tags=_tags(tags),
             since=since.timestamp() if since is not None else None,
-            limit=limit,
+            limit=limit + 1,  # one more than asked for tells whether there is another page
             cursor=cursor,
         )
         found = await self.store.runs.list(filter)
-        page = RunPage([run_view(await self._load(run), head) for run, head in found])
-        page.cursor = page[-1].run_id if len(page) == limit else None
+        page = RunPage([run_view(await self._load(run), head) for run, head in found[:limit]])
+        page.cursor = page[-1].run_id if len(found) > limit else None
         return page
 
     async def steps(self, id: str) -> Sequence[StepView]:
