@@ -1,0 +1,284 @@
+"""A handle on a run: its result, its status, and errors as the run raised them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from perdure import (
+    Engine,
+    NotDecodable,
+    RunFailed,
+    RunHandle,
+    RunResult,
+    RunStatus,
+    UsageError,
+    bail,
+    connect,
+    step,
+    workflow,
+)
+from perdure.stores.memory.store import MemoryStore
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates
+
+
+class Declined(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"declined: {code}")
+        self.code = code
+
+
+@step
+async def charge(n: int) -> int:
+    if n < 0:
+        raise Declined(n)
+    return n
+
+
+@workflow
+async def pay(n: int) -> int:
+    return await charge(n)
+
+
+@workflow
+async def give_up() -> str:
+    bail("no stock", "sorry")
+
+
+async def test_awaiting_a_handle_is_awaiting_its_result() -> None:
+    async with Engine("memory://", [pay]) as engine:
+        handle = await engine.start(pay(3))
+        assert await handle == 3
+        assert await handle == await handle.result() == 3
+        assert repr(handle) == f"<run {handle.id!r}>"
+
+
+async def test_many_may_wait_for_one_result() -> None:
+    gates = Gates()
+
+    @step
+    async def hold() -> str:
+        await gates.wait("hold")
+        return "held"
+
+    @workflow
+    async def flow() -> str:
+        return await hold()
+
+    async with Engine("memory://", [flow]) as engine:
+        handle = await engine.start(flow())
+        waiting = [asyncio.create_task(handle.result(PATIENCE)) for _ in range(10)]
+        await asyncio.sleep(0)
+        waiting[3].cancel()
+        gates.open("hold")
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [r for r in results if r == "held"] == ["held"] * 9
+
+
+async def test_a_timeout_leaves_the_run_going() -> None:
+    gates = Gates()
+
+    @step
+    async def hold() -> str:
+        await gates.wait("hold")
+        return "held"
+
+    @workflow
+    async def flow() -> str:
+        return await hold()
+
+    async with Engine("memory://", [flow], recovery=AT_ONCE) as engine:
+        handle = await engine.start(flow())
+        with pytest.raises(TimeoutError):
+            await handle.result(timeout=0.01)
+        assert await handle.status() is RunStatus.RUNNING
+        gates.open("hold")
+        assert await handle.result(PATIENCE) == "held"
+        assert await handle.status() is RunStatus.COMPLETED
+
+
+async def test_result_raises_what_the_run_raised_and_says_where() -> None:
+    async with Engine("memory://", [pay]) as engine:
+        handle = await engine.start(pay(-5), id="it")
+        with pytest.raises(Declined, match="declined: -5") as caught:
+            await handle.result(PATIENCE)
+    assert caught.value.code == -5
+    assert any("in run 'it'" in note and "test_handle.py" in note for note in caught.value.__notes__)
+
+
+async def test_run_never_raises_for_how_a_run_ended() -> None:
+    async with Engine("memory://", [pay, give_up]) as engine:
+        good = await engine.run(pay(1))
+        bad = await engine.run(pay(-1))
+        bailed = await engine.run(give_up())
+    assert isinstance(good, RunResult)
+    assert (good.status, good.output, good.error) == (RunStatus.COMPLETED, 1, None)
+    assert (bad.status, bad.output) == (RunStatus.FAILED, None)
+    assert isinstance(bad.error, Declined)
+    assert (bailed.status, bailed.output, bailed.error) == (RunStatus.BAILED, "sorry", None)
+
+
+async def test_every_caller_gets_an_exception_of_its_own() -> None:
+    async with Engine("memory://", [pay]) as engine:
+        handle = await engine.start(pay(-5))
+        first, second = (await handle.outcome(PATIENCE)).error, (await handle.outcome(PATIENCE)).error
+    assert isinstance(first, Declined)
+    assert first is not second
+
+
+async def test_an_error_whose_class_is_not_known_here_is_run_failed() -> None:
+    @workflow
+    async def flow() -> None:
+        class Hidden(Exception):
+            pass
+
+        raise Hidden("secret") from KeyError("k")
+
+    async with Engine("memory://", [flow]) as engine:
+        handle = await engine.start(flow(), id="it")
+        with pytest.raises(RunFailed, match="secret") as caught:
+            await handle
+    assert (caught.value.id, caught.value.message) == ("it", "secret")
+    assert caught.value.type.endswith("Hidden")
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "test_handle.py" in caught.value.traceback
+
+
+async def test_a_result_that_no_longer_fits_the_annotation_is_told_to_the_caller() -> None:
+    @workflow(name="evolving")
+    async def before() -> str:
+        return "seven"
+
+    @workflow(name="evolving")
+    async def after() -> int:
+        return 7
+
+    store = MemoryStore()
+    async with Engine(store, [before]) as engine:
+        await engine.run(before(), id="it")
+    async with Engine(store, [after]) as engine:
+        handle = await engine.start(after(), id="it")
+        with pytest.raises(NotDecodable, match="the result of run 'it'"):
+            await handle.result(PATIENCE)
+
+
+# --- runs that others execute ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["memory", "sqlite"])
+async def test_a_client_starts_a_run_that_an_engine_executes(where: str, tmp_path: Any) -> None:
+    memory = MemoryStore()
+    url = f"sqlite:///{tmp_path}/x.db"
+
+    def store() -> Any:
+        return memory if where == "memory" else url
+
+    async with Engine(store(), [pay], name="worker"), connect(store()) as client:
+        handle = await client.start(pay(4), id="it")
+        assert isinstance(handle, RunHandle)
+        assert await handle.result(PATIENCE) == 4
+        view = await client.get("it")
+        assert view is not None
+        assert (view.status, view.owner) == (RunStatus.COMPLETED, "worker")
+        failing = await client.start(pay(-4))
+        with pytest.raises(Declined):
+            await failing.result(PATIENCE)
+        assert len(await client.list()) == 2
+        assert [s.path for s in await client.steps("it")] == ["charge:0"]
+
+
+async def test_a_client_gets_the_result_of_a_run_that_an_engine_started() -> None:
+    gates = Gates()
+
+    @step
+    async def hold() -> str:
+        await gates.wait("hold")
+        return "held"
+
+    @workflow
+    async def flow() -> str:
+        return await hold()
+
+    store = MemoryStore()
+    async with Engine(store, [flow]) as engine, connect(store) as client:
+        await engine.start(flow(), id="it")
+        handle = await client.start(flow(), id="it")
+        waiting = asyncio.create_task(handle.result(PATIENCE))
+        gates.open("hold")
+        assert await waiting == "held"
+
+
+async def test_a_run_of_a_client_waits_for_an_engine_that_has_its_program() -> None:
+    store = MemoryStore()
+    async with connect(store) as client:
+        handle = await client.start(pay(4), id="it")
+        assert await handle.status() is RunStatus.QUEUED
+    async with Engine(store, [pay]) as engine:
+        assert await (await engine.start(pay(4), id="it")).result(PATIENCE) == 4
+
+
+async def test_a_client_may_be_awaited_and_closed() -> None:
+    store = MemoryStore()
+    client = await connect(store)
+    await client.start(pay(1), id="it")
+    await client.close()
+    with pytest.raises(UsageError, match="not open"):
+        await client.start(pay(1))
+    assert store.journal.latest.keys() == {"it"}
+
+
+async def test_a_client_ends_a_run_that_an_engine_executes() -> None:
+    gates = Gates()
+
+    @step
+    async def hold(name: str) -> str:
+        gates.open(f"{name} runs")
+        await gates.wait(name)
+        return name
+
+    @workflow
+    async def flow(name: str) -> str:
+        return await hold(name)
+
+    store = MemoryStore()
+    async with Engine(store, [flow], recovery=AT_ONCE) as engine, connect(store) as client:
+        first = await engine.start(flow("a"), id="it")
+        waiting = asyncio.create_task(first.outcome(PATIENCE))
+        await gates.wait("a runs")
+        second = await client.start(flow("b"), id="it", reuse="terminate_running")
+        assert await first.status() is RunStatus.CANCELLED
+        gates.open("a")
+        assert (await waiting).status is RunStatus.CANCELLED
+        gates.open("b")
+        assert await second.result(PATIENCE) == "b"
+
+
+async def test_a_run_that_a_client_ended_stops_without_another_event_of_its_own() -> None:
+    """Nothing of it happens any more, so its owner has to notice by itself."""
+    gates = Gates()
+    cancelled = asyncio.Event()
+
+    @step
+    async def hold() -> None:
+        gates.open("runs")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    @workflow
+    async def flow() -> None:
+        await hold()
+
+    store = MemoryStore()
+    async with Engine(store, [flow], recovery=AT_ONCE) as engine, connect(store) as client:
+        handle = await engine.start(flow(), id="it")
+        waiting = asyncio.create_task(handle.outcome(PATIENCE))
+        await gates.wait("runs")
+        await client.start(flow(), id="it", reuse="terminate_running")
+        async with asyncio.timeout(2):
+            await cancelled.wait()
+        assert (await waiting).status is RunStatus.CANCELLED
