@@ -34,8 +34,10 @@ def backoff(retry: Retry, failures: int, key: str) -> float:
 
     The jitter is a function of the step's idempotency key: it spreads many runs, and replays to the same moment.
     """
-    # Capped before the power is taken: a large attempt number must not overflow a float.
-    wait = min(retry.max, retry.initial * retry.factor ** min(failures - 1, 64))
+    try:
+        wait = min(retry.max, retry.initial * float(retry.factor) ** (failures - 1))
+    except OverflowError:  # after many failures, or by a large factor: far beyond any `max`
+        wait = retry.max if retry.initial else 0.0
     if not retry.jitter:
         return wait
     return wait * (0.5 + 0.5 * fraction(f"{key}#{failures}"))
