@@ -1,0 +1,68 @@
+"""The rows a journal implies: written along the way or rebuilt from the whole journal, they are the same."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunParked, RunResumed, RunStarted, RunStatus
+from perdure.kernel.failures import Failure
+from perdure.kernel.projection import RunRow, project, row, row_key
+from perdure.kernel.state import RunState
+from tests.kernel.table import Story, batches, stories
+
+
+@given(stories(), st.data())
+def test_rows_written_along_the_way_equal_rows_rebuilt_from_the_journal(story: Story, data: st.DataObject) -> None:
+    journal = story.run().journal
+    state, written, key = RunState("r1"), None, None
+    # An owner writes a row when its key has changed since the last append, wherever its appends end.
+    ends = sorted({*data.draw(st.sets(st.integers(1, len(journal)))), len(journal)})
+    for seq, (event, at) in enumerate(journal, 1):
+        state.fold(event, at)
+        if seq in ends:
+            if row_key(state) != key:
+                key, written = row_key(state), row(state)
+            assert written == project("r1", batches(journal[:seq]))
+
+
+@given(stories())
+def test_a_row_does_not_depend_on_how_the_journal_was_batched(story: Story) -> None:
+    journal = story.run().journal
+    assert project("r1", batches(journal)) == project("r1", batches(journal, range(len(journal))))
+
+
+def test_a_row_holds_what_lists_and_orchestrators_need() -> None:
+    failure = Failure("builtins.ValueError", "no")
+    started = RunStarted("order-1", "checkout", "3", Raw(b"[1]"), "a" * 64, 2, {"team": "a"})
+    finished = RunFinished(RunStatus.FAILED, Raw(b"null"), "b" * 64, failure, "because")
+    journal = [Batch(0, 10.0, [started, RunClaimed("host-1", 4)]), Batch(2, 20.0, [finished])]
+    assert project("r1", journal) == RunRow(
+        run_id="r1",
+        id="order-1",
+        incarnation=2,
+        program="checkout",
+        version="3",
+        status=RunStatus.FAILED,
+        owner="host-1",
+        epoch=4,
+        wake_at=None,
+        created_at=10.0,
+        finished_at=20.0,
+        tags={"team": "a"},
+        input=Raw(b"[1]"),
+        input_blob="a" * 64,
+        output=Raw(b"null"),
+        output_blob="b" * 64,
+        error=failure,
+        reason="because",
+    )
+
+
+def test_a_parked_run_says_why_until_it_goes_on() -> None:
+    started = RunStarted("order-1", "checkout", "1", Raw(b"[]"))
+    journal = [Batch(0, 1.0, [started, RunClaimed("host-1", 1), RunParked("the code changed")])]
+    assert project("r1", journal).reason == "the code changed"
+    resumed = [*journal, Batch(3, 2.0, [RunResumed()])]
+    assert project("r1", resumed).reason == ""
