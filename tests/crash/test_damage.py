@@ -1,0 +1,213 @@
+"""Bytes that changed on the disk: detected, reported for the run they belong to, and no concern of any other run."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from perdure import Corrupt, Engine, PerdureError, Recovery, RunParked, RunStatus, sleep, step, workflow
+
+RECOVERY = Recovery(check_interval=0.2, grace=0.01)
+
+
+@step
+async def double(n: int) -> int:
+    """Twice as much."""
+    return 2 * n
+
+
+@step
+async def widen(n: int) -> str:
+    """A value for the blob store."""
+    return str(n) * 300_000
+
+
+@workflow
+async def short(n: int, pad: str) -> int:
+    """Ends at once."""
+    return await double(n)
+
+
+@workflow
+async def failing(n: int, pad: str) -> int:
+    """Ends at once, with an error."""
+    raise ValueError(f"no {await double(n)}")
+
+
+@workflow
+async def wide(n: int, pad: str) -> str:
+    """Has large values: a step's, and its own."""
+    return await widen(n)
+
+
+@workflow
+async def sleeper(n: int, pad: str) -> int:
+    """Sleeps in its middle, with a small and a large value behind it."""
+    n = await double(n)
+    text = await widen(n)
+    await sleep(1.1)
+    return await double(len(text) // 300_000 + n)
+
+
+PROGRAMS = [short, failing, wide, sleeper]
+# The victims are damaged, the others are not.
+VICTIMS = {"short": short, "failing": failing, "wide": wide, "sleeper": sleeper}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with runs that have ended and runs that sleep, and nothing wrong with it."""
+    path = tmp_path_factory.mktemp("whole") / "runs.db"
+
+    async def fill() -> None:
+        async with Engine(f"sqlite:///{path}", PROGRAMS, recovery=RECOVERY) as engine:
+            for kind in ("victim", "other"):
+                for name, program in VICTIMS.items():
+                    # Another value for each: equal blobs are stored once.
+                    n = 1 + len(await engine.list())
+                    run = await engine.start(program(n, "p" * 50), id=f"{kind}-{name}", tags={"k": "v"})
+                    if name != "sleeper":
+                        await run.outcome()
+            while {view.status for view in await engine.list(program=sleeper.name)} != {RunStatus.WAITING}:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(fill())
+    return path
+
+
+@pytest.fixture
+def path(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it to damage."""
+    shutil.copy(whole, tmp_path / "runs.db")
+    return tmp_path / "runs.db"
+
+
+def change(path: Path, sql: str, *bindings: Any) -> None:
+    """Change what is stored, behind the back of the store."""
+    db = apsw.Connection(str(path))
+    try:
+        db.execute(sql, bindings)
+        assert db.changes() >= 1
+    finally:
+        db.close()
+
+
+def flip(path: Path, table: str, column: str, where: str, bit: int) -> None:
+    """Flip one bit in the middle of a stored value, and leave its type as it is."""
+    db = apsw.Connection(str(path))
+    try:
+        # Names of this file's own, not of anybody's input.
+        select = f"select rowid, typeof({column}), cast({column} as blob) from {table} where {where} limit 1"  # noqa: S608
+        if table == "perdure_runs":
+            select = select.replace("rowid", "run_id")
+        found: Any = db.execute(select).fetchone()
+        key, kind, value = found
+        data = bytearray(value)
+        data[len(data) // 2] ^= bit
+        cast = "cast(? as text)" if kind == "text" else "?"
+        update = f"update {table} set {column} = {cast} where {'run_id' if table == 'perdure_runs' else 'rowid'} = ?"  # noqa: S608
+        db.execute(update, (bytes(data), key))
+    finally:
+        db.close()
+
+
+async def check_others(engine: Engine) -> None:
+    """Runs that are whole go on, end as they should, and can be listed."""
+    for name, program in VICTIMS.items():
+        view = await engine.get(f"other-{name}")
+        assert view is not None
+        run = await engine.start(program(0, ""), id=f"other-{name}")
+        outcome = await run.outcome(timeout=20)
+        if name == "failing":
+            assert isinstance(outcome.error, ValueError)
+        else:
+            assert outcome.error is None
+            if name == "sleeper":
+                assert outcome.output in (34, 36)  # of two or three digits' worth, see `sleeper`
+    assert (await engine.run(short(4, ""), id="new")).output == 8
+    listed = {view.id for view in await engine.list()}
+    assert {"new", *(f"other-{name}" for name in VICTIMS)} <= listed
+
+
+async def report(engine: Engine, name: str) -> PerdureError | None:
+    """What the engine says of a victim, if anything: an error of get() or result()."""
+    id = f"victim-{name}"
+    try:
+        view = await engine.get(id)
+        run = await engine.start(VICTIMS[name](0, ""), id=id)
+        outcome = await run.outcome(timeout=20)
+        _ = await engine.journal(id), await engine.steps(id)
+    except PerdureError as error:
+        return error
+    assert view is not None
+    return outcome.error if isinstance(outcome.error, PerdureError) else None
+
+
+VICTIM = "run_id = (select run_id from perdure_runs where id = 'victim-{}')"
+BLOB = "id = (select json_extract(value, '$.blob') from perdure_journal, json_each(events) where {} and json_extract(value, '$.blob') is not null)"
+
+
+@pytest.mark.parametrize("bit", [0x01, 0x80], ids=["still-text", "no-text-any-more"])
+@pytest.mark.parametrize(
+    ("table", "column", "where", "victim"),
+    [
+        ("perdure_journal", "events", VICTIM.format("sleeper"), "sleeper"),
+        ("perdure_journal", "events", VICTIM.format("sleeper") + " and seq > 2", "sleeper"),
+        ("perdure_journal", "events", VICTIM.format("short"), "short"),
+        ("perdure_runs", "input", VICTIM.format("short"), "short"),
+        ("perdure_runs", "input", VICTIM.format("sleeper"), "sleeper"),
+        ("perdure_runs", "output", VICTIM.format("short"), "short"),
+        ("perdure_runs", "error", VICTIM.format("failing"), "failing"),
+        ("perdure_runs", "tags", VICTIM.format("short"), "short"),
+        ("perdure_runs", "status", VICTIM.format("short"), "short"),
+        ("perdure_runs", "status", VICTIM.format("sleeper"), "sleeper"),
+        ("perdure_blobs", "data", BLOB.format(VICTIM.format("sleeper")), "sleeper"),
+        ("perdure_blobs", "data", BLOB.format(VICTIM.format("wide")), "wide"),
+    ],
+)
+async def test_a_flipped_bit_is_reported_for_its_run_and_concerns_no_other(
+    path: Path, table: str, column: str, where: str, victim: str, bit: int
+) -> None:
+    flip(path, table, column, where, bit)
+    async with Engine(f"sqlite:///{path}", PROGRAMS, recovery=RECOVERY) as engine:
+        error = await report(engine, victim)
+        assert isinstance(error, Corrupt | RunParked), f"not detected: {error!r}"
+        assert "damaged" in str(error)
+        await check_others(engine)
+
+
+@pytest.mark.parametrize(
+    ("change_", "victim"),
+    [
+        (f"update perdure_journal set at = 'x' where {VICTIM.format('sleeper')}", "sleeper"),
+        (f"update perdure_journal set at = at + 1 where {VICTIM.format('sleeper')}", "sleeper"),
+        (f"update perdure_journal set checksum = 'x' where {VICTIM.format('sleeper')}", "sleeper"),
+        (f"update perdure_journal set events = 5 where {VICTIM.format('sleeper')}", "sleeper"),
+        (f"update perdure_journal set events = x'00ff' where {VICTIM.format('sleeper')}", "sleeper"),
+        (f"delete from perdure_journal where seq = 0 and {VICTIM.format('sleeper')}", "sleeper"),
+        (f"delete from perdure_journal where seq > 0 and seq < 5 and {VICTIM.format('sleeper')}", "sleeper"),
+        (f"delete from perdure_journal where seq > 4 and {VICTIM.format('sleeper')}", "sleeper"),
+        (f"delete from perdure_journal where {VICTIM.format('sleeper')}", "sleeper"),
+        (f"update perdure_heads set next_seq = next_seq + 1 where {VICTIM.format('sleeper')}", "sleeper"),
+        (f"delete from perdure_heads where {VICTIM.format('sleeper')}", "sleeper"),
+        (f"delete from perdure_blobs where {BLOB.format(VICTIM.format('sleeper'))}", "sleeper"),
+        (f"delete from perdure_blobs where {BLOB.format(VICTIM.format('wide'))}", "wide"),
+        ("update perdure_runs set owner = 5, epoch = 'x' where id = 'victim-sleeper'", "sleeper"),
+        ("update perdure_runs set wake_at = 'x' where id = 'victim-sleeper'", "sleeper"),
+        ("update perdure_runs set created_at = 'x' where id = 'victim-short'", "short"),
+        ("update perdure_runs set finished_at = null where id = 'victim-short'", "short"),
+        ("update perdure_runs set input = x'ff' where id = 'victim-short'", "short"),
+        ("update perdure_runs set incarnation = 'x' where id = 'victim-short'", "short"),
+    ],
+)
+async def test_whatever_is_wrong_with_one_run_the_others_go_on(path: Path, change_: str, victim: str) -> None:
+    change(path, change_)
+    async with Engine(f"sqlite:///{path}", PROGRAMS, recovery=RECOVERY) as engine:
+        error = await report(engine, victim)
+        assert isinstance(error, Corrupt | RunParked), f"not detected: {error!r}"
+        await check_others(engine)
