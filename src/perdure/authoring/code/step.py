@@ -8,7 +8,7 @@ import sys
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Never, ParamSpec, TypeVar, overload
 
 from perdure.authoring.code.body import require_body
 from perdure.authoring.code.hints import hints_of, local_errors
@@ -38,7 +38,8 @@ class Step(Generic[P, R]):
         """The name that op paths are made of."""
         return self.spec.name
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+    # Not Coroutine[Any, Any, R]: with Any in it, mypy sees no types through asyncio.gather.
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, Never, R]:
         """Wish for the step (in a workflow), or call the function (anywhere else)."""
         loop = events._get_running_loop()
         if type(loop) is BodyLoop:
