@@ -127,12 +127,22 @@ class Orchestrator:
                         raise batches
                     started = await self.payloads.with_input(batches)
                     ready.append((started, run_id, await self.payloads.inflate(batches)))
+                except StoreUnavailable:
+                    raise  # out of reach is not damaged
                 except PerdureError as error:
                     await self._park_unread(run_id, str(error))
             await self._in_callback(lambda: self._install_all(ready))
             return len(ready)
         finally:
             self._loading.difference_update(wanted)
+
+    async def _load_soon(self, run_id: str) -> None:
+        """Load a run as soon as the store can be read; nothing happens if there is no such run."""
+        try:
+            await self.load([run_id])
+        except StoreUnavailable:
+            await asyncio.sleep(MOMENT)
+            self._spawn(self._load_soon(run_id))
 
     async def _in_callback(self, function: Callable[[], Any]) -> None:
         done: asyncio.Future[None] = self.loop.create_future()
@@ -164,7 +174,8 @@ class Orchestrator:
             self.active[run_id] = driver
             resumed = [RunResumed()] if state.parked is not None else []
             if state.session == self.session and state.owner == self.name:
-                driver.record(*resumed)
+                # Of this very session, and not in memory: only a lost reply leaves attempts open like that.
+                driver.adopt(*resumed)
             else:
                 driver.adopt(RunClaimed(self.name, state.epoch + 1, self.session), *resumed)
             driver.wake()
@@ -269,6 +280,8 @@ class Orchestrator:
             self._on_finished(Corrupt(f"what the store holds of run {source.id!r}", str(error), source.run_id))
         elif not accepted.done():
             accepted.set_exception(error)
+            if isinstance(error, StoreUnavailable):
+                self._spawn(self._load_soon(source.run_id))  # it may be in the store: a lost reply looks the same
         return False
 
     def _on_conflict(self, source: Source, conflict: Conflict) -> None:
@@ -288,6 +301,10 @@ class Orchestrator:
         try:
             batches = await self.payloads.inflate(await self.store.journal.read(driver.run_id))
             started = await self.payloads.with_input(batches)
+        except StoreUnavailable:
+            await asyncio.sleep(MOMENT)
+            self._spawn(self._reload(driver))
+            return
         except PerdureError as error:
             self._drop(driver)
             await self._park_unread(driver.run_id, str(error))
@@ -306,7 +323,7 @@ class Orchestrator:
                 self._on_finished(row(state))
             elif state.epoch < old.state.epoch:
                 # It was the claim that met the conflict, and nobody else has claimed: claim again.
-                self._spawn(self.load([old.run_id]))
+                self._spawn(self._load_soon(old.run_id))
             return
         try:
             replay = self._replay(started, old.run_id, batches)
