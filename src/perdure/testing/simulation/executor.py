@@ -36,8 +36,8 @@ class VirtualExecutor(Executor):
         self._monitor.executing(self._machine, context.run_id, op, context.attempt)
 
     def _end(self, context: StepContext, error: BaseException | None) -> None:
-        how = "returned" if error is None else f"raised {type(error).__name__}"
-        self._monitor.note(self._machine.name, f"{how} {context.id} #{context.attempt}")
+        op = context.id.removeprefix(f"{context.run_id}/")
+        self._monitor.executed(self._machine, context.run_id, op, context.attempt, error)
 
     def wrap(self, context: StepContext, coro: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
         """A coroutine that awaits a step's own, and takes some time over it."""

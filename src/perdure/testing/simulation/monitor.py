@@ -49,6 +49,8 @@ class Monitor:
         self.runs: dict[str, Watched] = {}
         self.trace: list[str] = []
         self.executions: list[StepExecution] = []
+        # Results that steps have returned, and when, by machine, run and op.
+        self.returned: dict[tuple[Machine, str, str], float] = {}
         self.violations: list[str] = []
 
     def note(self, machine: str, what: str) -> None:
@@ -139,6 +141,22 @@ class Monitor:
         owned = watched is not None and watched.owner is machine
         self.executions.append(StepExecution(self._world.time, machine.name, run_id, op, attempt, seq, owned))
         self.note(machine.name, f"execute {run_id}/{op} #{attempt}")
+
+    def executed(self, machine: Machine, run_id: str, op: str, attempt: int, error: BaseException | None) -> None:
+        """A step's code has come to its end."""
+        how = "returned" if error is None else f"raised {type(error).__name__}"
+        self.note(machine.name, f"{how} {run_id}/{op} #{attempt}")
+        if error is None:
+            self.returned[machine, run_id, op] = self._world.time
+
+    def unsaved(self, machine: Machine) -> dict[tuple[str, str], float]:
+        """Results that a machine has and the store has not: when each was returned, by run and op."""
+        unsaved = {}
+        for (owner, run_id, op), at in self.returned.items():
+            watched = self.runs.get(run_id)
+            if owner is machine and watched is not None and watched.owner is machine and op not in watched.outcomes:
+                unsaved[run_id, op] = at
+        return unsaved
 
     def launching(self, machine: Machine, run_id: str, op: str, attempt: int) -> None:
         """A machine decides to call a step. Its code may run somewhat later, when the run has gone on without it."""

@@ -37,6 +37,16 @@ class StepExecution:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """A result that died with its machine. The step is executed again."""
+
+    run_id: str
+    op: str
+    returned_at: float
+    lost_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A run of a simulation that kept every promise."""
 
@@ -53,8 +63,8 @@ class Report:
     elapsed: float
     """How much virtual time went by, in seconds."""
     crashes: int = 0
-    lost: Sequence[tuple[str, str]] = ()
-    """Outcomes that a machine knew when it died and that were not in the store: pairs of run_id and op."""
+    lost: Sequence[Lost] = ()
+    """Results that a machine had when it died, and the store had not."""
 
     @property
     def text(self) -> str:

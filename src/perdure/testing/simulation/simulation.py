@@ -16,7 +16,7 @@ from perdure.config import Recovery
 from perdure.engine.steps import StepRunner
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.kernel.commands import Program
-from perdure.kernel.events import AttemptFailed, RunStatus
+from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.orchestrator import service
 from perdure.stores.memory.store import MemoryStore
@@ -24,7 +24,7 @@ from perdure.testing.simulation.checks import check_journal
 from perdure.testing.simulation.executor import VirtualExecutor
 from perdure.testing.simulation.faults import Crash, Faults, Pause
 from perdure.testing.simulation.monitor import Monitor
-from perdure.testing.simulation.report import PromiseBroken, Report
+from perdure.testing.simulation.report import Lost, PromiseBroken, Report
 from perdure.testing.simulation.store import FaultPlan, SimulatedStore
 from perdure.testing.simulation.world import Machine, World, seeded_entropy
 
@@ -219,7 +219,7 @@ class Storm:
         self._names = 0
         self.accepted: set[str] = set()
         self.results: dict[str, RunResult[Any]] = {}
-        self.lost: list[tuple[str, str]] = []
+        self.lost: list[Lost] = []
 
     def boot(self, name: str, *, serves: bool) -> None:
         """Switch a machine on. The one that serves is where the runs are started and waited for."""
@@ -232,13 +232,10 @@ class Storm:
         machine.task = machine.loop.create_task(self._live(machine, engine, serves))
 
     def _crashed(self, machine: Machine, serves: bool) -> None:
-        sim, engine = self._sim, self._engines.pop(machine)
-        if engine._orchestrator is not None:
-            for driver in engine._orchestrator.active.values():
-                watched = sim.monitor.runs.get(driver.run_id)
-                stored = watched.outcomes if watched is not None else set()
-                outcomes = [event for event in driver.outcomes() if not isinstance(event, AttemptFailed)]
-                self.lost += [(driver.run_id, event.op) for event in outcomes if event.op not in stored]
+        sim = self._sim
+        del self._engines[machine]
+        for (run_id, op), at in sim.monitor.unsaved(machine).items():
+            self.lost.append(Lost(run_id, op, at, sim.world.time))
         chance = sim.world.chance
         self._names += 1
         name = machine.name if chance.random() < 0.5 else f"{machine.name.partition('.')[0]}.{self._names}"
