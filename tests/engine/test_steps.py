@@ -348,7 +348,7 @@ async def test_a_run_that_waits_for_a_retry_shows_what_it_waits_for() -> None:
 
     clock, recorded = FakeClock(), Recorded()
     async with Engine("memory://", [flow], clock=clock, on_commit=recorded) as engine:
-        await engine.start(flow(), id="it")
+        _ = await engine.start(flow(), id="it")
         await recorded.until(lambda e: isinstance(e, AttemptFailed))
         view = await engine.get("it")
         assert view is not None
@@ -377,7 +377,7 @@ async def test_retries_go_on_after_a_crash_and_attempts_that_died_do_not_count()
 
     store, recorded = MemoryStore(), Recorded()
     async with Engine(store, [flow], recovery=AT_ONCE, on_commit=recorded) as engine:
-        await engine.start(flow(), id="it")
+        _ = await engine.start(flow(), id="it")
         await recorded.until_started("flaky:0")
         found = left_by_a_crash(store)
     async with Engine(found, [flow], recovery=AT_ONCE) as engine:
@@ -626,7 +626,7 @@ async def test_an_at_most_once_step_that_ended_before_the_crash_keeps_its_result
     gates = Gates()
     store, recorded = MemoryStore(), Recorded()
     async with Engine(store, [flow], recovery=AT_ONCE, on_commit=recorded) as engine:
-        await engine.start(flow(), id="it")
+        _ = await engine.start(flow(), id="it")
         await recorded.until_started("watch:0")
         found = left_by_a_crash(store)
     gates.open("watch")
@@ -674,7 +674,7 @@ async def test_the_key_is_the_same_after_a_crash() -> None:
 
     store, recorded = MemoryStore(), Recorded()
     async with Engine(store, [flow], recovery=AT_ONCE, on_commit=recorded) as engine:
-        await engine.start(flow(), id="it")
+        _ = await engine.start(flow(), id="it")
         await recorded.until_started("slow:0")
         found = left_by_a_crash(store)
     async with Engine(found, [flow], recovery=AT_ONCE) as engine:
@@ -734,7 +734,7 @@ async def test_the_deadline_of_a_step_that_had_to_queue_counts_from_its_start() 
     recorded = Recorded()
     async with Engine("memory://", [flow], clock=clock, max_concurrency=1, on_commit=recorded) as engine:
         handle = await engine.start(flow())
-        await recorded.until_started("look:0")
+        await recorded.until_started("hold:0")
         clock.advance(600)
         gates.open("hold")
         deadline = await handle.result(PATIENCE)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Raw
 
 from perdure.engine.payloads import Payloads
 from perdure.engine.steps import Attempt, StepRunner
-from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, StepCancelled, StoreUnavailable, ValueProblem
+from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, StepCancelled, ValueProblem
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Command, Finish, RunStep
 from perdure.kernel.durability import Durability
@@ -31,6 +32,7 @@ from perdure.kernel.events import (
     RunReleased,
     RunStatus,
     StepFailed,
+    StepStarted,
     StepSucceeded,
     WaitOpened,
 )
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure")
 
-# How long a store that cannot take anything is left alone before the next try.
-FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 # A rough count of what an event adds to the journal besides its value.
 EVENT_BYTES = 120
 _GIVEN_UP = type_name(StepCancelled)
@@ -71,6 +71,14 @@ class Services:
         self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
         self.on_commit = on_commit
         self.closing = False
+
+
+class Carried(msgspec.Struct):
+    """What is known of an attempt when its run is read anew: it runs, it has an outcome, or that is being stored."""
+
+    inputs: str
+    attempt: Attempt | None = None
+    outcome: StepSucceeded | AttemptFailed | StepFailed | None = None
 
 
 class Driver:
@@ -108,6 +116,10 @@ class Driver:
         self._offloading = False
         # Values that lie apart, by op, until their events are known to be in the store.
         self.large: dict[str, Raw] = {}
+        # Attempts whose result is being stored apart; what a driver before this one had under way; who came after it.
+        self._storing: set[tuple[str, int]] = set()
+        self._carried: dict[tuple[str, int], Carried] = {}
+        self._heir: Driver | None = None
         # Whether somebody else has appended: nothing more is written until their events have been read.
         self.stale = False
         # Whether a retry is due and waits for room.
@@ -124,29 +136,35 @@ class Driver:
 
     def succeed(self, old: Driver) -> None:
         """Take over from a driver whose view of the journal was out of date: its attempts and their outcomes."""
-        outcomes = old.outcomes()
-        old.close(cancel=False)
-        self.attempts = {op: attempt for op, attempt in old.attempts.items() if self._expects(attempt.call)}
-        for attempt in old.attempts.values():
-            if attempt.call.command.op in self.attempts:
-                attempt.done = self._attempt_done
-            else:
-                attempt.cancel()
-        for event in outcomes:
-            open_op = self.state.ops.get(event.op)
-            if open_op is not None and open_op.running and open_op.attempt == event.attempt:
-                large = old.large.get(event.op)
-                self._fold(event if large is None else StepSucceeded(event.op, large, event.attempt), event)
-        # Started in the journal and nowhere else: the commit went through and its reply was lost.
+        self._carried = old.hand_over(self)
+        self.large = old.large
         for op, command in self.replay.open_steps.items():
-            open_op = self.state.ops.get(op)
-            if open_op is not None and open_op.running and op not in self.attempts:
+            open_op = self.state.ops[op]
+            if open_op.running:
                 self._calls.append(Call(command, open_op.attempt))
                 self._services.runner.promised += 1
         self._pump(None)
         if not self._events:
             self._act()
             self._set_alarm()
+
+    def hand_over(self, heir: Driver) -> dict[tuple[str, int], Carried]:
+        """Everything that is under way or done and not known to be in the store, by op and attempt."""
+        self.close(cancel=False)
+        self._heir = heir
+        carried: dict[tuple[str, int], Carried] = dict(self._carried)
+        for key in self._storing:
+            carried[key] = Carried("")
+        for op, attempt in self.attempts.items():
+            carried[op, attempt.call.attempt] = Carried(attempt.call.command.inputs_hash, attempt=attempt)
+        inputs: dict[str, str] = {}
+        batches = [*(self._in_flight.batches if self._in_flight else ()), *self._batches]
+        for event in [event for batch in batches for event in batch.events] + self._events:
+            if isinstance(event, StepStarted) and event.attempt == 1:
+                inputs[event.op] = event.inputs
+            elif isinstance(event, StepSucceeded | AttemptFailed | StepFailed):
+                carried[event.op, event.attempt] = Carried(inputs.get(event.op, ""), outcome=event)
+        return carried
 
     def adopt(self, *events: AnyEvent) -> None:
         """Become the owner of a run that another process left: record the claim, then see to its open attempts."""
@@ -192,6 +210,7 @@ class Driver:
                     self._fold(event, event)
                     self._pump(None)
                 else:
+                    self._storing.add((op, call.attempt))
                     self._offload(data, f"the result of {op}", lambda blob: self._succeeded(call, data, blob))
                 return
             except PerdureError as not_kept:
@@ -199,6 +218,10 @@ class Driver:
         self._failed(call, error)
 
     def _succeeded(self, call: Call, data: bytes, blob: str | BaseException) -> None:
+        if self._heir is not None:
+            self._heir._succeeded(call, data, blob)
+            return
+        self._storing.discard((call.command.op, call.attempt))
         if not self._expects(call):
             return
         if isinstance(blob, BaseException):
@@ -342,20 +365,8 @@ class Driver:
             if not task.cancelled():
                 then(task.exception() or task.result())
 
-        self._services.loop.create_task(self._store_apart(data, what)).add_done_callback(stored)
-
-    async def _store_apart(self, data: bytes, what: str) -> str:
-        wait = FIRST_RETRY
-        while True:
-            try:
-                return await self._services.payloads.offload(data, what)
-            except StoreUnavailable as error:
-                # Like an append: what is done is not lost to a full disk, it waits.
-                if self.closed:
-                    raise
-                log.warning("%s; %s waits", error, what)
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, LAST_RETRY)
+        store = self._services.payloads.offload_patiently(data, what, lambda: self.closed and self._heir is None)
+        self._services.loop.create_task(store).add_done_callback(stored)
 
     def _close_batch(self) -> None:
         if self._events:
@@ -422,7 +433,29 @@ class Driver:
     def _launch(self, call: Call) -> None:
         services = self._services
         op = call.command.op
+        if self._carried:
+            carried = self._carried.pop((op, call.attempt), None)
+            if carried is not None and carried.inputs in ("", call.command.inputs_hash):
+                self._go_on(call, carried)
+                return
+            _cancel(carried)
         self.attempts[op] = services.runner.start(call, self.run_id, self._deadline, self.variables, self._attempt_done)
+
+    def _go_on(self, call: Call, carried: Carried) -> None:
+        """An attempt that was under way or done before the journal was read anew is not made again."""
+        if carried.attempt is not None:
+            carried.attempt.done = self._attempt_done
+            self.attempts[call.command.op] = carried.attempt
+        elif carried.outcome is not None:
+            self._services.loop.call_soon(self._offer, call, carried.outcome)
+        else:
+            self._storing.add((call.command.op, call.attempt))
+
+    def _offer(self, call: Call, outcome: StepSucceeded | AttemptFailed | StepFailed) -> None:
+        if self._expects(call):
+            large = self.large.get(outcome.op)
+            self._fold(outcome if large is None else StepSucceeded(outcome.op, large, outcome.attempt), outcome)
+            self._pump(None)
 
     def _set_alarm(self) -> None:
         due = self.state.wake_at
@@ -446,16 +479,8 @@ class Driver:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way: the run could leave memory without losing anything."""
-        busy = self.attempts or self._calls or self._offloading or self.replay.wishes
+        busy = self.attempts or self._calls or self._offloading or self._storing or self.replay.wishes
         return not busy and self.saved
-
-    def outcomes(self) -> list[StepSucceeded | AttemptFailed | StepFailed]:
-        """Outcomes of attempts that are not known to be in the store; they are offered again after a conflict."""
-        batches = [*(self._in_flight.batches if self._in_flight else ()), *self._batches]
-        events = [event for batch in batches for event in batch.events] + self._events
-        outcomes = [event for event in events if isinstance(event, StepSucceeded | AttemptFailed | StepFailed)]
-        # What the body gave up is its wish, not an outcome: on the journal as it is now, it may not wish for that.
-        return [e for e in outcomes if not isinstance(e, StepFailed) or e.error.type != _GIVEN_UP]
 
     def release(self, owner: str) -> None:
         """Give the run up in good order: nothing new starts, and the journal says so."""
@@ -484,4 +509,11 @@ class Driver:
             for attempt in self.attempts.values():
                 attempt.cancel()
             self.attempts.clear()
+            for carried in self._carried.values():
+                _cancel(carried)
         self.replay.execution.close()
+
+
+def _cancel(carried: Carried | None) -> None:
+    if carried is not None and carried.attempt is not None:
+        carried.attempt.cancel()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Raw
 
-from perdure.errors import Corrupt, PayloadTooLarge
+from perdure.errors import Corrupt, PayloadTooLarge, StoreUnavailable
 from perdure.kernel.events import AnyEvent, Batch, RunStarted, StepSucceeded
 from perdure.kernel.payload import Limits, place
 from perdure.ports.blobs import Blobs
+
+# How long a store that cannot take anything is left alone before the next try.
+FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 
 log = logging.getLogger("perdure")
 
@@ -38,6 +42,19 @@ class Payloads:
             f"{len(data):,}",
         )
         return await self._blobs.put(data)
+
+    async def offload_patiently(self, data: bytes, what: str, given_up: Callable[[], bool]) -> str:
+        """As `offload`, but wait for a store that cannot take it now: what is done is not lost to a full disk."""
+        wait = FIRST_RETRY
+        while True:
+            try:
+                return await self.offload(data, what)
+            except StoreUnavailable as error:
+                if given_up():
+                    raise
+                log.warning("%s; %s waits", error, what)
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, LAST_RETRY)
 
     async def load(self, blob: str, value: Raw) -> Raw:
         """The value itself, wherever it lies."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from perdure.engine.driver import FIRST_RETRY, LAST_RETRY
+from perdure.engine.payloads import FIRST_RETRY, LAST_RETRY
 from perdure.errors import StoreUnavailable
 from perdure.ports.journal import Append, Appended, Conflict, Journal, Outcome
 

@@ -109,7 +109,11 @@ class Service:
 
     async def _look(self) -> None:
         """Ask for the next due moment, and load what is due already."""
-        orchestrator, skip = self._orchestrator, self._ownership.others
+        orchestrator = self._orchestrator
+        if self._ownership.others:
+            # One of them may have left, and its runs are anyone's then.
+            await self._ownership.look_around()
+        skip = self._ownership.others
         programs = list(orchestrator.programs)
         while not orchestrator.closing:
             self._next_due = None

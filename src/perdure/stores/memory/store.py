@@ -35,8 +35,8 @@ class MemoryStore:
         """Everything stays for as long as the store object does."""
 
     def version(self) -> object:
-        """Changes with every append."""
-        return self.journal.commits
+        """Changes with every append, and when a lease changes hands."""
+        return self.journal.commits, self.leases.changes
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each call that reads or writes."""
@@ -196,12 +196,14 @@ class MemoryLeases:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
+        self.changes = 0
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
         held = self._leases.get(key)
         if held is not None and held.owner not in ("", owner) and held.expires > now:
             return HeldBy(held.owner, held.expires)
+        self.changes += 1
         epoch = 1 if held is None else held.epoch + (held.owner != owner)
         self._leases[key] = Lease(key, owner, epoch, now + ttl)
         return Acquired(owner, epoch, now + ttl)
@@ -214,6 +216,7 @@ class MemoryLeases:
 
     async def release(self, key: str, owner: str) -> None:
         """Give your lease back; raises NotOwner when it is not yours."""
+        self.changes += 1
         # Without an owner, not gone: the next holder's epoch must be higher.
         self._leases[key] = msgspec.structs.replace(self._own(key, owner), owner="")
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from perdure.errors import NotOwner
+from perdure.errors import NotOwner, StoreUnavailable
 from perdure.ports.leases import Acquired, HeldBy, Lease
 from perdure.stores.sql.database import Database
 
@@ -97,7 +97,11 @@ class SqlLeases:
 
     async def release_all(self, owner: str) -> int:
         """Give back everything `owner` holds."""
-        released = await self._database.execute(_RELEASE_ALL, (owner,))
+        try:
+            released = await self._database.execute(_RELEASE_ALL, (owner,))
+        except StoreUnavailable:
+            self._presence.abandon(owner)
+            raise
         self._presence.hide(owner)
         return len(released)
 
@@ -195,11 +199,16 @@ class Presence:
         finally:
             os.close(file)
 
-    def close(self) -> None:
-        """Let go of the locks. The files stay, and show others at once that their holder has ended."""
-        for file in self._held.values():
+    def abandon(self, owner: str) -> None:
+        """Let go of the lock and leave the file, which shows others at once that its holder has ended."""
+        file = self._held.pop(owner, None)
+        if file is not None:
             os.close(file)
-        self._held.clear()
+
+    def close(self) -> None:
+        """Stop being present under every name."""
+        for owner in list(self._held):
+            self.hide(owner)
 
     def _path(self, owner: str) -> str:
         return os.path.join(self._folder, hashlib.blake2b(owner.encode(), digest_size=12).hexdigest())
