@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import pytest
 
-from perdure import Engine, connect, sleep, workflow
+from perdure import Engine, connect, sleep, step, workflow
 from perdure.cli import doctor
 from tests.cli.conftest import Cli
 
@@ -28,7 +28,7 @@ async def nap(hours: float) -> None:
 async def start_naps(url: str, *ids: str) -> None:
     async with Engine(url, [nap]) as engine:
         for id in ids:
-            await engine.store.runs.find((await engine.start(nap(1), id=id)).id)
+            _ = await engine.start(nap(1), id=id)
 
 
 @pytest.fixture
@@ -106,6 +106,15 @@ def test_a_damaged_journal_is_found_and_named(napping: Cli) -> None:
     assert "two: " in found["fix"]
 
 
+def test_a_damaged_row_is_found_and_named(napping: Cli) -> None:
+    db = apsw.Connection("perdure.db")
+    db.execute("update perdure_runs set input = '{}' where id = 'one'")
+    db.close()
+    found = check(napping("doctor", "--json").json, "journals")
+    assert (found["verdict"], found["found"]) == ("fail", "1 of 2 are damaged")
+    assert "one: " in found["fix"]
+
+
 def find(db: apsw.Connection) -> str:
     return str(db.execute("select run_id from perdure_runs where id = 'two'").get)
 
@@ -161,8 +170,6 @@ def test_runs_that_nobody_advances_are_a_warning_that_names_their_program(cli: C
 
 async def test_runs_of_a_living_engine_are_no_warning(tmp_path: Path) -> None:
     begun, go = asyncio.Event(), asyncio.Event()
-
-    from perdure import step
 
     @step
     async def wait() -> None:

@@ -18,7 +18,7 @@ from perdure.cli.exits import Exit
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
 from perdure.cli.output import clean, distance, table, write_json
 from perdure.client.client import Client
-from perdure.errors import PerdureError
+from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.projection import RunRow
 from perdure.ports.runs import RunFilter
@@ -220,16 +220,23 @@ async def _open_runs(store: Store) -> list[RunRow]:
 
 
 async def _journals(store: Store, open_runs: Sequence[RunRow]) -> Check:
-    """Read the journals of all open runs: reading verifies their checksums."""
-    damaged: list[str] = []
+    """Read the rows and journals of all open runs: reading verifies their checksums."""
+    damaged: dict[str, str] = {}
     for start in range(0, len(open_runs), PAGE):
         page = {run.run_id: run for run in open_runs[start : start + PAGE]}
         for run_id, journal in (await store.journal.read_many(list(page))).items():
             if isinstance(journal, Exception):
-                damaged.append(f"{page[run_id].id}: {journal}")
+                damaged[run_id] = f"{page[run_id].id}: {journal}"
+        for run_id, run in page.items():
+            try:
+                await store.runs.get(run_id)
+            except Corrupt as error:
+                damaged.setdefault(run_id, f"{run.id}: {error}")
     if damaged:
         fix = "restore the file from a backup; the other runs are not affected"
-        return Check("journals", "fail", f"{len(damaged)} of {len(open_runs)} are damaged", "\n".join([fix, *damaged]))
+        return Check(
+            "journals", "fail", f"{len(damaged)} of {len(open_runs)} are damaged", "\n".join([fix, *damaged.values()])
+        )
     return Check("journals", "ok", f"{len(open_runs)} of open runs read, checksums match")
 
 
