@@ -203,7 +203,7 @@ async def test_a_client_gets_the_result_of_a_run_that_an_engine_started() -> Non
 
     store = MemoryStore()
     async with Engine(store, [flow]) as engine, connect(store) as client:
-        await engine.start(flow(), id="it")
+        _ = await engine.start(flow(), id="it")
         handle = await client.start(flow(), id="it")
         waiting = asyncio.create_task(handle.result(PATIENCE))
         gates.open("hold")
@@ -222,10 +222,10 @@ async def test_a_run_of_a_client_waits_for_an_engine_that_has_its_program() -> N
 async def test_a_client_may_be_awaited_and_closed() -> None:
     store = MemoryStore()
     client = await connect(store)
-    await client.start(pay(1), id="it")
+    _ = await client.start(pay(1), id="it")
     await client.close()
     with pytest.raises(UsageError, match="not open"):
-        await client.start(pay(1))
+        _ = await client.start(pay(1))
     assert store.journal.latest.keys() == {"it"}
 
 
@@ -278,7 +278,7 @@ async def test_a_run_that_a_client_ended_stops_without_another_event_of_its_own(
         handle = await engine.start(flow(), id="it")
         waiting = asyncio.create_task(handle.outcome(PATIENCE))
         await gates.wait("runs")
-        await client.start(flow(), id="it", reuse="terminate_running")
+        _ = await client.start(flow(), id="it", reuse="terminate_running")
         async with asyncio.timeout(2):
             await cancelled.wait()
         assert (await waiting).status is RunStatus.CANCELLED

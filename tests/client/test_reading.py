@@ -80,7 +80,7 @@ async def test_a_view_of_a_failed_run_has_its_error() -> None:
 async def test_a_view_of_a_waiting_run_says_what_it_waits_for() -> None:
     clock, recorded = FakeClock(), Recorded()
     async with Engine("memory://", [nap], clock=clock, on_commit=recorded) as engine:
-        await engine.start(nap(), id="it")
+        _ = await engine.start(nap(), id="it")
         await recorded.until(lambda e: isinstance(e, WaitOpened))
         view = await engine.get("it")
     assert view is not None
@@ -119,7 +119,7 @@ async def test_a_list_is_newest_first_and_filtered(url: str) -> None:
         clock.advance(1)
         await engine.run(pay(-1), id="b", tags={"team": "red", "env": "prod"})
         clock.advance(1)
-        await engine.start(nap(), id="c")
+        _ = await engine.start(nap(), id="c")
         await recorded.until(lambda e: isinstance(e, WaitOpened))
         clock.advance(1)
         await engine.run(give_up(), id="d", tags={"team": "blue"})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import AlreadyExists, DeadlineExceeded, Engine, RunCancelled, RunStatus, UsageError, sleep, step, workflow
+from perdure.kernel.commands import Program
 from perdure.kernel.events import WaitOpened
 from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, eventually
@@ -50,7 +51,7 @@ class Jobs:
             return "awake"
 
         self.quick, self.slow, self.asleep = quick, slow, asleep
-        self.all = [quick, slow, asleep]
+        self.all: list[Program] = [quick, slow, asleep]
 
 
 @pytest.fixture
@@ -102,11 +103,11 @@ async def test_return_existing_gives_the_run_there_is_whatever_its_state(jobs: J
 async def test_reject_duplicate_refuses_whatever_its_state(jobs: Jobs, state: str) -> None:
     async with Engine("memory://", jobs.all, recovery=AT_ONCE) as engine:
         if state == "running":
-            await engine.start(jobs.slow("a"), id="it")
+            _ = await engine.start(jobs.slow("a"), id="it")
         else:
             await engine.run(jobs.quick(1 if state == "completed" else -1), id="it")
         with pytest.raises(AlreadyExists, match=state) as caught:
-            await engine.start(jobs.quick(2), id="it", reuse="reject_duplicate")
+            _ = await engine.start(jobs.quick(2), id="it", reuse="reject_duplicate")
         assert (caught.value.id, caught.value.status) == ("it", state)
         await engine.run(jobs.quick(3), id="another", reuse="reject_duplicate")
 
@@ -118,9 +119,9 @@ async def test_allow_if_failed_allows_only_after_a_failure(jobs: Jobs, state: st
     recorded = Recorded()
     async with Engine("memory://", jobs.all, recovery=AT_ONCE, on_commit=recorded) as engine:
         if state == "running":
-            await engine.start(jobs.slow("a"), id="it")
+            _ = await engine.start(jobs.slow("a"), id="it")
         elif state == "waiting":
-            await engine.start(jobs.asleep(), id="it")
+            _ = await engine.start(jobs.asleep(), id="it")
             await recorded.until(lambda e: isinstance(e, WaitOpened))
         else:
             await engine.run(jobs.quick(1 if state == "completed" else -1), id="it")
@@ -129,7 +130,7 @@ async def test_allow_if_failed_allows_only_after_a_failure(jobs: Jobs, state: st
         assert first.status == state
         if not allowed:
             with pytest.raises(AlreadyExists):
-                await engine.start(jobs.quick(2), id="it", reuse="allow_if_failed")
+                _ = await engine.start(jobs.quick(2), id="it", reuse="allow_if_failed")
             return
         handle = await engine.start(jobs.quick(2), id="it", reuse="allow_if_failed")
         assert await handle.result(PATIENCE) == 2
@@ -222,7 +223,7 @@ async def test_terminate_running_starts_anew_after_an_end(jobs: Jobs, state: str
 async def test_a_policy_that_does_not_exist_is_refused(jobs: Jobs) -> None:
     async with Engine("memory://", jobs.all) as engine:
         with pytest.raises((UsageError, ValueError), match="return_existing"):
-            await engine.start(jobs.quick(1), id="it", reuse="replace")  # type: ignore[arg-type]
+            _ = await engine.start(jobs.quick(1), id="it", reuse="replace")  # type: ignore[arg-type]
         assert await engine.get("it") is None
 
 
@@ -312,7 +313,7 @@ async def test_tags_are_kept_and_listed(jobs: Jobs) -> None:
 async def test_tags_that_are_not_text_are_refused(jobs: Jobs, tags: Any) -> None:
     async with Engine("memory://", jobs.all) as engine:
         with pytest.raises(UsageError, match="tags"):
-            await engine.start(jobs.quick(1), tags=tags)
+            _ = await engine.start(jobs.quick(1), tags=tags)
 
 
 async def test_a_run_fails_at_its_deadline_and_its_step_is_cancelled(jobs: Jobs) -> None:
@@ -366,7 +367,7 @@ async def test_a_deadline_that_is_not_reached_has_no_effect(jobs: Jobs) -> None:
 async def test_a_deadline_without_a_zone_is_refused(jobs: Jobs) -> None:
     async with Engine("memory://", jobs.all) as engine:
         with pytest.raises(UsageError, match="timezone"):
-            await engine.start(jobs.quick(1), deadline=datetime(2030, 1, 1))  # noqa: DTZ001 - the mistake under test
+            _ = await engine.start(jobs.quick(1), deadline=datetime(2030, 1, 1))  # noqa: DTZ001 - the mistake under test
 
 
 @pytest.mark.parametrize("delay", [30, timedelta(seconds=30)])
@@ -404,5 +405,5 @@ async def test_a_delayed_run_may_be_replaced_before_it_begins(jobs: Jobs) -> Non
 async def test_options_that_make_no_sense_are_refused_and_nothing_is_written(jobs: Jobs, options: Any) -> None:
     async with Engine("memory://", jobs.all) as engine:
         with pytest.raises(UsageError):
-            await engine.start(jobs.quick(1), id="it", **options)
+            _ = await engine.start(jobs.quick(1), id="it", **options)
         assert await engine.get("it") is None

@@ -106,7 +106,7 @@ async def test_a_limit_holds_after_a_crash() -> None:
 
     store, recorded = MemoryStore(), Recorded()
     async with Engine(store, [flow], recovery=AT_ONCE, on_commit=recorded) as engine:
-        await engine.start(flow(), id="it", max_concurrency=3)
+        _ = await engine.start(flow(), id="it", max_concurrency=3)
         await recorded.until_started("part:2")
         found = left_by_a_crash(store)
     gates.open("go")
@@ -267,7 +267,7 @@ async def test_room_offered_to_a_run_that_was_ended_goes_to_the_next() -> None:
     async with Engine("memory://", [plain], max_concurrency=1, recovery=AT_ONCE) as engine:
         first = await engine.start(plain("first"))
         await gates.wait("first runs")
-        await engine.start(plain("second"), id="second")
+        _ = await engine.start(plain("second"), id="second")
         third = await engine.start(plain("third"))
         fourth = await engine.start(plain("second"), id="second", reuse="terminate_running")
         for name in ("first", "second", "third"):

@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from perdure import Durability, Engine, Retry, RunStatus, Workflow, checkpoint, every, sleep, step, step_context, workflow
+from perdure import (
+    Durability,
+    Engine,
+    Retry,
+    RunStatus,
+    Workflow,
+    checkpoint,
+    every,
+    sleep,
+    step,
+    step_context,
+    workflow,
+)
 from perdure.kernel.events import StepSucceeded
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, eventually, left_by_a_crash, replay
@@ -81,10 +93,10 @@ async def test_a_run_may_have_another_mode_than_its_engine() -> None:
 @pytest.mark.parametrize("mode", ["fast", "every(0)", "every", "", "every(x)"])
 async def test_a_mode_that_does_not_exist_is_refused(mode: str) -> None:
     with pytest.raises(ValueError, match="every"):
-        Engine("memory://", [sequence], durability=mode)
+        _ = Engine("memory://", [sequence], durability=mode)
     async with Engine("memory://", [sequence]) as engine:
         with pytest.raises(ValueError, match="every"):
-            await engine.start(sequence(1), durability=mode, id="it")
+            _ = await engine.start(sequence(1), durability=mode, id="it")
         assert await engine.get("it") is None
 
 
@@ -267,7 +279,7 @@ async def test_a_crash_loses_a_suffix_and_never_a_middle(mode: Any) -> None:
 
     store = MemoryStore()
     async with Engine(store, [flow], durability=mode, recovery=AT_ONCE) as engine:
-        await engine.start(flow(), id="it")
+        _ = await engine.start(flow(), id="it")
         await gates.wait("holding")
         found = left_by_a_crash(store)
     gates.open("hold")

@@ -311,9 +311,9 @@ async def test_arguments_that_do_not_fit_a_workflow_are_refused_when_it_is_start
 
     async with Engine("memory://", [flow]) as engine:
         with pytest.raises(NotDecodable, match="argument n"):
-            await engine.start(flow("many"), id="it")  # type: ignore[arg-type]
+            _ = await engine.start(flow("many"), id="it")  # type: ignore[arg-type]
         with pytest.raises(TypeError):
-            await engine.start(call("flow", 1, 2, 3), id="it")
+            _ = await engine.start(call("flow", 1, 2, 3), id="it")
         assert await engine.get("it") is None
         assert (await engine.run(flow(1), id="it")).output == 1
 
@@ -423,7 +423,7 @@ async def test_an_input_above_the_limit_is_refused_and_nothing_is_written() -> N
     store = MemoryStore()
     async with Engine(store, [flow]) as engine:
         with pytest.raises(PayloadTooLarge, match="input of flow"):
-            await engine.start(flow("x" * 3_000_000), id="it")
+            _ = await engine.start(flow("x" * 3_000_000), id="it")
         assert await engine.get("it") is None
     assert not store.blobs.blobs
 
@@ -516,4 +516,4 @@ async def test_a_result_type_that_cannot_be_decoded_is_an_error_when_the_engine_
 
     engine = Engine("memory://", [flow])
     with pytest.raises(NotDecodable, match="Money"):
-        await engine.open()
+        _ = await engine.open()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -340,5 +339,3 @@ async def test_a_workflow_that_is_not_deterministic_is_parked_not_half_executed(
         result = await handle.outcome(PATIENCE)
     assert result.status is RunStatus.PARKED
     assert called == ["charge 1"]
-
-

@@ -91,7 +91,7 @@ async def test_leaving_waits_a_moment_for_steps_that_are_nearly_done() -> None:
     parts = Parts()
     store = MemoryStore()
     async with Engine(store, [parts.flow], recovery=Recovery(grace=5)) as engine:
-        await engine.start(parts.flow(), id="it")
+        _ = await engine.start(parts.flow(), id="it")
         await parts.gates.wait("b runs")
         asyncio.get_running_loop().call_soon(parts.gates.open, "b")
     async with Engine(store, [parts.flow], recovery=AT_ONCE) as engine:
@@ -118,7 +118,7 @@ async def test_leaving_cancels_steps_that_take_longer() -> None:
         await slow()
 
     async with Engine("memory://", [flow], recovery=AT_ONCE) as engine:
-        await engine.start(flow())
+        _ = await engine.start(flow())
         await gates.wait("runs")
     await asyncio.sleep(0)
     assert cancelled == ["slow"]
@@ -129,7 +129,7 @@ async def test_a_running_engine_takes_over_what_another_leaves() -> None:
     store = MemoryStore()
     async with Engine(store, [parts.flow], recovery=AT_ONCE, name="second") as second:
         async with Engine(store, [parts.flow], recovery=AT_ONCE, name="first") as first:
-            await first.start(parts.flow(), id="it")
+            _ = await first.start(parts.flow(), id="it")
             await parts.gates.wait("b runs")
         parts.gates.open("b")
         handle = await second.start(parts.flow(), id="it")
@@ -181,7 +181,7 @@ async def test_a_step_of_a_dead_owner_shows_as_unknown() -> None:
     parts = Parts()
     store = MemoryStore()
     async with Engine(store, [parts.flow], recovery=AT_ONCE) as engine:
-        await engine.start(parts.flow(), id="it")
+        _ = await engine.start(parts.flow(), id="it")
         await parts.gates.wait("b runs")
         found = left_by_a_crash(store)
         assert [s.status for s in await engine.steps("it")] == [StepStatus.SUCCEEDED, StepStatus.RUNNING]
@@ -193,7 +193,7 @@ async def test_an_engine_of_the_same_name_takes_its_own_runs_back_at_once() -> N
     parts = Parts()
     store = MemoryStore()
     async with Engine(store, [parts.flow], recovery=AT_ONCE, name="worker-1") as engine:
-        await engine.start(parts.flow(), id="it")
+        _ = await engine.start(parts.flow(), id="it")
         await parts.gates.wait("b runs")
         found = left_by_a_crash(store)
     await found.leases.acquire("orchestrator:worker-1", "worker-1", 3600, engine.clock.now())
@@ -217,7 +217,7 @@ async def test_recovery_brings_back_more_runs_than_one_batch() -> None:
     store = MemoryStore()
     async with Engine(store, [flow], recovery=AT_ONCE) as engine:
         for n in range(25):
-            await engine.start(flow(n), id=f"run {n}")
+            _ = await engine.start(flow(n), id=f"run {n}")
         found = left_by_a_crash(store)
     gates.open("go")
     async with Engine(found, [flow], recovery=Recovery(grace=0, max_startup=4)) as engine:
@@ -261,7 +261,7 @@ async def trivial() -> int:
 async def test_an_engine_cannot_be_opened_twice() -> None:
     async with Engine("memory://", [trivial]) as engine:
         with pytest.raises(UsageError, match="open already"):
-            await engine.open()
+            _ = await engine.open()
         assert (await engine.run(trivial())).output == 1
 
 
@@ -270,7 +270,7 @@ async def test_an_engine_that_is_not_open_says_so(where: str, tmp_path: Any) -> 
     url = "memory://" if where == "memory" else f"sqlite:///{tmp_path}/x.db"
     engine = Engine(url, [trivial])
     with pytest.raises(UsageError, match="not open"):
-        await engine.start(trivial())
+        _ = await engine.start(trivial())
     async with engine:
         handle = await engine.start(trivial(), id="it")
         assert await handle.result(PATIENCE) == 1
@@ -314,7 +314,7 @@ async def test_an_unknown_program_names_the_cure() -> None:
 
     async with Engine("memory://", [trivial]) as engine:
         with pytest.raises(UnknownProgram, match=r"Engine\(store, \[\.\.\., missing\]\)") as caught:
-            await engine.start(missing(), id="it")
+            _ = await engine.start(missing(), id="it")
         assert caught.value.name == "missing"
         assert "trivial" in str(caught.value)
         assert await engine.get("it") is None
@@ -326,8 +326,8 @@ def test_two_programs_of_one_name_are_refused() -> None:
         return 2
 
     with pytest.raises(UsageError, match="'trivial'"):
-        Engine("memory://", [trivial, impostor])
-    Engine("memory://", [trivial, trivial])
+        _ = Engine("memory://", [trivial, impostor])
+    _ = Engine("memory://", [trivial, trivial])
 
 
 def test_what_is_no_program_is_refused() -> None:
@@ -338,18 +338,18 @@ def test_what_is_no_program_is_refused() -> None:
 
     for wrong in (bare, a_step, "trivial", trivial()):
         with pytest.raises(UsageError, match="workflow"):
-            Engine("memory://", [wrong])  # type: ignore[list-item]
+            _ = Engine("memory://", [wrong])  # type: ignore[list-item]
 
 
 def test_an_engine_needs_room_for_at_least_one_step() -> None:
     with pytest.raises(UsageError, match="at least 1"):
-        Engine("memory://", [trivial], max_concurrency=0)
+        _ = Engine("memory://", [trivial], max_concurrency=0)
 
 
 async def test_what_is_no_invocation_is_refused() -> None:
     async with Engine("memory://", [trivial]) as engine:
         with pytest.raises(UsageError, match="invocation"):
-            await engine.start(trivial)  # type: ignore[arg-type]
+            _ = await engine.start(trivial)  # type: ignore[arg-type]
         assert await engine.list() == []
 
 

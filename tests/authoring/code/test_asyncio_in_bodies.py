@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -140,6 +140,7 @@ async def a_task_group_takes_coroutines() -> list[int]:
 
 @gives([["Declined('a')"], ["sibling cancelled"]])
 async def a_task_group_raises_a_group_and_cancels_the_siblings() -> list[list[str]]:
+    raised: list[str] = []
     seen: list[str] = []
 
     async def sibling() -> None:
@@ -531,7 +532,7 @@ async def tasks_make_tasks() -> list[int]:
 
 @gives("ended first")
 async def a_task_that_nobody_awaits_ends_with_the_run() -> str:
-    asyncio.create_task(never.fn())  # noqa: RUF006 - that is the point
+    _ = asyncio.create_task(never.fn())  # noqa: RUF006 - that is the point
     return "ended first"
 
 
@@ -643,7 +644,7 @@ async def async_generators_call_steps() -> list[int]:
 async def an_async_generator_that_is_closed_early_runs_its_finally() -> list[Any]:
     seen: list[Any] = []
 
-    async def doubles() -> AsyncIterator[int]:
+    async def doubles() -> AsyncGenerator[int, None]:
         try:
             yield await double(1)
             yield await double(2)

@@ -142,8 +142,14 @@ async def end_in_order(flow: Flow, gates: Gates, order: str) -> tuple[MemoryStor
             gates.open(name)
             value = f'"{name}"'.encode()
             await recorded.until(
-                lambda e, v=value: isinstance(e, RunFinished)  # type: ignore[misc]
-                or (isinstance(e, StepSucceeded) and e.op.endswith(("part:0", "part:1", "part:2")) and bytes(e.value) == v)
+                lambda e, v=value: (
+                    isinstance(e, RunFinished)  # type: ignore[misc]
+                    or (
+                        isinstance(e, StepSucceeded)
+                        and e.op.endswith(("part:0", "part:1", "part:2"))
+                        and bytes(e.value) == v
+                    )
+                )
             )
         result = await handle.result(PATIENCE)
     return store, handle.run_id, result
@@ -168,7 +174,7 @@ async def test_going_on_after_a_crash_keeps_the_order_that_was_recorded(
     flow = make(gates)
     recorded, store = Recorded(), MemoryStore()
     async with Engine(store, [flow], recovery=AT_ONCE, on_commit=recorded) as engine:
-        await engine.start(flow(), id="it")
+        _ = await engine.start(flow(), id="it")
         gates.open(order[0])
         await recorded.until(lambda e: isinstance(e, StepSucceeded) and bytes(e.value) == f'"{order[0]}"'.encode())
         found = left_by_a_crash(store)

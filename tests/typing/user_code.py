@@ -1,0 +1,194 @@
+"""Code as a user writes it, checked with `mypy --strict`: every `type: ignore` here is an error that must be found.
+
+`warn_unused_ignores` (part of --strict) turns an error that is no longer found into one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import assert_type
+from uuid import UUID
+
+import perdure
+from perdure import (
+    Client,
+    Engine,
+    Invocation,
+    Retry,
+    RunHandle,
+    RunResult,
+    RunStatus,
+    RunView,
+    Step,
+    Workflow,
+    call,
+    connect,
+    every,
+    now,
+    random,
+    sleep,
+    step,
+    step_context,
+    uuid4,
+    workflow,
+)
+
+
+@dataclass
+class Order:
+    id: str
+
+
+@dataclass
+class Payment:
+    total: int
+
+
+@dataclass
+class Receipt:
+    order: Order
+    payment: Payment
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+@step
+async def charge(order: Order, *, currency: str = "EUR") -> Payment:
+    return Payment(len(order.id))
+
+
+@step(retry=Retry(attempts=5, on=(ConnectionError,)), timeout=timedelta(seconds=10))
+async def ship(order: Order, priority: int = 0) -> str:
+    return step_context().id
+
+
+@step
+def render(receipt: Receipt) -> bytes:
+    return b""
+
+
+@step(cpu=True, name="crunch")
+def crunch(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+async def steps_have_the_types_of_their_functions(order: Order, receipt: Receipt) -> None:
+    assert_type(await charge(order), Payment)
+    assert_type(await charge(order, currency="USD"), Payment)
+    assert_type(await ship(order, 1), str)
+    assert_type(await render(receipt), bytes)
+    assert_type(await crunch([1]), int)
+    assert_type(await charge.options(timeout=5)(order), Payment)
+    both = await asyncio.gather(charge(order), ship(order))
+    assert_type(both, tuple[Payment, str])
+    many = await asyncio.gather(*(charge(o) for o in [order]))
+    assert_type(many, list[Payment])
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(charge(order))
+    assert_type(task.result(), Payment)
+    assert_type(await asyncio.wait_for(ship(order), 5), str)
+
+
+def wrong_calls_of_steps_are_errors(order: Order) -> None:
+    charge("an order")  # type: ignore[arg-type, unused-coroutine]
+    charge(order, "USD")  # type: ignore[call-arg, unused-coroutine]
+    charge()  # type: ignore[call-arg, unused-coroutine]
+    ship(order, priority="high")  # type: ignore[arg-type, unused-coroutine]
+    crunch(["1"])  # type: ignore[list-item, unused-coroutine]
+    charge.options(timeout="5")  # type: ignore[arg-type]
+    charge.options(timeout=5)(1)  # type: ignore[arg-type, unused-coroutine]
+    step(retry=3)  # type: ignore[call-overload]
+
+
+async def a_step_is_typed(given: Step[[Order], Payment]) -> None:
+    assert_type(await given(Order("a")), Payment)
+
+
+# --- workflows -------------------------------------------------------------------------------------------------------
+
+
+@workflow
+async def fulfil(order: Order, express: bool = False) -> Receipt:
+    payment = await charge(order)
+    await sleep(timedelta(days=1))
+    assert_type(now(), datetime)
+    assert_type(uuid4(), UUID)
+    assert_type(random(), float)
+    return Receipt(order, payment)
+
+
+@workflow(name="count", version="3")
+async def count(n: int) -> int:
+    return n
+
+
+def invocations_carry_the_result_type(order: Order) -> None:
+    _ = assert_type(fulfil(order), Invocation[Receipt])
+    _ = assert_type(fulfil(order, express=True), Invocation[Receipt])
+    _ = assert_type(count(3), Invocation[int])
+    _ = fulfil("an order")  # type: ignore[arg-type]
+    _ = fulfil()  # type: ignore[call-arg]
+    _ = fulfil(order, fast=True)  # type: ignore[call-arg]
+    _ = count("3")  # type: ignore[arg-type]
+
+
+def the_plain_functions_keep_their_types() -> None:
+    assert_type(asyncio.run(fulfil.fn(Order("a"))), Receipt)
+    fulfil.fn("an order")  # type: ignore[arg-type, unused-coroutine]
+    charge.fn("an order")  # type: ignore[arg-type]
+
+
+def a_workflow_needs_an_async_def() -> None:
+    @workflow  # type: ignore[arg-type]
+    def plain() -> int:
+        return 1
+
+
+async def a_workflow_is_typed(given: Workflow[[int], int]) -> None:
+    _ = assert_type(given(3), Invocation[int])
+
+
+# --- engines and clients ---------------------------------------------------------------------------------------------
+
+
+async def handles_and_results_carry_the_result_type(order: Order) -> None:
+    async with Engine("memory://", [fulfil, count], durability=every(5)) as engine:
+        _ = assert_type(engine, Engine)
+        handle = await engine.start(fulfil(order), id="order-123", tags={"a": "b"}, reuse="allow_if_failed")
+        _ = assert_type(handle, RunHandle[Receipt])
+        assert_type(await handle.result(), Receipt)
+        assert_type(await handle.result(timeout=5), Receipt)
+        assert_type(await handle, Receipt)
+        assert_type(await handle.status(), RunStatus)
+        result = await engine.run(count(3), id="c")
+        assert_type(result, RunResult[int])
+        assert_type(result.output, int | None)
+        assert_type(await engine.get("c"), RunView | None)
+        for view in await engine.list(status="completed"):
+            assert_type(view, RunView)
+        number: int = await (await engine.start(count(1)))
+        text: str = await (await engine.start(count(1)))  # type: ignore[arg-type]
+        del number, text
+        _ = await engine.start(fulfil)  # type: ignore[arg-type]
+        _ = await engine.start(count(1), reuse="replace")  # type: ignore[arg-type]
+        _ = await engine.start(count(1), tags={"a": 1})  # type: ignore[dict-item]
+        _ = await engine.start(count(1), delay="1s")  # type: ignore[arg-type]
+
+
+async def clients_are_typed_like_engines() -> None:
+    async with connect("memory://") as client:
+        _ = assert_type(client, Client)
+        handle = await client.start(count(3))
+        _ = assert_type(handle, RunHandle[int])
+        known_by_name = await client.start(call("count", 3))
+        await known_by_name.result()
+
+
+def run_returns_the_result_type(order: Order) -> None:
+    assert_type(perdure.run(fulfil(order), id="order-123", store="sqlite:///flows.db"), Receipt)
+    assert_type(perdure.run(count(1)), int)
+    perdure.run(count("1"))  # type: ignore[arg-type]
+    perdure.run(fulfil)  # type: ignore[arg-type]
