@@ -15,7 +15,7 @@ import apsw
 import pytest
 from msgspec import Raw
 
-from perdure import Engine, RunStatus, StoreUnavailable, sleep, step, workflow
+from perdure import Engine, RunStatus, StoreUnavailable, checkpoint, sleep, step, workflow
 from perdure.kernel.events import AnyEvent, Batch, RunClaimed, RunStarted, StepStarted, StepSucceeded
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
@@ -128,6 +128,33 @@ async def test_a_run_under_way_waits_for_space_and_goes_on(disk: FullDisk, store
         assert executed == ["fill", "after"]
         assert (await engine.run(doubling(1))).output == 2
     assert audit(tmp_path / "runs.db")["filling"].outcomes == ["fill:0", "after:0"]
+
+
+@pytest.mark.parametrize("durability", ["sync", "relaxed", "async", "exit", "every(2)", "manual"])
+async def test_what_happens_while_an_append_is_refused_is_written_after_it(
+    disk: FullDisk, store: SqliteStore, tmp_path: Path, durability: str
+) -> None:
+    @step
+    async def wait(seconds: float) -> float:
+        disk.full = True
+        await asyncio.sleep(seconds)
+        return seconds
+
+    @workflow
+    async def fan_out() -> float:
+        # The first outcome is being refused when the others come, and nothing comes after those.
+        total = sum(await asyncio.gather(wait(0.02), wait(0.06), wait(0.1)))
+        await checkpoint()
+        return total + await wait(0)
+
+    async with Engine(store, [fan_out]) as engine:
+        run = await engine.start(fan_out(), id="fan", durability=durability)
+        waiting = asyncio.ensure_future(run.result(timeout=20))
+        while not waiting.done():
+            await asyncio.sleep(0.3)
+            disk.full = False
+        assert await waiting == pytest.approx(0.18)
+    assert len(audit(tmp_path / "runs.db")["fan"].outcomes) == 4
 
 
 async def test_a_large_result_waits_for_space_too(disk: FullDisk, store: SqliteStore) -> None:
