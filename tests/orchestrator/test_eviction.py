@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -245,3 +247,36 @@ async def test_a_run_that_sleeps_past_its_deadline_fails_at_the_deadline() -> No
         with pytest.raises(DeadlineExceeded):
             await handle.result(PATIENCE)
     assert called == ["before 1"]
+
+
+SWALLOWING = """
+import asyncio
+from perdure import Engine, sleep, workflow
+
+@workflow
+async def stubborn() -> None:
+    while True:
+        try:
+            await sleep(86400)
+        except BaseException:
+            pass
+
+@workflow
+async def other() -> str:
+    return "goes on"
+
+async def main() -> None:
+    async with Engine("memory://", [stubborn, other]) as engine:
+        await engine.start(stubborn())
+        result = await engine.run(other())
+        print(result.output, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_body_that_swallows_everything_does_not_stop_the_process() -> None:
+    # In a process of its own: a loop that never ends could not be stopped from within.
+    done = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True, timeout=15, check=False)
+    assert done.stdout == "goes on\n"
+    assert done.returncode == 0
