@@ -123,17 +123,15 @@ async def test_a_foreign_event_between_any_two_appends_loses_nothing_and_repeats
 
             def append(appends: Sequence[Append]) -> Sequence[Outcome]:
                 for one in appends:
-                    head = self.journal.heads.get(one.run_id)
+                    stored = [Batch(s, a, _decode(d)) for s, a, d in self.journal.batches.get(one.run_id, [])]
+                    state = fold(one.run_id, stored)
+                    seq = state.next_seq
                     foreign = isinstance(one.batches[0].events[0], CancelRequested)
-                    if head is not None and not foreign and head.next_seq not in disturbed:
-                        disturbed.update((head.next_seq, head.next_seq + 1))
-                        stored = [Batch(s, a, _decode(d)) for s, a, d in self.journal.batches[one.run_id]]
-                        state = fold(one.run_id, stored)
-                        if state.finished is None:
-                            self.conflicts += 1
-                            state.fold(FOREIGN, state.at)
-                            batch = Batch(head.next_seq, state.at, [FOREIGN])
-                            original([Append(one.run_id, head.next_seq, [batch], row(state))])
+                    if stored and not foreign and seq not in disturbed and state.finished is None:
+                        disturbed.update((seq, seq + 1))
+                        self.conflicts += 1
+                        state.fold(FOREIGN, state.at)
+                        original([Append(one.run_id, seq, [Batch(seq, state.at, [FOREIGN])], row(state))])
                 return original(appends)
 
             self.journal.append = append  # type: ignore[method-assign]
