@@ -87,12 +87,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     task.exception()  # so that nothing is logged about it
                 continue
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coro = task.get_coro()
-            try:
-                assert coro is not None
-                coro.close()
-            except BaseException:  # a body of the user that will not be closed
-                pass
+            _close(task.get_coro())
         self.problems.clear()
         if not self.is_closed():
             self.close()
@@ -138,6 +133,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Nobody sleeps that would have to be woken."""
+
+
+def _close(coro: Any) -> None:
+    """Close a coroutine, also one that awaits more things on its way out."""
+    for _ in range(100):
+        try:
+            coro.close()
+            return
+        except RuntimeError:  # it awaits: close it there
+            pass
+        except BaseException:
+            return
 
 
 def _is_unasked(task: asyncio.Task[Any]) -> bool:

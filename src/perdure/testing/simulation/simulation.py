@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from asyncio import events
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from perdure.assembly import Engine
 from perdure.client import watch
+from perdure.client.client import Client
 from perdure.client.views import RunResult
 from perdure.config import Recovery
 from perdure.engine.steps import StepRunner
@@ -35,8 +37,8 @@ START = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 # Signs of life are rare where nobody could miss them, so that a month goes by in a second.
 CALM = Recovery(lease=3600.0, check_interval=3600.0)
 BRISK = Recovery(lease=6.0, check_interval=4.0)
-# How often an engine looks for what others wrote.
-CALM_WATCH, BRISK_WATCH = 60.0, 0.5
+# How often an engine looks for what others wrote. In a scenario it is told.
+CALM_WATCH, BRISK_WATCH = 600.0, 0.5
 DOWNTIMES = (0.0, 0.1, 2.0, 10.0)
 
 
@@ -69,11 +71,14 @@ class Simulation:
         self.seed = seed
         self.faults = faults or Faults(durations=(0.0,))
         self.world = World(seed, start)
+        self._entropy = random.Random(f"entropy {seed}")
         self.store = MemoryStore()
         self.monitor = Monitor(self.world)
         self._plan = FaultPlan(self.faults)
         self._playing: Machine | None = None
         self._engines = 0
+        self._opened: list[Engine] = []
+        self._told: object = None
 
     # --- scenarios ------------------------------------------------------------------------------------------------
 
@@ -84,7 +89,8 @@ class Simulation:
         """
         with self._world_in_force(CALM_WATCH):
             machine = self.world.machine("scenario")
-            self._playing = machine
+            self._playing, self._opened = machine, []
+            self.world.on_tick = self._tell
             task = machine.loop.create_task(scenario)
             task.add_done_callback(lambda _: self.world.stop())
             try:
@@ -107,7 +113,27 @@ class Simulation:
         self._engines += 1
         options.setdefault("name", f"engine-{self._engines}")
         options.setdefault("recovery", CALM)
-        return self._engine(self._playing, programs, options)
+        engine = self._engine(self._playing, programs, options)
+        self._opened.append(engine)
+        return engine
+
+    def client(self) -> Client:
+        """A client of the store of this simulation, for use in a scenario: `async with sim.client() as client`."""
+        if self._playing is None:
+            raise UsageError("sim.client() works inside a scenario: sim.play(scenario())")
+        store = SimulatedStore(self.store, self._playing, self._plan, self.monitor)
+        return Client(store, clock=self._playing.clock)
+
+    def _tell(self) -> None:
+        """Let engines look at once when anybody has written: they look so rarely here."""
+        version = self.store.version()
+        if version == self._told or self._playing is None:
+            return
+        self._told = version
+        for engine in self._opened:
+            if engine._service is not None:
+                self._playing.loop.call_soon(engine._service._stir.set)
+                self._playing.loop.call_later(service.LOOK_SECONDS, engine._service._stir.set)
 
     async def advance(self, duration: float | timedelta = 0.0, /, **parts: float) -> None:
         """Let time go by: `await sim.advance(90)`, `await sim.advance(hours=2)`, with the names of `timedelta`."""
@@ -118,7 +144,7 @@ class Simulation:
             await asyncio.sleep(0)
 
     def now(self) -> datetime:
-        """The wall clock of the scenario."""
+        """The time in the scenario."""
         clock = self._playing.clock.now() if self._playing else self.world.start + self.world.time
         return datetime.fromtimestamp(clock, UTC)
 
@@ -177,7 +203,7 @@ class Simulation:
             executor = runner._executor
             return executor if isinstance(executor, VirtualExecutor) else pool(runner, cpu)
 
-        with seeded_entropy(f"{self.seed} {self.world.time}"):
+        with seeded_entropy(self._entropy):
             setattr(StepRunner, "_pool", virtual)  # noqa: B010 - mypy refuses to see a method replaced
             service.WATCH_SECONDS = watch.WATCH_SECONDS = watch_seconds
             try:

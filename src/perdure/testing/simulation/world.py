@@ -77,6 +77,8 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = 0
         self._stopped = False
+        # Called between bursts of callbacks.
+        self.on_tick: Callable[[], None] = lambda: None
 
     def machine(self, name: str) -> Machine:
         """A new machine, alive."""
@@ -117,6 +119,7 @@ class World:
                 chance.choice(runnable).loop.run_ready(chance.choice((1, 2, 8, 64)))
             elif not self._jump(limit):
                 return False
+            self.on_tick()
         return True
 
     def _jump(self, limit: float) -> bool:
@@ -139,8 +142,9 @@ class World:
     def discard(self, machine: Machine) -> None:
         """Switch a machine off for good."""
         machine.off()
-        self.machines.remove(machine)
-        self._dead.append(machine)
+        if machine in self.machines:
+            self.machines.remove(machine)
+            self._dead.append(machine)
 
     def end(self) -> None:
         """Let go of every machine. Coroutines that never ended get their GeneratorExit here, after all is over."""
@@ -153,9 +157,8 @@ class World:
 
 
 @contextmanager
-def seeded_entropy(seed: int | str) -> Iterator[None]:
-    """Let everything that asks the system for random bytes get them from the seed: `secrets`, `uuid4`, `random`."""
-    source = random.Random(f"entropy {seed}")
+def seeded_entropy(source: random.Random) -> Iterator[None]:
+    """Let everything that asks the system for random bytes get them from a source: `secrets`, `uuid4`, `random`."""
     module: Any = random
     state, system, imported = random.getstate(), os.urandom, module._urandom
     os.urandom = module._urandom = source.randbytes
