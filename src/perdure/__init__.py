@@ -14,48 +14,51 @@ async with Engine("sqlite:///flows.db", [fulfil]) as engine:
     receipt = await run.result()
 """
 
-from perdure.assembly import Engine, connect, run
-from perdure.authoring.code.ops import bail, checkpoint, now, random, sleep, sleep_until, uuid4
-from perdure.authoring.code.step import Step, step, step_inline
-from perdure.authoring.code.workflow import Workflow, workflow
-from perdure.client.client import Client
-from perdure.client.handle import RunHandle
-from perdure.client.views import RunPage, RunResult, RunView, StepView
-from perdure.config import Limits, Recovery
-from perdure.engine.step_context import StepContext, step_context
-from perdure.errors import (
-    AlreadyExists,
-    Corrupt,
-    DeadlineExceeded,
-    Diverged,
-    HistoryTooLarge,
-    InvalidId,
-    InvalidStoreUrl,
-    NoSuchRun,
-    NotAStore,
-    NotDecodable,
-    NotDurable,
-    NotOwner,
-    NotSerializable,
-    OutcomeUnknown,
-    PayloadTooLarge,
-    PerdureError,
-    RunCancelled,
-    RunFailed,
-    RunParked,
-    SchemaMismatch,
-    StepCancelled,
-    StepError,
-    StepTimeout,
-    StoreUnavailable,
-    UnknownProgram,
-    UsageError,
-)
-from perdure.kernel.codec import TypeCodec
-from perdure.kernel.durability import Durability, every
-from perdure.kernel.events import Entry, RunStatus, StepStatus
-from perdure.kernel.invocation import Invocation, call
-from perdure.kernel.retry import Retry
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.assembly import Engine, connect, run
+    from perdure.authoring.code.ops import bail, checkpoint, now, random, sleep, sleep_until, uuid4
+    from perdure.authoring.code.step import Step, step, step_inline
+    from perdure.authoring.code.workflow import Workflow, workflow
+    from perdure.client.client import Client
+    from perdure.client.handle import RunHandle
+    from perdure.client.views import RunPage, RunResult, RunView, StepView
+    from perdure.config import Limits, Recovery
+    from perdure.engine.step_context import StepContext, step_context
+    from perdure.errors import (
+        AlreadyExists,
+        Corrupt,
+        DeadlineExceeded,
+        Diverged,
+        HistoryTooLarge,
+        InvalidId,
+        InvalidStoreUrl,
+        NoSuchRun,
+        NotAStore,
+        NotDecodable,
+        NotDurable,
+        NotOwner,
+        NotSerializable,
+        OutcomeUnknown,
+        PayloadTooLarge,
+        PerdureError,
+        RunCancelled,
+        RunFailed,
+        RunParked,
+        SchemaMismatch,
+        StepCancelled,
+        StepError,
+        StepTimeout,
+        StoreUnavailable,
+        UnknownProgram,
+        UsageError,
+    )
+    from perdure.kernel.codec import TypeCodec
+    from perdure.kernel.durability import Durability, every
+    from perdure.kernel.events import Entry, RunStatus, StepStatus
+    from perdure.kernel.invocation import Invocation, call
+    from perdure.kernel.retry import Retry
 
 __version__ = "0.1.0"
 
@@ -121,3 +124,46 @@ __all__ = [
     "uuid4",
     "workflow",
 ]
+
+# Where each public name lives. It is loaded when it is first asked for, so that help, type checks and small commands
+# need not wait for the whole engine.
+_HOMES = {
+    name: home
+    for home, names in {
+        "perdure.assembly": ("Engine connect run"),
+        "perdure.authoring.code.ops": ("bail checkpoint now random sleep sleep_until uuid4"),
+        "perdure.authoring.code.step": ("Step step step_inline"),
+        "perdure.authoring.code.workflow": ("Workflow workflow"),
+        "perdure.client.client": ("Client"),
+        "perdure.client.handle": ("RunHandle"),
+        "perdure.client.views": ("RunPage RunResult RunView StepView"),
+        "perdure.config": ("Limits Recovery"),
+        "perdure.engine.step_context": ("StepContext step_context"),
+        "perdure.errors": (
+            "AlreadyExists Corrupt DeadlineExceeded Diverged HistoryTooLarge InvalidId InvalidStoreUrl "
+            "NoSuchRun NotAStore NotDecodable NotDurable NotOwner NotSerializable OutcomeUnknown "
+            "PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch StepCancelled "
+            "StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
+        ),
+        "perdure.kernel.codec": ("TypeCodec"),
+        "perdure.kernel.durability": ("Durability every"),
+        "perdure.kernel.events": ("Entry RunStatus StepStatus"),
+        "perdure.kernel.invocation": ("Invocation call"),
+        "perdure.kernel.retry": ("Retry"),
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

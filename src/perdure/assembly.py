@@ -145,9 +145,7 @@ class Engine(Client):
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         orchestrator = self._orchestrator
-        if orchestrator is not None and existing.run_id in orchestrator.active:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(orchestrator.terminate, existing.run_id, reason)
+        if orchestrator is not None and await orchestrator.terminate(existing.run_id, reason):
             await self.watch.ended(existing.run_id)
             return
         await super()._terminate(existing, reason)

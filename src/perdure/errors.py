@@ -78,11 +78,13 @@ class UnknownProgram(UsageError):
 class AlreadyExists(UsageError):
     """A run with this id exists, and the reuse policy forbids another."""
 
-    def __init__(self, id: str, status: str, reuse: str) -> None:
-        self.id, self.status, self.reuse = id, status, reuse
+    def __init__(self, id: str, status: str, reuse: str, program: str | None = None) -> None:
+        self.id, self.status, self.reuse, self.program = id, status, reuse, program
+        cure = "Use reuse='return_existing' to get it, or choose another id"
+        if program is not None:
+            cure = f"It is a run of {program!r}, so its result is not the one asked for: choose another id"
         super().__init__(
-            f"a run with id {id!r} exists and is {status}; reuse={reuse!r} does not allow a new one. "
-            "Use reuse='return_existing' to get it, or choose another id"
+            f"a run with id {id!r} exists and is {status}; reuse={reuse!r} does not allow a new one. {cure}"
         )
 
 

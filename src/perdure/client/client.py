@@ -17,7 +17,7 @@ from perdure.client.views import Loaded, RunPage, RunResult, RunView, StepView, 
 from perdure.client.watch import WATCH_SECONDS, Watch
 from perdure.config import Limits
 from perdure.engine.payloads import Payloads
-from perdure.errors import AlreadyExists, NoSuchRun, UsageError
+from perdure.errors import AlreadyExists, Corrupt, NoSuchRun, UsageError
 from perdure.kernel.codec import Codec, TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -58,6 +58,7 @@ class Client:
         self.payloads = Payloads(store.blobs, limits or Limits())
         self._durability = durability_of(durability)
         self._watch: Watch | None = None
+        self._last_run_id = ""
 
     # --- connecting -----------------------------------------------------------------------------------------------
 
@@ -134,12 +135,15 @@ class Client:
             decision = decide(reuse, existing.status if existing is not None else None)
             if existing is not None:
                 if decision == "return":
+                    if existing.program != invocation.name:
+                        raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
                     return RunHandle(self, existing.id, existing.run_id, program)
                 if decision == "reject":
                     raise AlreadyExists(existing.id, existing.status, reuse)
                 if decision == "replace":
                     await self._terminate(existing, "another run was started under its id")
-            run_id = make_run_id(now, secrets.randbits(36))
+            # Never before the last one: runs started in one millisecond are listed in their order.
+            run_id = self._last_run_id = make_run_id(now, secrets.randbits(36), self._last_run_id)
             incarnation = existing.incarnation + 1 if existing is not None else 1
             identity = {"id": id or run_id, "incarnation": incarnation}
             if await self._submit(run_id, _with(started, **identity), _with(recorded, **identity)):
@@ -247,7 +251,7 @@ class Client:
             cursor=cursor,
         )
         found = await self.store.runs.list(filter)
-        page = RunPage([run_view(await self._load(run), head) for run, head in found[:limit]])
+        page = RunPage([run_view(await self._load_or_say(run), head) for run, head in found[:limit]])
         page.cursor = page[-1].run_id if len(found) > limit else None
         return page
 
@@ -301,6 +305,13 @@ class Client:
         if found is None:
             raise NoSuchRun(id)
         return found
+
+    async def _load_or_say(self, run: RunRow) -> Loaded:
+        """As `_load`; a run whose values cannot be read is listed without them, and with the reason."""
+        try:
+            return await self._load(run)
+        except Corrupt as damage:
+            return Loaded(msgspec.structs.replace(run, reason=str(damage)))
 
     async def _load(self, run: RunRow) -> Loaded:
         return Loaded(

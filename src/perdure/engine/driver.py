@@ -106,6 +106,7 @@ class Driver:
         self._at = 0.0
         self._row_key: tuple[object, ...] = row_key(self.state) if self._committed else ()
         self._in_flight: Append | None = None
+        self._wanted = False
         self._unsaved = 0
         # What is to be done after the next commit, and what is under way.
         self._calls: list[Call] = []
@@ -162,7 +163,10 @@ class Driver:
         for event in [event for batch in batches for event in batch.events] + self._events:
             if isinstance(event, StepStarted) and event.attempt == 1:
                 inputs[event.op] = event.inputs
-            elif isinstance(event, StepSucceeded | AttemptFailed | StepFailed):
+            elif isinstance(event, StepSucceeded | AttemptFailed) or (
+                # What the program gave up it will give up again, or not.
+                isinstance(event, StepFailed) and not event.cancelled
+            ):
                 carried[event.op, event.attempt] = Carried(inputs.get(event.op, ""), outcome=event)
         return carried
 
@@ -293,13 +297,13 @@ class Driver:
         self._unsaved += 1
         if self.durability.waits:
             if self._events:
-                self._services.writer.touch(self)
+                self._touch()
             return
         self._close_batch()
         state = self.state
         due = self.durability.due(self._unsaved) or self._opens_wait()
         if barrier or due or not state.running or self._committed == 0:
-            self._services.writer.touch(self)
+            self._touch()
         elif self.durability.mode == "async" and self._lag is None:
             self._lag = self._services.loop.call_later(self.durability.lag, self._lag_over)
         if not barrier and self._committed > 0:
@@ -329,10 +333,14 @@ class Driver:
             if self._held:
                 self.wake()
 
+    def _touch(self) -> None:
+        self._wanted = True
+        self._services.writer.touch(self)
+
     def _lag_over(self) -> None:
         self._lag = None
         if not self.closed:
-            self._services.writer.touch(self)
+            self._touch()
 
     def _keep_output(self, finish: Any) -> bool:
         """Whether the output of the run can be recorded now; a large one is stored apart first."""
@@ -392,6 +400,7 @@ class Driver:
             changed = row(self.state)
         # A start and a timer are accepted as durably as the store can, in every mode.
         fsync = self.durability.fsync or self._committed == 0 or self._opens_wait()
+        self._wanted = False
         append = self._in_flight = Append(self.run_id, self._committed, self._batches, changed, fsync)
         self._batches = []
         self._unsaved = 0
@@ -407,7 +416,8 @@ class Driver:
         self._committed = append.next_seq
         if self.large and self.saved:
             self.large.clear()
-        if self._batches and not self.durability.waits and not self.state.running:
+        if self._wanted:
+            # More came while this was on its way, and the writer has taken its turn for it.
             self._services.writer.touch(self)
         self._act()
         self._services.on_commit(self, append)
@@ -491,7 +501,7 @@ class Driver:
         if self.state.finished is None and self.state.owner == owner:
             event = RunReleased(owner)
             self._fold(event, event)
-            self._services.writer.touch(self)
+            self._touch()
 
     def _forget_calls(self) -> None:
         self._services.runner.promised -= len(self._calls)

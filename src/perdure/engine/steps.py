@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import Context
 from typing import Any, Protocol
 
@@ -59,14 +58,14 @@ class Attempt:
             self.task.cancel()
 
     def _expired(self, timeout: float) -> None:
-        # An outcome at once: a step that ignores its cancellation must not hold up the run.
+        # An outcome at once: a step that ignores its cancellation must not hold up the run. None if it is the run whose
+        # time is up: the run ends then, and no code of the body can stand in the way.
         done, self.done = self.done, None
         self.context.cancel()
         if self.task is not None:
             self.task.cancel()
-        if done is not None:
-            spec = self.call.command.spec
-            done(self, None, StepTimeout(self.call.command.op, spec.timeout or timeout))
+        if done is not None and timeout == self.call.command.spec.timeout:
+            done(self, None, StepTimeout(self.call.command.op, timeout))
 
     def _finished(self, task: asyncio.Future[Any]) -> None:
         self._runner.ended(self)
@@ -98,7 +97,7 @@ class StepRunner:
         self.promised = 0
         self._executor = executor
         self._threads: ThreadPoolExecutor | None = None
-        self._processes: ProcessPoolExecutor | None = None
+        self._processes: Executor | None = None
         self._argument_types: dict[Any, Any] = {}
 
     def start(self, call: Call, run_id: str, deadline: float | None, variables: Context, done: Done) -> Attempt:
@@ -186,6 +185,9 @@ class StepRunner:
     def _pool(self, cpu: bool) -> Executor:
         if cpu:
             if self._processes is None:
+                import multiprocessing
+                from concurrent.futures import ProcessPoolExecutor
+
                 # Spawned, not forked: a fork of a process with threads and an open database is not safe.
                 spawn = multiprocessing.get_context("spawn")
                 self._processes = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=spawn)

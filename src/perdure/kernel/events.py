@@ -121,12 +121,16 @@ class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
-    """The step has failed, for ever. `unknown`: nobody can say whether it took effect."""
+    """The step has failed, for ever.
+
+    `unknown`: nobody can say whether it took effect. `cancelled`: the program gave it up.
+    """
 
     op: str
     attempt: int
     error: Failure
     unknown: bool = False
+    cancelled: bool = False
 
 
 class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):

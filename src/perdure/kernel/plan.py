@@ -89,7 +89,7 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
         return
     if open_op.kind == "step":
         error = describe(StepCancelled(op, reason), _PLAIN)
-        result.events.append(StepFailed(op, open_op.attempt, error))
+        result.events.append(StepFailed(op, open_op.attempt, error, cancelled=True))
         result.cancels.append(op)
     else:
         result.events.append(WaitResolved(op, "cancelled"))

@@ -172,12 +172,9 @@ class Orchestrator:
         try:
             driver = self._driver(self._replay(started, run_id, batches), batches, self._variables)
             self.active[run_id] = driver
-            resumed = [RunResumed()] if state.parked is not None else []
-            if state.session == self.session and state.owner == self.name:
-                # Of this very session, and not in memory: only a lost reply leaves attempts open like that.
-                driver.adopt(*resumed)
-            else:
-                driver.adopt(RunClaimed(self.name, state.epoch + 1, self.session), *resumed)
+            ours = state.session == self.session and state.owner == self.name
+            claim = [] if ours else [RunClaimed(self.name, state.epoch + 1, self.session)]
+            driver.adopt(*claim, *([RunResumed()] if state.parked is not None else []))
             driver.wake()
         except Exception as error:  # whatever it is, it stops this run and no other
             if run_id in self.active:
@@ -223,7 +220,11 @@ class Orchestrator:
     async def _park_unread(self, run_id: str, reason: str) -> None:
         """Park a run whose journal cannot be read; its row and its head can."""
         found, head = await self.store.runs.get(run_id), await self.store.journal.head(run_id)
-        if found is None or head is None or found.status is RunStatus.PARKED:
+        if found is None or head is None:
+            log.error("run_id %s cannot be read: %s", run_id, reason)
+            self._on_finished(Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))
+            return
+        if found.status is RunStatus.PARKED:
             return
         parked = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=reason)
         batch = Batch(head.next_seq, self.clock.now(), [RunParked(reason, "damaged")])
@@ -335,15 +336,30 @@ class Orchestrator:
         self.active[old.run_id] = new
         new.succeed(old)
 
+    async def read_tails(self) -> None:
+        """Take in what others appended to runs that are in memory here."""
+        settled = [driver for driver in self.active.values() if driver.saved and not driver.stale]
+        heads = await self.store.journal.heads([driver.run_id for driver in settled]) if settled else {}
+        for driver in settled:
+            # Meanwhile it may have written itself; then its own append met what is news here.
+            if heads.get(driver.run_id, 0) > driver.state.next_seq and self.active.get(driver.run_id) is driver:
+                self._on_conflict(driver, Conflict(heads[driver.run_id]))
+
     # --- ending ---------------------------------------------------------------------------------------------------
 
-    def terminate(self, run_id: str, reason: str) -> bool:
-        """End a run that is in memory here, now; False when it is not. Call it from a callback."""
+    async def terminate(self, run_id: str, reason: str) -> bool:
+        """End a run that is in memory here; False when it is not, or has ended by itself."""
+        done: asyncio.Future[bool] = self.loop.create_future()
+        self.loop.call_soon(self._terminate, run_id, reason, done)
+        return await done
+
+    def _terminate(self, run_id: str, reason: str, done: asyncio.Future[bool]) -> None:
         driver = self.active.get(run_id)
-        if driver is None or driver.state.finished is not None:
-            return False
-        driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
-        return True
+        here = driver is not None and driver.state.finished is None and not driver.stale
+        if driver is not None and here:
+            driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
+        if not done.done():
+            done.set_result(here)
 
     async def close(self) -> None:
         """Finish what is nearly done, hand over the rest, and leave nothing unwritten."""

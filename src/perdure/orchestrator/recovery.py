@@ -22,18 +22,20 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
     runs, settings = orchestrator.store.runs, orchestrator.recovery
     programs = list(orchestrator.programs)
     owners = await runs.owners()
-    if not startup and all(owner == orchestrator.name for owner in owners):
+    if not owners and not startup:
         return 0
-    await ownership.look_around()
-    # At start-up our own name belongs to a process that is gone: this one has begun nothing yet.
-    dead = [o for o in owners if o not in ownership.others and (startup or o != orchestrator.name)]
+    if startup or any(owner != orchestrator.name for owner in owners):
+        await ownership.look_around()
+    # Our own name too: at start-up it belongs to a process that is gone, and later there may be runs of ours that we
+    # do not know of, because the store took their start and its answer was lost.
+    dead = [owner for owner in owners if owner not in ownership.others]
     limit = settings.max_startup if startup else settings.max_claims
     loaded = 0
     seen: set[str] = set()
     while dead and not orchestrator.closing:
         # Claims are on their way to the store while the next batch is read, so ask for more than was seen.
-        found = await runs.owned(dead, RunStatus.RUNNING, programs, limit + len(seen))
-        fresh = [run_id for run_id in found if run_id not in seen][:limit]
+        found = await runs.owned(dead, RunStatus.RUNNING, programs, limit + len(seen) + len(orchestrator.active))
+        fresh = [run_id for run_id in found if run_id not in seen and run_id not in orchestrator.active][:limit]
         if not fresh:
             break
         seen.update(fresh)

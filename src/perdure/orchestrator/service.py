@@ -97,6 +97,8 @@ class Service:
             stale = loop.time() - looked >= self._orchestrator.recovery.check_interval
             if due or changed or stale:
                 self._version, looked = current, loop.time()
+                if changed and self._orchestrator.active:
+                    await self._guarded(self._orchestrator.read_tails)
                 await self._guarded(self._look)
                 continue
             wait = WATCH_SECONDS if self._next_due is None else min(WATCH_SECONDS, max(0.001, self._next_due - now))

@@ -71,6 +71,10 @@ class Journal(Protocol):
         """Whole journals. One that is damaged comes as its error, and the others come all the same."""
         ...
 
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """The next number of each of these journals that there is."""
+        ...
+
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends, or None when there is none."""
         ...

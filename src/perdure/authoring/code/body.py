@@ -89,7 +89,10 @@ class Body:
                 future.set_result(value)
         elif isinstance(event, StepFailed):
             spec = self._futures[event.op][1] if event.op in self._futures else None
-            self._resolve_with(event.op, rebuild(event.error, self.codec, spec.errors if spec else None))
+            error = rebuild(event.error, self.codec, spec.errors if spec else None)
+            if event.error.traceback:
+                error.add_note(f"in step {event.op}:\n{event.error.traceback.rstrip()}")
+            self._resolve_with(event.op, error)
         elif isinstance(event, WaitResolved):
             timer = self._timers.pop(event.op, None)
             if timer is not None:

@@ -48,7 +48,7 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.batches: dict[str, list[tuple[int, float, bytes]]] = {}
-        self.heads: dict[str, Head] = {}
+        self.head_of: dict[str, Head] = {}
         self.rows: dict[str, RunRow] = {}
         self.latest: dict[str, str] = {}
         self.commits = 0
@@ -60,7 +60,7 @@ class MemoryJournal:
         return [self._append(append) for append in appends]
 
     def _append(self, append: Append) -> Outcome:
-        head = self.heads.get(append.run_id)
+        head = self.head_of.get(append.run_id)
         if (head.next_seq if head else 0) != append.expected_next:
             return Conflict(head.next_seq if head else 0)
         row = append.row
@@ -73,7 +73,7 @@ class MemoryJournal:
             self.latest[row.id] = append.run_id
         self.batches.setdefault(append.run_id, []).extend(encoded)
         size = sum(len(data) for _, _, data in encoded) + (head.size if head else 0)
-        self.heads[append.run_id] = Head(append.next_seq, append.batches[-1].at, size)
+        self.head_of[append.run_id] = Head(append.next_seq, append.batches[-1].at, size)
         if row is not None:
             self.rows[append.run_id] = row
         self.commits += 1
@@ -95,11 +95,15 @@ class MemoryJournal:
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals."""
-        return {run_id: await self.read(run_id) for run_id in run_ids if run_id in self.heads}
+        return {run_id: await self.read(run_id) for run_id in run_ids if run_id in self.head_of}
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """The next number of each of these journals that there is."""
+        return {run_id: self.head_of[run_id].next_seq for run_id in run_ids if run_id in self.head_of}
 
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends."""
-        return self.heads.get(run_id)
+        return self.head_of.get(run_id)
 
     def count(self, what: str) -> None:
         """Tell the tracer."""
@@ -120,13 +124,13 @@ class MemoryRuns:
     async def find(self, id: str) -> tuple[RunRow, Head] | None:
         """The latest incarnation under a caller's id, or None."""
         run_id = self._journal.latest.get(id)
-        return (self._journal.rows[run_id], self._journal.heads[run_id]) if run_id is not None else None
+        return (self._journal.rows[run_id], self._journal.head_of[run_id]) if run_id is not None else None
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
         self._journal.count("list")
         found = [
-            (row, self._journal.heads[row.run_id])
+            (row, self._journal.head_of[row.run_id])
             for row in sorted(self._journal.rows.values(), key=lambda row: row.run_id, reverse=True)
             if _matches(row, filter)
         ]

@@ -30,15 +30,18 @@ _UPDATE_RUN = """
 """
 # A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
 _READ = """
-    select seq, at, checksum, cast(events as blob) from perdure_journal
+    select seq, at, checksum, cast(events as blob),
+        (select next_seq from perdure_heads where run_id = ?1) from perdure_journal
     where run_id = ?1 and seq >= coalesce(
         (select max(seq) from perdure_journal where run_id = ?1 and seq <= ?2), 0)
     order by seq limit coalesce(?3 + 1, -1)
 """
 _READ_MANY = """
-    select run_id, seq, at, checksum, cast(events as blob) from perdure_journal
-    where run_id in (select value from json_each(?)) order by run_id, seq
+    select j.run_id, j.seq, j.at, j.checksum, cast(j.events as blob), h.next_seq
+    from perdure_journal j left join perdure_heads h using (run_id)
+    where j.run_id in (select value from json_each(?)) order by j.run_id, j.seq
 """
+_HEADS = "select run_id, next_seq from perdure_heads where run_id in (select value from json_each(?))"
 _HEAD = "select next_seq, at, size from perdure_heads where run_id = ?"
 
 
@@ -60,7 +63,7 @@ class SqlJournal:
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
         rows = await self._database.read(_READ, (run_id, start, limit))
-        return cut(_batches(run_id, rows), start, limit)
+        return cut(_batches(run_id, rows, start, limit is None), start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals; a damaged one comes as its error."""
@@ -69,10 +72,15 @@ class SqlJournal:
         journals: dict[str, list[Batch] | Exception] = {}
         for run_id, found in groupby(rows, key=itemgetter(0)):
             try:
-                journals[run_id] = _batches(run_id, (row[1:] for row in found))
+                journals[run_id] = _batches(run_id, (row[1:] for row in found), 0, whole=True)
             except Corrupt as error:
                 journals[run_id] = error
         return journals
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """The next number of each of these journals that there is."""
+        wanted = msgspec.json.encode(run_ids).decode()
+        return dict(self._database.ask(_HEADS, (wanted,)))
 
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends."""
@@ -159,23 +167,33 @@ def checksum(run_id: str, seq: int, at: float, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(f"{run_id} {seq} {at!r}".encode()))
 
 
-def _batches(run_id: str, rows: Iterable[Sequence[Any]]) -> list[Batch]:
+def _batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool) -> list[Batch]:
+    """The batches of rows that must follow each other from `start` and, if it is the `whole` rest, end at the head."""
     batches: list[Batch] = []
+    ends = start
+    head: object = None
     for row in rows:
-        batch = _batch(run_id, *row)
-        if batches and batch.seq != batches[-1].seq + len(batches[-1].events):
-            raise Corrupt(f"the journal of run_id {run_id} before entry {batch.seq}", "entries are missing")
+        batch, head = _batch(run_id, *row[:-1]), row[-1]
+        if batch.seq > ends or (batches and batch.seq != ends):
+            raise _damage(run_id, ends, "entries are missing")
+        ends = batch.seq + len(batch.events)
         batches.append(batch)
+    if whole and batches and head != ends:
+        raise _damage(run_id, ends, f"it ends here, and its head says {head}")
     return batches
 
 
 def _batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
-    if checksum(run_id, seq, at, data) != recorded:
-        raise Corrupt(f"the journal of run_id {run_id} at entry {seq}", "its checksum does not match")
     try:
+        if checksum(run_id, seq, at, data) != recorded:
+            raise _damage(run_id, seq, "its checksum does not match")
         return Batch(seq, at, decode_events(data))
-    except msgspec.DecodeError as error:
-        raise Corrupt(f"the journal of run_id {run_id} at entry {seq}", str(error)) from error
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise _damage(run_id, seq, str(error)) from error
+
+
+def _damage(run_id: str, seq: int, reason: str) -> Corrupt:
+    return Corrupt(f"the journal of run_id {run_id} at entry {seq}", reason, run_id)
 
 
 def cut(batches: list[Batch], start: int, limit: int | None) -> list[Batch]:

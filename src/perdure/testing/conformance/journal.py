@@ -289,6 +289,14 @@ class ReadConformance(StoreConformance):
         assert (last.next_seq, last.at) == (5, 102.0)
         assert 0 < first.size < last.size
 
+    async def test_many_heads_are_read_at_once(self, store: Store, second: Store) -> None:
+        """`heads` gives the next number of each journal that there is, as `head` does."""
+        runs = [History(f"r{i}") for i in range(4)]
+        await write_all(store, *(run.begin() for run in runs))
+        await write_all(store, runs[1].then(*step(0)), runs[2].then(*step(0), *step(1)))
+        assert await second.journal.heads(["r0", "r1", "r2", "nobody"]) == {"r0": 1, "r1": 3, "r2": 5}
+        assert await second.journal.heads([]) == {}
+
     async def test_many_journals_are_read_at_once(self, store: Store) -> None:
         """`read_many` gives whole journals by run id, and leaves out those that do not exist."""
         runs = [History(f"r{i:03}") for i in range(60)]

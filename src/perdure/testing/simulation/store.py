@@ -205,6 +205,10 @@ class SimulatedJournal:
         """Whole journals."""
         return cast("dict[str, list[Batch] | Exception]", await self._slow.read_many(run_ids))
 
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """The next number of each of these journals."""
+        return cast("dict[str, int]", await self._slow.heads(run_ids))
+
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends."""
         return cast("Head | None", await self._slow.head(run_id))
