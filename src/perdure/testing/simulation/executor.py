@@ -45,21 +45,18 @@ class VirtualExecutor(Executor):
         return self._wrapped(context, coro, *self._times())
 
     async def _wrapped(self, context: StepContext, coro: Coroutine[Any, Any, Any], before: float, after: float) -> Any:
+        if before:
+            await asyncio.sleep(before)
+        self._begin(context)
         try:
-            if before:
-                await asyncio.sleep(before)
-            self._begin(context)
-            try:
-                value = await coro
-            except BaseException as error:
-                self._end(context, error)
-                raise
+            value = await coro
             if after:
                 await asyncio.sleep(after)
-            self._end(context, None)
-            return value
-        finally:
-            coro.close()
+        except BaseException as error:
+            self._end(context, error)
+            raise
+        self._end(context, None)
+        return value
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a plain function here and now: the coroutine that asks for it is wrapped, and takes the time."""

@@ -32,6 +32,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # What went wrong in callbacks and tasks that nobody waits for.
         self.problems: list[str] = []
         self._all: list[asyncio.Task[Any]] = []
+        self._inner: dict[asyncio.Task[Any], Coroutine[Any, Any, Any]] = {}
         self.set_exception_handler(lambda _, context: self._problem(context))
 
     # --- driving --------------------------------------------------------------------------------------------------
@@ -88,6 +89,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 continue
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _close(task.get_coro())
+        for inner in self._inner.values():
+            _close(inner)
+        self._inner.clear()
         self.problems.clear()
         if not self.is_closed():
             self.close()
@@ -108,14 +112,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task; the coroutine of a step's attempt is wrapped first."""
-        context = options.get("context")
+        context, inner = options.get("context"), None
         if context is not None and self.wrap_step is not None:
             # A context that names another attempt than ours belongs to one that is being launched.
             attempt = context.get(current)
             if attempt is not None and attempt is not current.get(None):
-                coro = self.wrap_step(attempt, coro)
+                inner, coro = coro, self.wrap_step(attempt, coro)
         task = super().create_task(coro, **options)
         self._all.append(task)
+        if inner is not None:
+            # A task that is cancelled before it begins never comes to the coroutine that was wrapped.
+            self._inner[task] = inner
+            task.add_done_callback(lambda task: self._inner.pop(task).close())
         if len(self._all) & 255 == 0:
             self._all = [task for task in self._all if not task.done() or _is_unasked(task)]
         return task

@@ -144,6 +144,8 @@ class Monitor:
 
     def executed(self, machine: Machine, run_id: str, op: str, attempt: int, error: BaseException | None) -> None:
         """A step's code has come to its end."""
+        if machine.dead:  # long dead: its coroutines are being closed
+            return
         how = "returned" if error is None else f"raised {type(error).__name__}"
         self.note(machine.name, f"{how} {run_id}/{op} #{attempt}")
         if error is None:
