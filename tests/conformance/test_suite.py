@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.kernel.events import Batch
-from perdure.ports.journal import Append, Outcome
+from perdure.ports.journal import Append, Conflict, Outcome
 from perdure.ports.leases import Acquired, HeldBy
 from perdure.stores.memory.store import MemoryJournal, MemoryLeases, MemoryStore
 from perdure.testing import conformance
@@ -28,10 +28,10 @@ class Forgetful(MemoryJournal):
     """Writes wherever it is told to."""
 
     def _append(self, append: Append) -> Outcome:
-        head = self.heads.get(append.run_id)
-        expected = append.expected_next if head is None else head.next_seq
-        moved = Append(append.run_id, expected, append.batches, append.row)
-        return super()._append(moved)
+        outcome = super()._append(append)
+        if not isinstance(outcome, Conflict) or outcome.next_seq is None:
+            return outcome
+        return super()._append(Append(append.run_id, outcome.next_seq, append.batches, append.row))
 
 
 class Timid(MemoryJournal):
@@ -41,7 +41,7 @@ class Timid(MemoryJournal):
         outcomes: list[Outcome] = []
         for append in appends:
             outcomes += super().append([append])
-            if type(outcomes[-1]).__name__ == "Conflict":
+            if isinstance(outcomes[-1], Conflict):
                 return outcomes + outcomes[-1:] * (len(appends) - len(outcomes))
         return outcomes
 
