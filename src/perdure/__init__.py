@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from perdure.kernel.codec import TypeCodec
+    from perdure.kernel.commands import Program
     from perdure.kernel.durability import Durability, every
     from perdure.kernel.events import Entry, RunStatus, StepStatus
     from perdure.kernel.invocation import Invocation, call
@@ -85,6 +86,7 @@ __all__ = [
     "OutcomeUnknown",
     "PayloadTooLarge",
     "PerdureError",
+    "Program",
     "Recovery",
     "Retry",
     "RunCancelled",
@@ -146,6 +148,7 @@ _HOMES = {
             "StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
+        "perdure.kernel.commands": ("Program"),
         "perdure.kernel.durability": ("Durability every"),
         "perdure.kernel.events": ("Entry RunStatus StepStatus"),
         "perdure.kernel.invocation": ("Invocation call"),

@@ -107,6 +107,8 @@ class Driver:
         self._row_key: tuple[object, ...] = row_key(self.state) if self._committed else ()
         self._in_flight: Append | None = None
         self._wanted = False
+        # Whether nothing may begin before everything so far is in the store, in a mode that does not wait for it.
+        self._barrier = False
         self._unsaved = 0
         # What is to be done after the next commit, and what is under way.
         self._calls: list[Call] = []
@@ -272,7 +274,6 @@ class Driver:
 
     def _pump(self, planned: Plan | None) -> None:
         """Record what is planned and everything that follows from it, then see that it is written."""
-        barrier = False
         while True:
             if planned is not None:
                 for event in planned.events:
@@ -280,7 +281,7 @@ class Driver:
                 self._calls += planned.calls
                 self._services.runner.promised += len(planned.calls)
                 self._cancels += planned.cancels
-                barrier |= planned.barrier
+                self._barrier |= planned.barrier
             wishes = self.replay.wishes
             finish = wishes.get("<finish>")
             # An engine that is being left records outcomes and ends, and begins nothing: the next owner does.
@@ -302,11 +303,11 @@ class Driver:
         self._close_batch()
         state = self.state
         due = self.durability.due(self._unsaved) or self._opens_wait()
-        if barrier or due or not state.running or self._committed == 0:
+        if self._barrier or due or not state.running or self._committed == 0:
             self._touch()
         elif self.durability.mode == "async" and self._lag is None:
             self._lag = self._services.loop.call_later(self.durability.lag, self._lag_over)
-        if not barrier and self._committed > 0:
+        if self._committed > 0:
             self._act()
             self._set_alarm()
 
@@ -416,7 +417,9 @@ class Driver:
         self._committed = append.next_seq
         if self.large and self.saved:
             self.large.clear()
-        if self._wanted:
+        if self.saved:
+            self._barrier = False
+        if self._wanted or self._barrier:
             # More came while this was on its way, and the writer has taken its turn for it.
             self._services.writer.touch(self)
         self._act()
@@ -433,7 +436,8 @@ class Driver:
                     attempt.cancel()
             self._cancels.clear()
         # A call planned after the append was taken waits for the next one.
-        if self._calls and not (self.durability.waits and (self._events or self._batches)):
+        wait = self.durability.waits or self._barrier
+        if self._calls and not (wait and not self.saved):
             calls, self._calls = self._calls, []
             self._services.runner.promised -= len(calls)
             for call in calls:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from perdure.engine.jobs import Job
 from perdure.engine.step_context import StepContext, current
-from perdure.errors import StepTimeout
+from perdure.errors import StepError, StepTimeout
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import RunStep
 from perdure.kernel.ids import step_key
@@ -155,7 +155,8 @@ class StepRunner:
         try:
             args, kwargs = self._arguments(command)
             if spec.asynchronous:
-                task: asyncio.Future[Any] = self.loop.create_task(spec.fn(*args, **kwargs), context=context)
+                coro = _contained(spec.fn, args, kwargs)
+                task: asyncio.Future[Any] = self.loop.create_task(coro, context=context)
             else:
                 job = Job(spec.fn, args, kwargs, attempt.context, context)
                 task = self.loop.create_task(self._call(job, spec.cpu), context=context.copy())
@@ -221,6 +222,14 @@ class StepRunner:
         for pool in (self._threads, self._processes):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _contained(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an async step. One that calls sys.exit() fails; it does not take the engine and every other run with it."""
+    try:
+        return await fn(*args, **kwargs)
+    except SystemExit as error:
+        raise StepError("builtins.SystemExit", str(error)) from None
 
 
 def argument_types(command: RunStep) -> Any:

@@ -64,6 +64,9 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         if type(command) is RunStep:
             events.append(StepStarted(command.op, 1, command.inputs_hash, command.source))
             calls.append(Call(command, 1))
+            if command.spec.at_most_once:
+                # Whoever comes after a crash must know that it began.
+                result.barrier = True
         elif isinstance(command, StartTimer):
             events.append(WaitOpened(command.op, "timer", command.due, command.source))
         elif isinstance(command, CancelOp):
@@ -121,6 +124,7 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
         elif len(result.calls) < room:
             result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
             result.calls.append(Call(open_steps[op], open_op.attempt + 1))
+            result.barrier |= open_steps[op].spec.at_most_once
         else:
             result.held = True
     return result

@@ -219,7 +219,10 @@ class Orchestrator:
 
     async def _park_unread(self, run_id: str, reason: str) -> None:
         """Park a run whose journal cannot be read; its row and its head can."""
-        found, head = await self.store.runs.get(run_id), await self.store.journal.head(run_id)
+        try:
+            found, head = await self.store.runs.get(run_id), await self.store.journal.head(run_id)
+        except Corrupt:
+            found = head = None
         if found is None or head is None:
             log.error("run_id %s cannot be read: %s", run_id, reason)
             self._on_finished(Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))

@@ -67,6 +67,7 @@ class Body:
         self._futures: dict[str, tuple[OpFuture, StepSpec | None]] = {}
         self._timers: dict[str, BodyTimer] = {}
         self._finish: Finish | None = None
+        self._refusals = 0
 
     # --- Execution ------------------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class Body:
     def run_step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> OpFuture:
         """Wish for a call of a step."""
         if self.loop.closing:
-            raise Closing
+            return self._refuse()
         op = self.loop.scope().path(spec.name)
         keywords = tuple(kwargs) if kwargs else ()
         inputs = self.codec.encode_inputs((*args, *kwargs.values()) if kwargs else args, f"an argument of {op}")
@@ -187,7 +188,7 @@ class Body:
     def sleep(self, name: str, due: float) -> OpFuture:
         """Wish for a timer that resolves a future."""
         if self.loop.closing:
-            raise Closing
+            return self._refuse()
         op = self.loop.scope().path(name)
         future = self._future(op, None)
         self._commands.append(StartTimer(op, due, self._line()))
@@ -196,7 +197,7 @@ class Body:
     def checkpoint(self) -> OpFuture:
         """Wish that everything so far be durable."""
         if self.loop.closing:
-            raise Closing
+            return self._refuse()
         op = self.loop.scope().path("checkpoint")
         future = self._future(op, None)
         self._commands.append(Checkpoint(op))
@@ -236,6 +237,16 @@ class Body:
         future._op = op
         self._futures[op] = (future, spec)
         return future
+
+    def _refuse(self) -> OpFuture:
+        """What an op gives a body that is leaving memory: an exception, or nothing to go on with.
+
+        A body that swallows whatever it is given would ask for ever; it gets a future that nobody resolves, and stays.
+        """
+        self._refusals += 1
+        if self._refusals <= 10:
+            raise Closing
+        return self.loop.create_future()
 
     def _line(self) -> str:
         frame = inspect.currentframe()
@@ -299,7 +310,10 @@ class CodeProgram:
         raw = codec.decode(input, dict[str, Raw] | list[Raw], f"the input of {self.name}")
         signature = self._signature
         if isinstance(raw, list):
-            bound = signature.bind(*raw)
+            try:
+                bound = signature.bind(*raw)
+            except TypeError as error:
+                raise TypeError(f"{self.name}() cannot take the stored input: {error}") from None
         else:
             bound = signature.bind_partial()
             bound.arguments.update(raw)

@@ -11,6 +11,7 @@ import asyncio
 import collections
 import os
 import sys
+import sysconfig
 import types
 from asyncio import events
 from collections.abc import Callable, Coroutine, Generator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _INSIDES = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(asyncio.__file__)) + os.sep)
+_LIBRARIES = tuple({sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep})
 # as_completed starts the coroutines of a set, so in the order of their addresses. From 3.13 on it is a class that does.
 _AS_COMPLETED: frozenset[CodeType] = frozenset(
     function.__code__
@@ -121,7 +123,10 @@ class BodyLoop(asyncio.AbstractEventLoop):
             while ready:
                 handle = ready.popleft()
                 if not handle._cancelled:
-                    handle._run()
+                    try:
+                        handle._run()
+                    except SystemExit:
+                        pass  # the task that called sys.exit() has it as its exception: the run fails, not the engine
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)
@@ -140,11 +145,10 @@ class BodyLoop(asyncio.AbstractEventLoop):
             for task in self._tasks:
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    coro = task.get_coro()
                     try:
-                        coro.close()
+                        task.body.close()
                     except BaseException:
-                        pass
+                        _keep_for_ever(task.body)
         finally:
             events._set_running_loop(outer)
         self._tasks.clear()
@@ -325,6 +329,18 @@ def _hash_of_gather(future: Any) -> int:
 asyncio.tasks._GatheringFuture.__hash__ = _hash_of_gather  # type: ignore[attr-defined]
 
 
+def _keep_for_ever(coro: Coroutine[Any, Any, Any]) -> None:
+    """Leave a coroutine that will not be closed where it stands.
+
+    One that swallows even GeneratorExit would be closed again by the garbage collector, outside of any loop that could
+    stop it, and would never let go of the process. What it holds is lost; it is a fault in the workflow.
+    """
+    if getattr(coro, "cr_frame", None) is not None:
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(coro))
+
+
 async def _await(future: asyncio.Future[Any]) -> Any:
     return await future
 
@@ -367,12 +383,15 @@ def source_of(frame: FrameType) -> str:
 
 
 def user_line(frame: FrameType | None) -> str:
-    """`file:line` of the nearest caller that is neither asyncio's code nor ours."""
+    """`file:line` of the nearest caller that is neither asyncio's code nor ours, nor that of an installed library."""
+    library = "a workflow"
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_INSIDES):
-            return source_of(frame)
+            if not frame.f_code.co_filename.startswith(_LIBRARIES):
+                return source_of(frame)
+            library = source_of(frame)
         frame = frame.f_back
-    return "a workflow"
+    return library
 
 
 def waiting_line(coro: Any) -> str:
