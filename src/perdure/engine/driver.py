@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
+from perdure.engine.outbox import Outbox
 from perdure.engine.payloads import Payloads
 from perdure.engine.steps import Attempt, StepRunner
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, StepCancelled, ValueProblem
@@ -28,17 +29,14 @@ from perdure.kernel.events import (
     NULL,
     AnyEvent,
     AttemptFailed,
-    Batch,
     RunReleased,
     RunStatus,
     StepFailed,
     StepStarted,
     StepSucceeded,
-    WaitOpened,
 )
 from perdure.kernel.failures import describe, type_name
 from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
-from perdure.kernel.projection import row, row_key
 from perdure.kernel.replay import Replay
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
@@ -99,14 +97,7 @@ class Driver:
         self._deadline = started.deadline
         self._room = started.max_concurrency or 1 << 30
         self._size = size
-        # What is not in the store yet: closed batches, and the events of the moment that is being recorded.
-        self._committed = self.state.next_seq
-        self._batches: list[Batch] = []
-        self._events: list[AnyEvent] = []
-        self._at = 0.0
-        self._row_key: tuple[object, ...] = row_key(self.state) if self._committed else ()
-        self._in_flight: Append | None = None
-        self._wanted = False
+        self._outbox = Outbox(self.state)
         # Whether nothing may begin before everything so far is in the store, in a mode that does not wait for it.
         self._barrier = False
         self._unsaved = 0
@@ -147,7 +138,7 @@ class Driver:
                 self._calls.append(Call(command, open_op.attempt))
                 self._services.runner.promised += 1
         self._pump(None)
-        if not self._events:
+        if not self._outbox.events:
             self._act()
             self._set_alarm()
 
@@ -161,8 +152,7 @@ class Driver:
         for op, attempt in self.attempts.items():
             carried[op, attempt.call.attempt] = Carried(attempt.call.command.inputs_hash, attempt=attempt)
         inputs: dict[str, str] = {}
-        batches = [*(self._in_flight.batches if self._in_flight else ()), *self._batches]
-        for event in [event for batch in batches for event in batch.events] + self._events:
+        for event in self._outbox.unsaved():
             if isinstance(event, StepStarted) and event.attempt == 1:
                 inputs[event.op] = event.inputs
             elif isinstance(event, StepSucceeded | AttemptFailed) or (
@@ -189,8 +179,8 @@ class Driver:
         if self._held and self.state.running < self._room:
             self._services.runner.wanted(self)
         if plan_.events:
-            if self._events and self._at < now:
-                self._close_batch()  # a timer that fires must not carry a moment before it was due
+            if self._outbox.events and self._outbox.at < now:
+                self._outbox.close_batch()  # a timer that fires must not carry a moment before it was due
             self._pump(plan_)
         else:
             self._set_alarm()
@@ -262,14 +252,12 @@ class Driver:
 
     def _moment(self) -> float:
         """The time of the batch that is being recorded; all its events share it."""
-        if not self._events:
-            self._at = max(self._services.clock.now(), self.state.at)
-        return self._at
+        return self._outbox.at if self._outbox.events else self._outbox.moment(self._services.clock.now())
 
     def _fold(self, event: AnyEvent, recorded: AnyEvent) -> None:
         at = self._moment()
         self.replay.fold(event, at)
-        self._events.append(recorded)
+        self._outbox.events.append(recorded)
         self._size += EVENT_BYTES
 
     def _pump(self, planned: Plan | None) -> None:
@@ -297,17 +285,17 @@ class Driver:
             planned = plan(self.state, commands, self._moment())
         self._unsaved += 1
         if self.durability.waits:
-            if self._events:
+            if self._outbox.events:
                 self._touch()
             return
-        self._close_batch()
+        self._outbox.close_batch()
         state = self.state
-        due = self.durability.due(self._unsaved) or self._opens_wait()
-        if self._barrier or due or not state.running or self._committed == 0:
+        due = self.durability.due(self._unsaved) or self._outbox.has_wait
+        if self._barrier or due or not state.running or self._outbox.committed == 0:
             self._touch()
         elif self.durability.mode == "async" and self._lag is None:
             self._lag = self._services.loop.call_later(self.durability.lag, self._lag_over)
-        if self._committed > 0:
+        if self._outbox.committed > 0:
             self._act()
             self._set_alarm()
 
@@ -335,7 +323,7 @@ class Driver:
                 self.wake()
 
     def _touch(self) -> None:
-        self._wanted = True
+        self._outbox.wanted = True
         self._services.writer.touch(self)
 
     def _lag_over(self) -> None:
@@ -377,49 +365,24 @@ class Driver:
         store = self._services.payloads.offload_patiently(data, what, lambda: self.closed and self._heir is None)
         self._services.loop.create_task(store).add_done_callback(stored)
 
-    def _close_batch(self) -> None:
-        if self._events:
-            seq = self.state.next_seq - len(self._events)
-            self._batches.append(Batch(seq, self._at, self._events))
-            self._events = []
-
     # --- the writer takes it, and tells how it went ---------------------------------------------------------------
 
     def take(self) -> Append | None:
         """Everything that is not in the store yet, as one append."""
         if self.closed or self.stale:
             return None
-        if self._in_flight is not None:
-            return self._in_flight
-        self._close_batch()
-        if not self._batches:
-            return None
-        key = row_key(self.state)
-        changed = None
-        if key != self._row_key:
-            self._row_key = key
-            changed = row(self.state)
-        # A start and a timer are accepted as durably as the store can, in every mode.
-        fsync = self.durability.fsync or self._committed == 0 or self._opens_wait()
-        self._wanted = False
-        append = self._in_flight = Append(self.run_id, self._committed, self._batches, changed, fsync)
-        self._batches = []
+        append = self._outbox.take(self.durability.fsync)
         self._unsaved = 0
         return append
 
-    def _opens_wait(self) -> bool:
-        return any(isinstance(event, WaitOpened) for batch in self._batches for event in batch.events)
-
     def committed(self) -> None:
         """The append is durable: act on it."""
-        append, self._in_flight = self._in_flight, None
-        assert append is not None
-        self._committed = append.next_seq
+        append = self._outbox.settle()
         if self.large and self.saved:
             self.large.clear()
         if self.saved:
             self._barrier = False
-        if self._wanted or self._barrier:
+        if self._outbox.wanted or self._barrier:
             # More came while this was on its way, and the writer has taken its turn for it.
             self._services.writer.touch(self)
         self._act()
@@ -488,7 +451,7 @@ class Driver:
     @property
     def saved(self) -> bool:
         """Whether everything that happened is in the store."""
-        return not (self._batches or self._events or self._in_flight)
+        return self._outbox.empty
 
     @property
     def idle(self) -> bool:

@@ -76,6 +76,8 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         elif isinstance(command, Checkpoint):
             events.append(ValueRecorded(command.op, "checkpoint"))
             result.barrier = True
+            # The program goes on when this is folded, and may no longer want what follows: that stays a wish.
+            break
         elif isinstance(command, Finish):
             finish = command
     if finish is not None:

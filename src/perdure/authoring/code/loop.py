@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import types
 from asyncio import events
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -117,7 +117,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
         # Async generators of the body belong to this loop; the outer one must not finish them later.
-        sys.set_asyncgen_hooks(None, None)
+        sys.set_asyncgen_hooks(None, self._finish_generator)
         ready = self._ready
         try:
             while ready:
@@ -130,6 +130,11 @@ class BodyLoop(asyncio.AbstractEventLoop):
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)
+
+    def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """An async generator was dropped in its middle: close it in a task, as asyncio does."""
+        if not self.closing:
+            self.call_soon(self.create_task, generator.aclose())
 
     def fire(self, timer: BodyTimer) -> None:
         """Make a timer's callback ready."""

@@ -269,13 +269,12 @@ class Storm:
 
     async def _live(self, machine: Machine, engine: Engine, serves: bool) -> None:
         try:
-            while True:
-                try:
-                    engine = await engine.open()
-                    break
-                except StoreUnavailable:
-                    engine._orchestrator = None  # as a process that is started again
-                    await asyncio.sleep(0.2)
+            try:
+                engine = await engine.open()
+            except StoreUnavailable:
+                self._sim.monitor.note(machine.name, "could not open")
+                machine.crash()  # whoever looks after the process starts it again
+                return
             if serves:
                 async with asyncio.TaskGroup() as group:
                     for id, invocation in self._wanted.items():
@@ -311,7 +310,8 @@ class Storm:
         sim = self._sim
         monitor, journal = sim.monitor, sim.store.journal
         for machine in sim.world.everyone:
-            for problem in machine.loop.unasked():
+            # What the tasks of a dead machine raised at its end, nobody could ask for any more.
+            for problem in machine.loop.problems if machine.dead else machine.loop.unasked():
                 monitor.accuse(f"{machine.name}: {problem}")
         for run_id in sorted(self.accepted - set(monitor.runs)):
             monitor.accuse(f"the run {run_id} was accepted and is not in the store")

@@ -1,0 +1,81 @@
+"""What has happened to a run and is not in the store yet. Decides neither when it goes there nor what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perdure.kernel.events import AnyEvent, Batch, WaitOpened
+from perdure.kernel.projection import row, row_key
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Append
+
+
+class Outbox:
+    """Closed batches, the events of the moment that is being recorded, and the append that is on its way."""
+
+    __slots__ = ("_batches", "_row_key", "_state", "at", "committed", "events", "in_flight", "wanted")
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self.committed = state.next_seq
+        self.at = 0.0
+        self.events: list[AnyEvent] = []
+        self._batches: list[Batch] = []
+        self._row_key: tuple[object, ...] = row_key(state) if self.committed else ()
+        self.in_flight: Append | None = None
+        # Whether somebody asked for what is here to be written, and it has not been taken since.
+        self.wanted = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether everything that happened is in the store."""
+        return not (self._batches or self.events or self.in_flight)
+
+    @property
+    def has_wait(self) -> bool:
+        """Whether a wait is opened by what has not been taken yet."""
+        return any(isinstance(event, WaitOpened) for batch in self._batches for event in batch.events)
+
+    def moment(self, now: float) -> float:
+        """The time of the batch that is being recorded; all its events share it, and it never goes back."""
+        if not self.events:
+            self.at = max(now, self._state.at)
+        return self.at
+
+    def close_batch(self) -> None:
+        """End the moment: what happens from here on has a time of its own."""
+        if self.events:
+            seq = self._state.next_seq - len(self.events)
+            self._batches.append(Batch(seq, self.at, self.events))
+            self.events = []
+
+    def take(self, fsync: bool) -> Append | None:
+        """Everything as one append, or the one that is on its way still."""
+        if self.in_flight is not None:
+            return self.in_flight
+        self.close_batch()
+        if not self._batches:
+            return None
+        state = self._state
+        key = row_key(state)
+        changed = row(state) if key != self._row_key else None
+        self._row_key = key
+        self.wanted = False
+        # A start and a timer are accepted as durably as the store can, in every mode.
+        fsync = fsync or self.committed == 0 or self.has_wait
+        self.in_flight = Append(state.run_id, self.committed, self._batches, changed, fsync)
+        self._batches = []
+        return self.in_flight
+
+    def settle(self) -> Append:
+        """The append on its way has arrived."""
+        append, self.in_flight = self.in_flight, None
+        assert append is not None
+        self.committed = append.next_seq
+        return append
+
+    def unsaved(self) -> Iterator[AnyEvent]:
+        """Every event that is not known to be in the store."""
+        for batch in [*(self.in_flight.batches if self.in_flight else ()), *self._batches]:
+            yield from batch.events
+        yield from self.events
