@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from perdure import Engine, Recovery, StoreUnavailable
+from perdure import Engine, Recovery, StoreUnavailable, call
 from perdure.kernel.commands import Program
 from perdure.orchestrator import orchestrator
 from perdure.stores.sql.sqlite import SqliteStore
@@ -19,7 +19,14 @@ from tests.crash import programs
 from tests.crash.disk import Disk, put_back
 from tests.crash.failpoints import Failpoint, die, store_with
 
-ALL: list[Program] = [programs.voyage, programs.five, programs.ticks]
+ALL: list[Program] = [
+    programs.voyage,
+    programs.five,
+    programs.ticks,
+    programs.careful,
+    programs.patient,
+    programs.sleepy,
+]
 
 
 def voyage(db: str, effects: str, ending: str, at: int = 0, after: bool = False) -> dict[str, Any]:
@@ -147,3 +154,22 @@ def leave_without_room(db: str, effects: str) -> str:
 
     asyncio.run(main())
     return "left"
+
+
+def run(
+    db: str,
+    effects: str,
+    program: str,
+    arguments: list[Any],
+    durability: str = "sync",
+    at: int = 0,
+    after: bool = False,
+) -> Any:
+    """Run one program to its end under its own name as id."""
+    programs.log_effects(effects)
+
+    async def main() -> Any:
+        async with Engine(store_with(Failpoint(at, after), db), ALL) as engine:
+            return await (await engine.start(call(program, *arguments), id=program, durability=durability)).result()
+
+    return asyncio.run(main())

@@ -310,6 +310,29 @@ def audit_copy(path: Path) -> dict[str, Journal]:
     return audit(copy / path.name)
 
 
+def peek(path: Path, id: str) -> Journal | None:
+    """The journal of a run whose process may be alive and writing."""
+    if not path.exists():
+        return None
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        db.set_busy_timeout(int(PATIENCE * 1000))
+        if not db.table_exists("main", "perdure_runs"):
+            return None
+        found: list[Any] = db.execute(
+            """
+            select run_id, seq, at, events from perdure_journal join perdure_runs using (run_id)
+            where id = ? order by seq
+            """,
+            (id,),
+        ).fetchall()
+    finally:
+        db.close()
+    if not found:
+        return None
+    return Journal(found[0][0], id, [Batch(seq, at, decode_events(events.encode())) for _, seq, at, events in found])
+
+
 def check_executions(journal: Journal, effects: Iterable[Effect]) -> Counter[str]:
     """Check that every execution of a step is one the journal knows of, and return how often each op was executed."""
     executed = [(e.op, e.attempt) for e in effects if e.run_id == journal.run_id and e.what == "begin"]

@@ -5,10 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import time
 from typing import Any
 
-from perdure import Retry, bail, checkpoint, now, random, sleep, step, step_context, step_inline, uuid4, workflow
+from perdure import (
+    OutcomeUnknown,
+    Retry,
+    bail,
+    checkpoint,
+    now,
+    random,
+    sleep,
+    step,
+    step_context,
+    step_inline,
+    uuid4,
+    workflow,
+)
 
 _log: list[int] = []
 
@@ -182,3 +196,54 @@ async def ticks(count: int, seconds: float, wait_after: int, checkpoint_after: i
         if i + 1 == checkpoint_after:
             await checkpoint()
     return total
+
+
+# --- steps that must not run twice, and tries that must wait --------------------------------------------------------
+
+
+@step(at_most_once=True)
+async def charge(death: str) -> str:
+    """Takes effect, and then its process dies; the file `death` says whether that has happened."""
+    effect()
+    if not os.path.exists(death):
+        with open(death, "w"):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "charged"
+
+
+@workflow
+async def careful(death: str) -> str:
+    """Finds out what became of a charge that nobody can repeat."""
+    before = await add(1, 1)
+    try:
+        result = await charge(death)
+    except OutcomeUnknown as error:
+        result = f"unknown: {error.op}"
+    return f"{result}, {await add(before, 1)}"
+
+
+@step(retry=Retry(attempts=4, initial=0.8, factor=1.0, jitter=False))
+async def unreachable() -> None:
+    """Fails, and is to be tried again after a while."""
+    effect()
+    raise ConnectionError("no route")
+
+
+@workflow
+async def patient() -> str:
+    """Tries for a while."""
+    try:
+        await unreachable()
+    except ConnectionError as error:
+        return str(error)
+    return "reached"
+
+
+@workflow
+async def sleepy(seconds: float) -> float:
+    """Sleeps once."""
+    await add(0, 0)
+    await sleep(seconds)
+    await add(0, 1)
+    return seconds
