@@ -294,16 +294,19 @@ async def interpret(tree: Tree) -> list[Any]:
 
 
 _small = st.integers(1, 9)
-
-leaves: st.SearchStrategy[Tree] = st.one_of(
-    st.tuples(st.sampled_from(["step", "step", "slow", "plain", "inline", "caught", "hasty"]), _small).map(list),
-    st.tuples(st.just("retried"), _small, st.integers(1, 4)).map(list),
-    st.tuples(st.just("sleep"), st.integers(0, 30)).map(list),
-    st.tuples(st.just("value"), st.sampled_from(["now", "uuid", "random"])).map(list),
-    st.tuples(st.just("steps"), st.lists(_small, min_size=1, max_size=4)).map(list),
-    st.just(["checkpoint"]),
-    st.tuples(st.just("uncaught"), _small).map(list),
-)
+_ONE = ["step", "step", "slow", "slow", "plain", "inline", "caught", "hasty"]
+_LEAVES: dict[str, st.SearchStrategy[Tree]] = {
+    "one": st.tuples(st.sampled_from(_ONE), _small).map(list),
+    "several": st.tuples(st.just("steps"), st.lists(_small, min_size=1, max_size=4)).map(list),
+    "retried": st.tuples(st.just("retried"), _small, st.integers(1, 4)).map(list),
+    "sleep": st.tuples(st.just("sleep"), st.integers(0, 30)).map(list),
+    "value": st.tuples(st.just("value"), st.sampled_from(["now", "uuid", "random"])).map(list),
+    "checkpoint": st.just(["checkpoint"]),
+    "uncaught": st.tuples(st.just("uncaught"), _small).map(list),
+}
+# By weight: what ends a run early is rare, since little happens after it.
+_KINDS = ["one"] * 12 + ["several"] * 3 + ["retried"] * 3 + ["sleep"] * 3 + ["value"] * 2 + ["checkpoint", "uncaught"]
+leaves: st.SearchStrategy[Tree] = st.sampled_from(_KINDS).flatmap(_LEAVES.__getitem__)
 
 
 def _grow(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
@@ -319,4 +322,6 @@ def _grow(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
     )
 
 
-trees: st.SearchStrategy[Tree] = st.recursive(leaves, _grow, max_leaves=8)
+_parts: st.SearchStrategy[Tree] = st.recursive(leaves, _grow, max_leaves=8)
+_whole = st.sampled_from(["sequence", "sequence", "gather", "queue", "race"])
+trees: st.SearchStrategy[Tree] = st.tuples(_whole, st.lists(_parts, min_size=1, max_size=4)).map(list)

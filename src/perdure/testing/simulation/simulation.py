@@ -181,7 +181,7 @@ class Simulation:
                 if not self.world.run(limit):
                     self.monitor.accuse("not every run has ended, and nothing more will happen in time")
                 elif not self.monitor.violations:
-                    storm.leave()
+                    self.world.after(0.0, storm.leave)
                     if not self.world.run(self.world.time + 300.0):
                         self.monitor.accuse("an engine cannot be closed")
                 storm.judge()
@@ -242,6 +242,8 @@ class Storm:
         self._sim, self._programs, self._options = sim, programs, options
         self._wanted = {f"run-{number}": invocation for number, invocation in enumerate(invocations)}
         self._engines: dict[Machine, Engine] = {}
+        self._open: list[Machine] = []
+        self._leaving = False
         self._names = 0
         self.accepted: set[str] = set()
         self.results: dict[str, RunResult[Any]] = {}
@@ -249,6 +251,8 @@ class Storm:
 
     def boot(self, name: str, *, serves: bool) -> None:
         """Switch a machine on. The one that serves is where the runs are started and waited for."""
+        if self._leaving:
+            return
         sim = self._sim
         machine = sim.world.machine(name)
         sim.monitor.note(name, "boot")
@@ -260,6 +264,9 @@ class Storm:
     def _crashed(self, machine: Machine, serves: bool) -> None:
         sim = self._sim
         del self._engines[machine]
+        if self._leaving:
+            self._left()
+            return
         for (run_id, op), at in sim.monitor.unsaved(machine).items():
             self.lost.append(Lost(run_id, op, at, sim.world.time))
         chance = sim.world.chance
@@ -275,6 +282,7 @@ class Storm:
                 self._sim.monitor.note(machine.name, "could not open")
                 machine.crash()  # whoever looks after the process starts it again
                 return
+            self._open.append(machine)
             if serves:
                 async with asyncio.TaskGroup() as group:
                     for id, invocation in self._wanted.items():
@@ -295,15 +303,20 @@ class Storm:
 
     def leave(self) -> None:
         """Close every engine in good order."""
-        # A machine that is still paused is one of them: it goes on when its time has come.
-        tasks = [machine.loop.create_task(engine.close()) for machine, engine in self._engines.items()]
+        self._leaving = True
+        for machine, engine in list(self._engines.items()):
+            if machine not in self._open:
+                self._sim.world.discard(machine)
+                continue
+            # A machine that is still paused closes when it goes on.
+            machine.task = machine.loop.create_task(engine.close())
+            machine.task.add_done_callback(lambda _: self._left())
+        self._left()
 
-        def closed(_: object) -> None:
-            if all(task.done() for task in tasks):
-                self._sim.world.stop()
-
-        for task in tasks:
-            task.add_done_callback(closed)
+    def _left(self) -> None:
+        live = [machine for machine in self._open if not machine.dead]
+        if self._leaving and all(machine.task is None or machine.task.done() for machine in live):
+            self._sim.world.stop()
 
     def judge(self) -> None:
         """Check what can be checked only at the end."""
