@@ -81,6 +81,11 @@ class Engine(Client):
         try:
             await self._start()
         except BaseException:
+            if self._service is not None:
+                await self._service.stop()
+            if self._orchestrator is not None:
+                self._orchestrator.abort()
+            self._orchestrator = self._service = self._watch = None
             await self.store.close()
             raise
         return self
@@ -99,7 +104,7 @@ class Engine(Client):
             on_finished=self._finished,
             on_commit=self._on_commit,
         )
-        self._watch = Watch(self.store, orchestrator.active.__contains__)
+        self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
         self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
         await self._ownership.take()
         self._service = Service(orchestrator, self._ownership)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from perdure.errors import Corrupt, PerdureError, UsageError
 from perdure.kernel.projection import RunRow
@@ -20,14 +20,22 @@ POLL_SECONDS = 5.0
 class Watch:
     """Resolves waiters: at once for runs that end in this process, soon after the commit for those of others."""
 
-    def __init__(self, store: Store, is_local: Callable[[str], bool] = lambda run_id: False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        is_local: Callable[[str], bool] = lambda run_id: False,
+        unreadable: Mapping[str, Corrupt] | None = None,
+    ) -> None:
         self._store = store
+        self._unreadable = unreadable if unreadable is not None else {}
         self._is_local = is_local
         self._waiters: dict[str, set[asyncio.Future[RunRow]]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def ended(self, run_id: str) -> RunRow:
         """The row of a run that has ended, or is parked; waits for as long as that takes."""
+        if run_id in self._unreadable:
+            raise self._unreadable[run_id]
         if not self._is_local(run_id):
             for row in await self._store.runs.finished([run_id]):
                 if isinstance(row, Corrupt):

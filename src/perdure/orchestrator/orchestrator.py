@@ -74,6 +74,7 @@ class Orchestrator:
         self._observer = on_commit
         self.payloads = Payloads(store.blobs, limits)
         self.active: dict[str, Driver] = {}
+        self.unreadable: dict[str, Corrupt] = {}
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._loading: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,14 +107,19 @@ class Orchestrator:
             self.active[run_id] = driver
             driver.record(recorded, RunClaimed(self.name, 1, self.session))
         except Exception as error:
-            self.active.pop(run_id, None)
+            if run_id in self.active:
+                self._drop(self.active[run_id])
             self._accepting.pop(run_id).set_exception(error)
 
     # --- runs that come back --------------------------------------------------------------------------------------
 
     async def load(self, run_ids: Sequence[str]) -> int:
         """Bring runs into memory, claim those that are not ours, and do what is due. Says how many came."""
-        wanted = [run_id for run_id in run_ids if run_id not in self.active and run_id not in self._loading]
+        wanted = [
+            run_id
+            for run_id in run_ids
+            if run_id not in self.active and run_id not in self._loading and run_id not in self.unreadable
+        ]
         if not wanted or self.closing:
             return 0
         self._loading.update(wanted)
@@ -224,8 +230,10 @@ class Orchestrator:
         except Corrupt:
             found = head = None
         if found is None or head is None:
+            # Nothing can be appended to it, so it is remembered here: it must not be tried again and again.
             log.error("run_id %s cannot be read: %s", run_id, reason)
-            self._on_finished(Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))
+            self.unreadable[run_id] = Corrupt(f"what the store holds of run_id {run_id}", reason, run_id)
+            self._on_finished(self.unreadable[run_id])
             return
         if found.status is RunStatus.PARKED:
             return
@@ -364,6 +372,15 @@ class Orchestrator:
         if not done.done():
             done.set_result(here)
 
+    def abort(self) -> None:
+        """Let go of everything at once, without another word to the store."""
+        self.closing = self.services.closing = True
+        for driver in list(self.active.values()):
+            self._drop(driver)
+        for task in list(self._tasks):
+            task.cancel()
+        self.services.runner.close()
+
     async def close(self) -> None:
         """Finish what is nearly done, hand over the rest, and leave nothing unwritten."""
         self.closing = self.services.closing = True
@@ -380,11 +397,7 @@ class Orchestrator:
                 await self.services.writer.drained()
         except TimeoutError:
             log.warning("the store did not take the last events; runs go on from what it has")
-        for driver in list(self.active.values()):
-            self._drop(driver)
-        for task in list(self._tasks):
-            task.cancel()
-        self.services.runner.close()
+        self.abort()
 
     def _release_all(self) -> None:
         for driver in list(self.active.values()):

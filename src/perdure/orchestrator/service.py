@@ -124,14 +124,15 @@ class Service:
             if self._next_due is None or self._next_due > now:
                 return
             # Runs in memory may be due as well, and are not to crowd out the others.
-            limit = DUE_LIMIT + len(orchestrator.active)
+            limit = DUE_LIMIT + len(orchestrator.active) + len(orchestrator.unreadable)
             found = await orchestrator.store.timers.due(now, limit, programs, skip)
             if any(due.owner not in (None, orchestrator.name, *skip) for due in found):
                 # Somebody new, or somebody dead: find out before taking a run from an owner that looks after it.
                 await self._ownership.look_around()
                 skip = self._ownership.others
             ours = [due.run_id for due in found if due.owner not in skip]
-            asleep = [run_id for run_id in ours if run_id not in orchestrator.active][:DUE_LIMIT]
+            known = {*orchestrator.active, *orchestrator.unreadable}
+            asleep = [run_id for run_id in ours if run_id not in known][:DUE_LIMIT]
             if not asleep:
                 # All of it is in memory and has its own alarm: look again when those have had their turn.
                 self._next_due = now + LOOK_SECONDS if ours else None
