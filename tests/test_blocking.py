@@ -241,7 +241,7 @@ def test_a_thread_that_waits_for_a_run_is_told_when_the_engine_is_closed(url: st
         with engine:
             waiting = threads.submit(engine.start(endless()).result)
             begun.wait()
-        with pytest.raises(UsageError, match="engine was left|was closed while"):
+        with pytest.raises(UsageError, match=r"engine was left|was closed while"):
             waiting.result()
         leave.set()
 
