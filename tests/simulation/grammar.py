@@ -13,7 +13,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from perdure import Retry, checkpoint, now, random, sleep, step, step_context, step_inline, uuid4, workflow
+from perdure import (
+    OutcomeUnknown,
+    Retry,
+    checkpoint,
+    now,
+    random,
+    sleep,
+    step,
+    step_context,
+    step_inline,
+    uuid4,
+    workflow,
+)
 
 Tree = list[Any]
 See = Callable[[Any], None]
@@ -58,6 +70,11 @@ async def flaky(n: int, failures: int) -> int:
 @step(timeout=0.5)
 async def hasty(n: int) -> int:
     await asyncio.sleep(n / 10)
+    return outcome(n)
+
+
+@step(at_most_once=True)
+async def once(n: int) -> int:
     return outcome(n)
 
 
@@ -113,6 +130,15 @@ async def _hasty(see: See, n: int) -> int:
     try:
         value = await hasty(n)
     except TimeoutError:
+        value = -n
+    see(value)
+    return value
+
+
+async def _once(see: See, n: int) -> int:
+    try:
+        value = await once(n)
+    except OutcomeUnknown:
         value = -n
     see(value)
     return value
@@ -265,6 +291,7 @@ NODES: dict[str, Callable[..., Awaitable[int]]] = {
     "uncaught": _uncaught,
     "retried": _retried,
     "hasty": _hasty,
+    "once": _once,
     "sleep": _sleep,
     "value": _value,
     "checkpoint": _checkpoint,
@@ -294,7 +321,7 @@ async def interpret(tree: Tree) -> list[Any]:
 
 
 _small = st.integers(1, 9)
-_ONE = ["step", "step", "slow", "slow", "plain", "inline", "caught", "hasty"]
+_ONE = ["step", "step", "slow", "slow", "plain", "inline", "caught", "hasty", "once"]
 _LEAVES: dict[str, st.SearchStrategy[Tree]] = {
     "one": st.tuples(st.sampled_from(_ONE), _small).map(list),
     "several": st.tuples(st.just("steps"), st.lists(_small, min_size=1, max_size=4)).map(list),

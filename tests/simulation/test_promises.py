@@ -5,14 +5,20 @@ Each test is a search: a failure names the seed and the tree, and shrinks to the
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Simulation, every_crash
+from perdure import every
+from perdure.kernel.durability import Durability
+from perdure.kernel.ids import op_name
+from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Report, Simulation, every_crash
 from tests.simulation.grammar import Tree, interpret, trees
 
 seeds = st.integers(0, 1 << 32)
+modes: st.SearchStrategy[str | Durability] = st.sampled_from(["async", "exit", "manual", every(1), every(4)])
 
 # Virtual seconds after which a run that has not ended is taken to be stuck. A clock may be set back by an hour.
 LIMIT, LONG = 600.0, 20_000.0
@@ -33,15 +39,28 @@ def search(examples: int) -> settings:
 SOAK = 2_000
 
 
-def survives_every_crash(tree: Tree, seed: int) -> None:
-    for _ in every_crash(interpret(tree), seed=seed, faults=Faults(), limit=LIMIT):
-        pass
+def check(report: Report) -> None:
+    """What the simulation cannot know: that a step was meant to be executed at most once."""
+    executed = Counter((e.run_id, e.op) for e in report.executions if op_name(e.op) == "once")
+    assert [op for op, times in executed.items() if times > 1] == []
+
+
+def survives_every_crash(tree: Tree, seed: int, mode: str | Durability = "sync") -> None:
+    for report in every_crash(interpret(tree), seed=seed, faults=Faults(), limit=LIMIT, durability=mode):
+        check(report)
+
+
+def survives_every_crash_in_a_lazy_mode(tree: Tree, seed: int, mode: str | Durability) -> None:
+    survives_every_crash(tree, seed, mode)
+    for share in (0.0, 0.15):
+        faults = Faults(delays=(0.0, 0.002, 0.3), interference=0.2, lost_replies=0.1, crashes=share)
+        check(Simulation(seed, faults=faults).run(interpret(tree), limit=LIMIT, durability=mode))
 
 
 def survives_every_crash_of_a_slow_store(tree: Tree, seed: int) -> None:
     faults = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
-    for _ in every_crash(interpret(tree), seed=seed, faults=faults, limit=LIMIT):
-        pass
+    for report in every_crash(interpret(tree), seed=seed, faults=faults, limit=LIMIT):
+        check(report)
 
 
 def survives_storms(tree: Tree, other: Tree, seed: int) -> None:
@@ -56,9 +75,8 @@ def survives_storms(tree: Tree, other: Tree, seed: int) -> None:
                 clock_jumps=STORMY.clock_jumps,
                 crashes=share,
             )
-            Simulation(f"{seed} {engines} {share}", faults=faults).run(
-                interpret(tree), interpret(other), engines=engines, limit=LONG
-            )
+            simulation = Simulation(f"{seed} {engines} {share}", faults=faults)
+            check(simulation.run(interpret(tree), interpret(other), engines=engines, limit=LONG))
 
 
 def survives_zombies(tree: Tree, seed: int) -> None:
@@ -66,18 +84,24 @@ def survives_zombies(tree: Tree, seed: int) -> None:
     for number in range(calm.appends):
         for side in ("before", "after"):
             pause = Pause(number, 30.0, side)
-            Simulation(seed, faults=Faults()).run(interpret(tree), engines=2, pauses=[pause], limit=LIMIT)
+            check(Simulation(seed, faults=Faults()).run(interpret(tree), engines=2, pauses=[pause], limit=LIMIT))
 
 
 def survives_two_crashes(tree: Tree, seed: int, first: int, second: int) -> None:
     crashes = [Crash(first, "after"), Crash(first + second + 1)]
-    Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes, limit=LIMIT)
+    check(Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes, limit=LIMIT))
 
 
 @search(60)
 @given(trees, seeds)
 def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
     survives_every_crash(tree, seed)
+
+
+@search(20)
+@given(trees, seeds, modes)
+def test_a_run_survives_every_crash_in_a_mode_that_does_not_wait(tree: Tree, seed: int, mode: str | Durability) -> None:
+    survives_every_crash_in_a_lazy_mode(tree, seed, mode)
 
 
 @search(25)
@@ -112,6 +136,14 @@ def test_a_run_survives_a_crash_during_its_recovery(tree: Tree, seed: int, first
 @given(trees, seeds)
 def test_soak_every_crash(tree: Tree, seed: int) -> None:
     survives_every_crash(tree, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@search(SOAK)
+@given(trees, seeds, modes)
+def test_soak_lazy_modes(tree: Tree, seed: int, mode: str | Durability) -> None:
+    survives_every_crash_in_a_lazy_mode(tree, seed, mode)
 
 
 @pytest.mark.soak
