@@ -80,6 +80,7 @@ def _child(parent: int, target: str, arguments: dict[str, Any], out: str) -> NoR
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         # Not even a killed parent leaves a child behind.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

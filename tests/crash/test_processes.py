@@ -1,0 +1,173 @@
+"""Several processes on one file: they share the work, take over from the dead, and shut out the late."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Engine, RunStatus, connect
+from tests.crash import programs
+from tests.crash.harness import Child, Children, Journal, audit, check_executions, peek, read_effects, until
+
+CHECK_INTERVAL = 0.3
+# How late a takeover may be on a machine that is busy with other things.
+LATE = 3.0
+
+
+class Workers:
+    """Workers on one file, and a client that queues runs for them."""
+
+    def __init__(self, children: Children, folder: Path) -> None:
+        self._children, self._folder = children, folder
+        self.db, self.log = folder / "runs.db", folder / "effects"
+        asyncio.run(self._create())
+
+    async def _create(self) -> None:
+        async with Engine(f"sqlite:///{self.db}"):
+            pass
+
+    def start(self, **options: Any) -> Child:
+        """One more worker."""
+        options = {"check_interval": CHECK_INTERVAL, **options}
+        return self._children.start("work", self._folder, db=str(self.db), effects=str(self.log), **options)
+
+    def queue(self, runs: int, seconds: float, pause: float = 0.0) -> None:
+        """Queue runs, as a client does that executes nothing itself."""
+
+        async def start_all() -> None:
+            async with connect(f"sqlite:///{self.db}") as client:
+                for n in range(runs):
+                    _ = await client.start(programs.five(n, seconds), id=f"run-{n}")
+                    await asyncio.sleep(pause)
+
+        asyncio.run(start_all())
+
+    def begun(self, worker: Child | None = None) -> int:
+        """How many steps have begun, by one worker or all."""
+        return sum(worker is None or effect.pid == worker.pid for effect in read_effects(self.log))
+
+    def drain(self, *workers: Child) -> dict[str, Journal]:
+        """Say that no more will come, wait for the workers, and check what they did."""
+        (self._folder / "drained").touch()
+        for worker in workers:
+            assert worker.result() == "drained"
+        journals = audit(self.db)
+        effects = read_effects(self.log)
+        for journal in journals.values():
+            n = int(journal.id.removeprefix("run-"))
+            assert [e.status for e in journal.finished] == [RunStatus.COMPLETED]
+            assert bytes(journal.finished[0].value) == str(n + 10).encode()
+            assert journal.outcomes == [f"add_slowly:{i}" for i in range(5)]
+            check_executions(journal, effects)
+        return journals
+
+
+@pytest.fixture
+def workers(children: Children, tmp_path: Path) -> Workers:
+    """Workers on a file of their own."""
+    return Workers(children, tmp_path)
+
+
+def test_two_workers_share_what_a_client_queues_and_do_nothing_twice(workers: Workers) -> None:
+    both = [workers.start(), workers.start()]
+    workers.queue(runs=100, seconds=0.01, pause=0.01)
+    assert len(workers.drain(*both)) == 100
+    shares = Counter(effect.pid for effect in read_effects(workers.log))
+    assert sum(shares.values()) == 500, "each step was executed once"
+    assert set(shares) == {worker.pid for worker in both}
+    assert min(shares.values()) >= 25, f"one of them did nearly everything: {shares}"
+
+
+def test_runs_queued_before_any_worker_lives_are_done_once_by_whoever_comes(workers: Workers) -> None:
+    workers.queue(runs=100, seconds=0.005)
+    journals = workers.drain(workers.start(), workers.start(), workers.start())
+    assert len(journals) == 100
+    assert workers.begun() == 500, "each step was executed once"
+
+
+def test_the_runs_of_a_killed_worker_are_taken_over_by_the_one_that_lives(workers: Workers) -> None:
+    first = workers.start()
+    workers.queue(runs=10, seconds=0.5)
+    until(lambda: workers.begun(first) >= 10)
+    second = workers.start()
+    time.sleep(2 * CHECK_INTERVAL)
+    assert workers.begun(second) == 0, "the first one lives, and its runs are its own"
+    first.kill()
+    killed = time.time()
+    until(lambda: workers.begun(second) >= 10)
+    late = max(e.at for e in read_effects(workers.log)[: workers.begun(first) + 10] if e.pid == second.pid) - killed
+    assert late < CHECK_INTERVAL + LATE, "long before its lease of 30 s has run out"
+    journals = workers.drain(second)
+    assert {journal.claims for journal in journals.values()} == {2}
+
+
+def test_a_worker_started_again_under_its_name_takes_its_runs_up_at_once(workers: Workers) -> None:
+    first = workers.start(name="worker")
+    workers.queue(runs=10, seconds=0.2)
+    until(lambda: workers.begun(first) >= 10)
+    first.kill()
+    killed = time.time()
+    second = workers.start(name="worker", check_interval=30.0)
+    until(lambda: workers.begun(second) >= 10)
+    assert time.time() - killed < LATE
+    workers.drain(second)
+
+
+def test_a_worker_that_was_stopped_past_its_lease_can_no_longer_write(workers: Workers) -> None:
+    sleeper = workers.start(lease=0.6)
+    workers.queue(runs=5, seconds=0.3)
+    until(lambda: workers.begun(sleeper) >= 5)
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    try:
+        other = workers.start(lease=0.6)
+        until(lambda: workers.begun(other) >= 10)
+    finally:
+        os.kill(sleeper.pid, signal.SIGCONT)
+    # Its steps end now, and their outcomes come too late.
+    journals = workers.drain(sleeper, other)
+    for journal in journals.values():
+        assert journal.claims == 2
+        # Nothing was written under the old epoch after the new owner's claim: every attempt has one story.
+        assert sum(journal.started.values()) == 6, "five steps, and the one that was under way again"
+
+
+def test_a_worker_that_leaves_in_good_order_hands_its_runs_over_at_once(workers: Workers) -> None:
+    first = workers.start()
+    workers.queue(runs=5, seconds=0.4)
+    until(lambda: workers.begun(first) >= 5)
+    second = workers.start()
+    os.kill(first.pid, signal.SIGINT)
+    assert first.wait() != 0, "interrupted"
+    left = time.time()
+    until(lambda: workers.begun(second) >= 1)
+    assert time.time() - left < LATE
+    workers.drain(second)
+
+
+def test_a_client_sees_the_end_of_a_run_that_was_taken_over(workers: Workers) -> None:
+    first = workers.start()
+    workers.queue(runs=1, seconds=0.2)
+    until(lambda: workers.begun(first) >= 2)
+
+    async def wait() -> int:
+        async with connect(f"sqlite:///{workers.db}") as client:
+            run = await client.start(programs.five(0, 0.2), id="run-0")
+            waiting = asyncio.ensure_future(run.result(timeout=30))
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(first.kill)
+            second = await asyncio.to_thread(workers.start)
+            result = await waiting
+            await asyncio.to_thread(workers.drain, second)
+            return result
+
+    assert asyncio.run(wait()) == 10
+    journal = peek(workers.db, "run-0")
+    assert journal is not None
+    assert journal.claims == 2
