@@ -26,6 +26,7 @@ ALL: list[Program] = [
     programs.careful,
     programs.patient,
     programs.sleepy,
+    programs.crunching,
 ]
 
 

@@ -247,3 +247,21 @@ async def sleepy(seconds: float) -> float:
     await sleep(seconds)
     await add(0, 1)
     return seconds
+
+
+# --- a step in a process of its own ---------------------------------------------------------------------------------
+
+
+@step(cpu=True)
+def crunch(path: str, seconds: float) -> int:
+    """Says which process it is in, and works for a while."""
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@workflow
+async def crunching(path: str, seconds: float) -> int:
+    """One step, in a process of its own."""
+    return await crunch(path, seconds)

@@ -171,3 +171,28 @@ def test_a_client_sees_the_end_of_a_run_that_was_taken_over(workers: Workers) ->
     journal = peek(workers.db, "run-0")
     assert journal is not None
     assert journal.claims == 2
+
+
+def test_a_killed_engine_leaves_no_process_of_its_steps_behind(children: Children, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command: dict[str, Any] = {"db": str(tmp_path / "runs.db"), "effects": str(tmp_path / "effects")}
+    command |= {"program": "crunching", "arguments": [str(pids), 0.3]}
+    child = children.start("run", tmp_path, **command)
+    until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    child.kill()
+    pid = int(pids.read_text())
+    try:
+        until(lambda: not is_alive(pid), timeout=10)
+    finally:
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+    # And the step runs again, in another one.
+    assert children.start("run", tmp_path, **command).result() == int(pids.read_text().split()[1])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it is more than a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
