@@ -7,6 +7,8 @@ sends the job there in its own way; it then carries the *name* of its function, 
 from __future__ import annotations
 
 import importlib
+import os
+import threading
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any
@@ -38,6 +40,19 @@ class Job:
             )
         step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends)
         return _Named, (module, name, self.args, self.kwargs, step)
+
+
+def follow_parent() -> None:
+    """End with the process that made this one, also when it is killed: a step nobody waits for must not go on."""
+    import multiprocessing
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=follow, daemon=True).start()
 
 
 class _Named:

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import Context
 from typing import Any, Protocol
 
-from perdure.engine.jobs import Job
+from perdure.engine.jobs import Job, follow_parent
 from perdure.engine.step_context import StepContext, current
 from perdure.errors import StepError, StepTimeout
 from perdure.kernel.codec import Codec
@@ -191,7 +191,7 @@ class StepRunner:
 
                 # Spawned, not forked: a fork of a process with threads and an open database is not safe.
                 spawn = multiprocessing.get_context("spawn")
-                self._processes = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=spawn)
+                self._processes = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=spawn, initializer=follow_parent)
             return self._processes
         if self._executor is not None:
             return self._executor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from typing import Any
@@ -113,8 +113,11 @@ class Orchestrator:
 
     # --- runs that come back --------------------------------------------------------------------------------------
 
-    async def load(self, run_ids: Sequence[str]) -> int:
-        """Bring runs into memory, claim those that are not ours, and do what is due. Says how many came."""
+    async def load(self, run_ids: Sequence[str], dead: Collection[str | None] = ()) -> int:
+        """Bring runs into memory that are ours, nobody's or of an owner in `dead`, and do what is due.
+
+        Says how many came. A run that another owner has taken meanwhile is left to it.
+        """
         wanted = [
             run_id
             for run_id in run_ids
@@ -137,7 +140,7 @@ class Orchestrator:
                     raise  # out of reach is not damaged
                 except PerdureError as error:
                     await self._park_unread(run_id, str(error))
-            await self._in_callback(lambda: self._install_all(ready))
+            await self._in_callback(lambda: self._install_all(ready, dead))
             return len(ready)
         finally:
             self._loading.difference_update(wanted)
@@ -163,17 +166,23 @@ class Orchestrator:
         self.loop.call_soon(call)
         await done
 
-    def _install_all(self, ready: Sequence[tuple[RunStarted, str, Sequence[Batch]]]) -> None:
+    def _install_all(
+        self, ready: Sequence[tuple[RunStarted, str, Sequence[Batch]]], dead: Collection[str | None]
+    ) -> None:
         for started, run_id, batches in ready:
-            self._install(started, run_id, batches)
+            self._install(started, run_id, batches, dead)
 
-    def _install(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> None:
+    def _install(
+        self, started: RunStarted, run_id: str, batches: Sequence[Batch], dead: Collection[str | None]
+    ) -> None:
         """Replay a journal and go on from where it ends."""
         if self.closing or run_id in self.active:
             return
         state = fold(run_id, batches)
         if state.finished is not None:
             self._on_finished(row(state))
+            return
+        if state.owner not in (None, self.name) and state.owner not in dead:
             return
         try:
             driver = self._driver(self._replay(started, run_id, batches), batches, self._variables)

@@ -39,7 +39,7 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
         if not fresh:
             break
         seen.update(fresh)
-        loaded += await orchestrator.load(fresh)
+        loaded += await orchestrator.load(fresh, dead)
         await asyncio.sleep(0 if startup else 0.01)
     return loaded + (await _retry_parked(orchestrator, ownership) if startup else 0)
 
@@ -54,7 +54,7 @@ async def _retry_parked(orchestrator: Orchestrator, ownership: Ownership) -> int
             return loaded
         cursor = page[-1].run_id
         ours = [r for r in page if r.program in orchestrator.programs and r.owner not in ownership.others]
-        loaded += await orchestrator.load([row.run_id for row in ours])
+        loaded += await orchestrator.load([row.run_id for row in ours], {row.owner for row in ours})
 
 
 async def warn_of_unknown(orchestrator: Orchestrator) -> None:

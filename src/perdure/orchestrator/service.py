@@ -131,11 +131,12 @@ class Service:
                 await self._ownership.look_around()
                 skip = self._ownership.others
             ours = [due.run_id for due in found if due.owner not in skip]
+            dead = {due.owner for due in found if due.owner not in skip}
             known = {*orchestrator.active, *orchestrator.unreadable}
             asleep = [run_id for run_id in ours if run_id not in known][:DUE_LIMIT]
             if not asleep:
                 # All of it is in memory and has its own alarm: look again when those have had their turn.
                 self._next_due = now + LOOK_SECONDS if ours else None
                 return
-            await orchestrator.load(asleep)
+            await orchestrator.load(asleep, dead)
             await asyncio.sleep(0)
