@@ -13,6 +13,7 @@ import os
 import sys
 import sysconfig
 import types
+import warnings
 from asyncio import events
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
@@ -150,10 +151,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
             for task in self._tasks:
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    try:
-                        task.body.close()
-                    except BaseException:
-                        _keep_for_ever(task.body)
+                    _close(task.body)
         finally:
             events._set_running_loop(outer)
         self._tasks.clear()
@@ -332,6 +330,22 @@ def _hash_of_gather(future: Any) -> int:
 
 
 asyncio.tasks._GatheringFuture.__hash__ = _hash_of_gather  # type: ignore[attr-defined]
+
+
+def _close(coro: Coroutine[Any, Any, Any]) -> None:
+    """Close a coroutine wherever it stands, also where it awaits on its way out."""
+    with warnings.catch_warnings():
+        # `finally: await gather(a(), b())` makes coroutines that get no further: nobody need hear that.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for _ in range(100):
+            try:
+                coro.close()
+            except RuntimeError:
+                continue
+            except BaseException:
+                pass
+            return
+    _keep_for_ever(coro)
 
 
 def _keep_for_ever(coro: Coroutine[Any, Any, Any]) -> None:
