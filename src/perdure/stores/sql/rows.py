@@ -27,7 +27,7 @@ RUN_AND_HEAD = """
         cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
         cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob), r.checksum,
         h.next_seq, h.at, h.size
-    from perdure_runs r join perdure_heads h using (run_id)
+    from perdure_runs r left join perdure_heads h using (run_id)
 """
 
 _encode = msgspec.json.encode
@@ -84,8 +84,11 @@ def run_row_or_damage(columns: tuple[Any, ...]) -> RunRow | Corrupt:
 
 
 def run_and_head(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
-    """A joined row of runs and heads."""
-    return run_row(columns[:19]), Head(*columns[19:])
+    """A joined row of runs and heads; raises Corrupt when either is not what was written."""
+    row = run_row(columns[:19])
+    if columns[19] is None:
+        raise Corrupt(f"the journal of run {row.id!r}", "its head is missing", run_id=row.run_id)
+    return row, Head(*columns[19:])
 
 
 def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
@@ -94,8 +97,19 @@ def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
     if isinstance(row, Corrupt):
         known = {status.value.encode(): status for status in RunStatus}
         damaged = _row(columns, "replace", known.get(columns[5], RunStatus.PARKED), {}, None)
-        row = msgspec.structs.replace(damaged, input=NULL, input_blob="", output=NULL, output_blob="", reason=str(row))
-    return row, Head(*columns[19:])
+        created = columns[9] if isinstance(columns[9], float) else 0.0
+        row = msgspec.structs.replace(
+            damaged,
+            created_at=created,
+            finished_at=None,
+            input=NULL,
+            input_blob="",
+            output=NULL,
+            output_blob="",
+            reason=str(row),
+        )
+    head = Head(*columns[19:]) if columns[19] is not None else Head(0, row.created_at, 0)
+    return row, head
 
 
 def _row(columns: tuple[Any, ...], errors: str, status: RunStatus, tags: dict[str, str], error: bytes | None) -> RunRow:
