@@ -81,8 +81,9 @@ def _child(parent: int, target: str, arguments: dict[str, Any], out: str) -> NoR
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Not even a killed parent leaves a child behind.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if sys.platform == "linux":
+            # Not even a killed parent leaves a child behind.
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
         log = os.open(out + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

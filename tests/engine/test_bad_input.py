@@ -132,6 +132,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "surrogate": lambda: ValueError("\ud800"),
     "unreadable": Unreadable,
     "group": lambda: ExceptionGroup("several", [ValueError("a"), Declined(1, reason="b")]),
+    "system exit": lambda: SystemExit(3),
     "cancelled": lambda: asyncio.CancelledError("by itself"),
 }
 
