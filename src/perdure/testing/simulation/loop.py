@@ -32,6 +32,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         # What went wrong in callbacks and tasks that nobody waits for.
         self.problems: list[str] = []
         self._all: list[asyncio.Task[Any]] = []
+        self._fatal: BaseException | None = None
         self._inner: dict[asyncio.Task[Any], Coroutine[Any, Any, Any]] = {}
         self.set_exception_handler(lambda _, context: self._problem(context))
 
@@ -55,6 +56,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     most -= 1
         finally:
             events._set_running_loop(None)
+        if self._fatal is not None:
+            raise self._fatal
 
     def next_timer(self) -> float | None:
         """When the next timer rings, or None."""
@@ -97,8 +100,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.close()
 
     def _problem(self, context: dict[str, Any]) -> None:
-        if "handle" in context:
-            self.problems.append(f"a callback raised: {context.get('exception')!r}")
+        error = context.get("exception")
+        if "handle" not in context:
+            return
+        if isinstance(error, Exception | asyncio.CancelledError):
+            self.problems.append(f"a callback raised: {error!r}")
+        else:  # not of the engine: a test that ran out of time, for one
+            self._fatal, self.halted = error, True
 
     # --- what asyncio asks of a loop ------------------------------------------------------------------------------
 
