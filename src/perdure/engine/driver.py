@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import Raw
 
+from perdure.engine.carried import Carried, carry
 from perdure.engine.outbox import Outbox
 from perdure.engine.payloads import Payloads
 from perdure.engine.steps import Attempt, StepRunner
@@ -32,7 +32,6 @@ from perdure.kernel.events import (
     RunReleased,
     RunStatus,
     StepFailed,
-    StepStarted,
     StepSucceeded,
 )
 from perdure.kernel.failures import describe, type_name
@@ -69,14 +68,6 @@ class Services:
         self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
         self.on_commit = on_commit
         self.closing = False
-
-
-class Carried(msgspec.Struct):
-    """What is known of an attempt when its run is read anew: it runs, it has an outcome, or that is being stored."""
-
-    inputs: str
-    attempt: Attempt | None = None
-    outcome: StepSucceeded | AttemptFailed | StepFailed | None = None
 
 
 class Driver:
@@ -146,21 +137,7 @@ class Driver:
         """Everything that is under way or done and not known to be in the store, by op and attempt."""
         self.close(cancel=False)
         self._heir = heir
-        carried: dict[tuple[str, int], Carried] = dict(self._carried)
-        for key in self._storing:
-            carried[key] = Carried("")
-        for op, attempt in self.attempts.items():
-            carried[op, attempt.call.attempt] = Carried(attempt.call.command.inputs_hash, attempt=attempt)
-        inputs: dict[str, str] = {}
-        for event in self._outbox.unsaved():
-            if isinstance(event, StepStarted) and event.attempt == 1:
-                inputs[event.op] = event.inputs
-            elif isinstance(event, StepSucceeded | AttemptFailed) or (
-                # What the program gave up it will give up again, or not.
-                isinstance(event, StepFailed) and not event.cancelled
-            ):
-                carried[event.op, event.attempt] = Carried(inputs.get(event.op, ""), outcome=event)
-        return carried
+        return carry(self._carried, self._storing, self.attempts, self._outbox.unsaved())
 
     def adopt(self, *events: AnyEvent) -> None:
         """Become the owner of a run that another process left: record the claim, then see to its open attempts."""
@@ -186,10 +163,17 @@ class Driver:
             self._set_alarm()
 
     def _attempt_done(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
+        if self._heir is not None:
+            self._heir._attempt_done(attempt, value, error)
+            return
         call = attempt.call
         op = call.command.op
         if self.attempts.get(op) is attempt:
             del self.attempts[op]
+        carried = self._carried.get((op, call.attempt))
+        if carried is not None and carried.attempt is attempt:
+            carried.ended = (value, error)
+            return
         if self._held:
             # Room of its own has come free; after this outcome is recorded, what was due takes it.
             self._services.loop.call_soon(self.wake)
@@ -291,7 +275,7 @@ class Driver:
         self._outbox.close_batch()
         state = self.state
         due = self.durability.due(self._unsaved) or self._outbox.has_wait
-        if self._barrier or due or not state.running or self._outbox.committed == 0:
+        if self._barrier or self._cancels or due or not state.running or self._outbox.committed == 0:
             self._touch()
         elif self.durability.mode == "async" and self._lag is None:
             self._lag = self._services.loop.call_later(self.durability.lag, self._lag_over)
@@ -392,7 +376,8 @@ class Driver:
 
     def _act(self) -> None:
         """Start and stop what the journal now says."""
-        if self._cancels:
+        # Given up only when the journal says so: until then a crash or a conflict would take it up again.
+        if self._cancels and self.saved:
             for op in self._cancels:
                 attempt = self.attempts.pop(op, None)
                 if attempt is not None:
@@ -415,12 +400,15 @@ class Driver:
             if carried is not None and carried.inputs in ("", call.command.inputs_hash):
                 self._go_on(call, carried)
                 return
-            _cancel(carried)
+            if carried is not None:
+                carried.cancel()
         self.attempts[op] = services.runner.start(call, self.run_id, self._deadline, self.variables, self._attempt_done)
 
     def _go_on(self, call: Call, carried: Carried) -> None:
         """An attempt that was under way or done before the journal was read anew is not made again."""
-        if carried.attempt is not None:
+        if carried.attempt is not None and carried.ended is not None:
+            self._services.loop.call_soon(self._attempt_done, carried.attempt, *carried.ended)
+        elif carried.attempt is not None:
             carried.attempt.done = self._attempt_done
             self.attempts[call.command.op] = carried.attempt
         elif carried.outcome is not None:
@@ -487,10 +475,5 @@ class Driver:
                 attempt.cancel()
             self.attempts.clear()
             for carried in self._carried.values():
-                _cancel(carried)
+                carried.cancel()
         self.replay.execution.close()
-
-
-def _cancel(carried: Carried | None) -> None:
-    if carried is not None and carried.attempt is not None:
-        carried.attempt.cancel()
