@@ -104,6 +104,7 @@ class Driver:
         # Attempts whose result is being stored apart; what a driver before this one had under way; who came after it.
         self._storing: set[tuple[str, int]] = set()
         self._carried: dict[tuple[str, int], Carried] = {}
+        self._given_up: dict[tuple[str, int], Carried] = {}
         self._heir: Driver | None = None
         # Whether somebody else has appended: nothing more is written until their events have been read.
         self.stale = False
@@ -137,7 +138,8 @@ class Driver:
         """Everything that is under way or done and not known to be in the store, by op and attempt."""
         self.close(cancel=False)
         self._heir = heir
-        return carry(self._carried, self._storing, self.attempts, self._outbox.unsaved())
+        before = {**self._carried, **self._given_up}
+        return carry(before, self._storing, self.attempts, self._outbox.unsaved())
 
     def adopt(self, *events: AnyEvent) -> None:
         """Become the owner of a run that another process left: record the claim, then see to its open attempts."""
@@ -178,6 +180,10 @@ class Driver:
             # Room of its own has come free; after this outcome is recorded, what was due takes it.
             self._services.loop.call_soon(self.wake)
         if not self._expects(call):
+            if op in self._cancels:
+                # Given up, and that is not in the journal yet: if it never comes there, this is still its outcome.
+                inputs = call.command.inputs_hash
+                self._given_up[op, call.attempt] = Carried(inputs, attempt, (value, error))
             return
         if error is None:
             try:
@@ -383,6 +389,7 @@ class Driver:
                 if attempt is not None:
                     attempt.cancel()
             self._cancels.clear()
+            self._given_up.clear()
         # A call planned after the append was taken waits for the next one.
         wait = self.durability.waits or self._barrier
         if self._calls and not (wait and not self.saved):

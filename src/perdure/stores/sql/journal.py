@@ -68,8 +68,17 @@ class SqlJournal:
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals; a damaged one comes as its error."""
         wanted = msgspec.json.encode(run_ids).decode()
-        rows = await self._database.read(_READ_MANY, (wanted,))
         journals: dict[str, list[Batch] | Exception] = {}
+        try:
+            rows = await self._database.read(_READ_MANY, (wanted,))
+        except Corrupt:
+            # A page that SQLite cannot read fails the statement; one by one only the run it belongs to is lost.
+            for run_id in run_ids:
+                try:
+                    journals[run_id] = await self.read(run_id)
+                except Corrupt as error:
+                    journals[run_id] = error
+            return journals
         for run_id, found in groupby(rows, key=itemgetter(0)):
             try:
                 journals[run_id] = _batches(run_id, (row[1:] for row in found), 0, whole=True)
