@@ -4,13 +4,14 @@
 """
 
 from perdure.testing.simulation.faults import STORMY, Crash, Faults, Pause
-from perdure.testing.simulation.report import PromiseBroken, Report, StepExecution
+from perdure.testing.simulation.report import Lost, PromiseBroken, Report, StepExecution
 from perdure.testing.simulation.simulation import Simulation, every_crash
 
 __all__ = [
     "STORMY",
     "Crash",
     "Faults",
+    "Lost",
     "Pause",
     "PromiseBroken",
     "Report",

@@ -1,0 +1,62 @@
+"""Faults that the searches have found, each with the smallest workflow that showed it, under many schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure import every
+from perdure.testing.simulation import STORMY, Crash, Faults, Simulation
+from tests.simulation.grammar import Tree, interpret
+from tests.simulation.test_promises import LIMIT, LONG, check
+
+SLOW = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
+LOSSY = Faults(delays=(0.0, 0.002, 0.3), interference=0.2, lost_replies=0.1)
+SCHEDULES = 100
+
+
+def run_often(tree: Tree, faults: Faults, **options: Any) -> None:
+    for seed in range(SCHEDULES):
+        check(Simulation(seed, faults=faults).run(interpret(tree), **{"limit": LIMIT, **options}))
+
+
+def test_a_claim_that_meets_a_foreign_event_is_made_again() -> None:
+    run_often(["uncaught", 1], SLOW, crashes=[Crash(1, "during")])
+
+
+def test_a_conflict_does_not_turn_a_timeout_into_an_error_of_the_step() -> None:
+    run_often(["timeout", 5, ["plain", 1]], SLOW)
+    run_often(["timeout", 1, ["retried", 1, 1]], STORMY, limit=LONG)
+
+
+def test_a_run_whose_acceptance_got_no_reply_goes_on() -> None:
+    run_often(["step", 1], Faults(lost_replies=0.5), limit=LONG)
+
+
+def test_a_store_out_of_reach_after_a_conflict_parks_nothing() -> None:
+    run_often(["loop", 3, ["step", 1]], Faults(refusals=0.3, interference=0.3), limit=LONG)
+
+
+def test_what_happens_while_an_append_is_refused_is_written_after_it() -> None:
+    run_often(["steps", [1, 2, 3]], Faults(refusals=0.4), limit=LONG)
+
+
+def test_a_checkpoint_that_ends_a_race_does_not_start_what_lost_it() -> None:
+    run_often(["race", [["gather", [["step", 1]]], ["timeout", 1, ["checkpoint"]]]], Faults())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "exit"])
+def test_a_step_that_was_given_up_is_not_made_again_after_a_conflict(mode: str) -> None:
+    run_often(["timeout", 2, ["gather", [["once", 1], ["step", 1]]]], LOSSY, durability=mode)
+    run_often(["sequence", [["step", 1], ["left", ["once", 1]], ["step", 2]]], LOSSY, durability=mode)
+
+
+def test_an_attempt_that_ends_between_two_conflicts_is_not_lost() -> None:
+    loop = ["loop", 2, ["event", ["retried", 1, 1], ["step", 1]]]
+    run_often(["gather", [["loop", 2, ["gather", [["once", 1], ["retried", 1, 1]]]], loop]], LOSSY, durability=every(1))
+
+
+def test_a_body_that_starts_tasks_on_its_way_out_leaves_nothing_behind() -> None:
+    run_often(["finally", ["step", 1], ["gather", [["sleep", 0], ["step", 1]]]], Faults(), crashes=[Crash(1)])
+    run_often(["finally", ["step", 1], ["event", ["step", 2], ["step", 3]]], Faults(), crashes=[Crash(1)])
