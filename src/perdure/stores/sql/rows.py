@@ -30,6 +30,7 @@ RUN_AND_HEAD = """
     from perdure_runs r left join perdure_heads h using (run_id)
 """
 
+_TEXTS = (0, 1, 3, 4, 13, 15, 17)
 _encode = msgspec.json.encode
 _failure = msgspec.json.Decoder(Failure)
 _tags = msgspec.json.Decoder(dict[str, str])
@@ -96,7 +97,10 @@ def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
     row = run_row_or_damage(columns[:19])
     if isinstance(row, Corrupt):
         known = {status.value.encode(): status for status in RunStatus}
-        damaged = _row(columns, "replace", known.get(columns[5], RunStatus.PARKED), {}, None)
+        # A text may be a number or null by now: it is shown as whatever it is.
+        shown = [_text(c).encode() if i in _TEXTS else c for i, c in enumerate(columns)]
+        shown[6], shown[12], shown[14] = None, b"null", b"null"
+        damaged = _row(tuple(shown), "replace", known.get(columns[5], RunStatus.PARKED), {}, None)
         created = columns[9] if isinstance(columns[9], float) else 0.0
         row = msgspec.structs.replace(
             damaged,
