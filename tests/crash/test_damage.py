@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -226,3 +227,62 @@ async def test_whatever_is_wrong_with_one_run_the_others_go_on(path: Path, chang
         error = await report(engine, victim)
         assert isinstance(error, Corrupt | RunParked), f"not detected: {error!r}"
         await check_others(engine)
+
+
+# --- anywhere in the file -------------------------------------------------------------------------------------------
+
+
+async def flip_anywhere(whole: Path, folder: Path, offset: int, bit: int) -> bool:
+    """Flip one bit of the file, and look at every run. Says whether anything was noticed.
+
+    Whatever is noticed comes as an error of perdure's own, and nothing that is said of a run that has ended is wrong.
+    """
+    data = bytearray(whole.read_bytes())
+    data[offset] ^= bit
+    path = folder / f"{offset}-{bit}.db"
+    path.write_bytes(data)
+    noticed = False
+    try:
+        async with Engine(f"sqlite:///{path}", PROGRAMS, recovery=RECOVERY) as engine:
+            for n, id in enumerate(f"{kind}-{name}" for kind in ("victim", "other") for name in KINDS):
+                name = id.partition("-")[2]
+                try:
+                    view = await engine.get(id)
+                    if view is None:
+                        noticed = True
+                        continue
+                    if view.status is RunStatus.COMPLETED:
+                        run = await engine.start(KINDS[name](0, ""), id=id)
+                        expected = {"short": 2 * (n + 1), "wide": str(n + 1) * 300_000}.get(name, view.output)
+                        assert await run.result(timeout=20) == expected
+                except PerdureError:
+                    noticed = True
+            try:
+                _ = await engine.list()
+                assert (await engine.run(short(4, ""), id="new")).output == 8
+            except PerdureError:
+                noticed = True
+    except PerdureError:
+        noticed = True
+    path.unlink()
+    return noticed
+
+
+async def flip_many(whole: Path, folder: Path, count: int, seed: int) -> None:
+    chance = random.Random(seed)
+    data = whole.read_bytes()
+    # Pages of large values are nearly all of the file, and all alike: leave them to the tests above.
+    places = [i for i in range(64, len(data)) if data[i] and data[i - 64 : i] != data[i - 2 : i] * 32]
+    flips = [(chance.choice(places), 1 << chance.randrange(8)) for _ in range(count)]
+    noticed = [await flip_anywhere(whole, folder, *flip) for flip in flips]
+    assert sum(noticed) >= count // 10, "hardly anything was noticed"
+
+
+async def test_a_bit_flipped_anywhere_in_the_file_leads_to_no_wrong_answer(whole: Path, tmp_path: Path) -> None:
+    await flip_many(whole, tmp_path, count=60, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10, 14))
+async def test_bits_flipped_all_over_the_file_lead_to_no_wrong_answer(whole: Path, tmp_path: Path, seed: int) -> None:
+    await flip_many(whole, tmp_path, count=500, seed=seed)
