@@ -31,7 +31,7 @@ class SqlBlobs:
         rows = await self._database.read(_GET, (blob_id_,))
         if not rows:
             return None
-        data = bytes(rows[0][0])
-        if blob_id(data) != blob_id_:
+        data: object = rows[0][0]
+        if not isinstance(data, bytes) or blob_id(data) != blob_id_:
             raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
         return data

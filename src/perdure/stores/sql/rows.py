@@ -89,6 +89,8 @@ def run_and_head(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
     row = run_row(columns[:19])
     if columns[19] is None:
         raise Corrupt(f"the journal of run {row.id!r}", "its head is missing", run_id=row.run_id)
+    if not _is_moment(columns[20]):
+        raise Corrupt(f"the journal of run {row.id!r}", "its head has no time", run_id=row.run_id)
     return row, Head(*columns[19:])
 
 
@@ -101,7 +103,7 @@ def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
         shown = [_text(c).encode() if i in _TEXTS else c for i, c in enumerate(columns)]
         shown[6], shown[12], shown[14] = None, b"null", b"null"
         damaged = _row(tuple(shown), "replace", known.get(columns[5], RunStatus.PARKED), {}, None)
-        created = columns[9] if isinstance(columns[9], float) else 0.0
+        created = columns[9] if _is_moment(columns[9]) else 0.0
         row = msgspec.structs.replace(
             damaged,
             created_at=created,
@@ -112,7 +114,7 @@ def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
             output_blob="",
             reason=str(row),
         )
-    head = Head(*columns[19:]) if columns[19] is not None else Head(0, row.created_at, 0)
+    head = Head(*columns[19:]) if _is_moment(columns[20]) else Head(0, row.created_at, 0)
     return row, head
 
 
@@ -138,6 +140,10 @@ def _row(columns: tuple[Any, ...], errors: str, status: RunStatus, tags: dict[st
         error=_failure.decode(error) if error is not None else None,
         reason=columns[17].decode(errors=errors),
     )
+
+
+def _is_moment(column: object) -> bool:
+    return isinstance(column, float) and 0 <= column < 1e11  # later than any date that can be shown
 
 
 def _text(column: object) -> str:
