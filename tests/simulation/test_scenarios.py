@@ -204,9 +204,12 @@ def test_a_task_of_a_scenario_that_fails_unseen_is_an_error() -> None:
         sim.play(scenario())
 
 
-async def test_a_simulation_refuses_to_run_inside_another_loop() -> None:
-    with pytest.raises(UsageError, match="plain function"):
+def test_a_simulation_refuses_to_run_inside_another_loop() -> None:
+    async def inside() -> None:
         Simulation().run(add())
+
+    with pytest.raises(UsageError, match="plain function"):
+        asyncio.run(inside())
 
 
 def test_an_engine_belongs_to_a_scenario() -> None:
