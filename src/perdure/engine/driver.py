@@ -428,6 +428,8 @@ class Driver:
             large = self.large.get(outcome.op)
             self._fold(outcome if large is None else StepSucceeded(outcome.op, large, outcome.attempt), outcome)
             self._pump(None)
+        elif outcome.op in self._cancels:
+            self._given_up[outcome.op, outcome.attempt] = Carried(call.command.inputs_hash, outcome=outcome)
 
     def _set_alarm(self) -> None:
         due = self.state.wake_at
