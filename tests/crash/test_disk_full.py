@@ -1,4 +1,5 @@
-"""A full disk: nothing is half-written, new runs are refused with a reason, runs under way wait and go on.
+"""A full disk: nothing is half-written, new runs are refused with a reason, runs under way wait and go on. And a disk
+that cannot be read for a while: nothing is taken for damaged.
 
 The first tests fill a disk of their own, an SQLite VFS that refuses to write; the last one lets the operating system
 refuse.
@@ -15,7 +16,7 @@ import apsw
 import pytest
 from msgspec import Raw
 
-from perdure import Engine, RunStatus, StoreUnavailable, checkpoint, sleep, step, workflow
+from perdure import Engine, Recovery, RunStatus, StoreUnavailable, checkpoint, sleep, step, workflow
 from perdure.kernel.events import AnyEvent, Batch, RunClaimed, RunStarted, StepStarted, StepSucceeded
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
@@ -31,6 +32,8 @@ class FullDisk(apsw.VFS):
         super().__init__(name, "")
         self.name = name
         self.full = False
+        self.unreadable = False
+        self.refused_reads = 0
         self.room: int | None = None
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
@@ -52,6 +55,12 @@ class _File(apsw.VFSFile):
     def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
         self._disk.write()
         super().xWrite(data, offset)
+
+    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
+        if self._disk.unreadable:
+            self._disk.refused_reads += 1
+            raise apsw.IOError("cannot read")
+        return super().xRead(amount, offset)
 
     def xSync(self, flags: int) -> None:  # noqa: N802
         pass  # no test here cuts the power
@@ -192,6 +201,28 @@ async def test_a_timer_that_comes_while_the_disk_is_full_is_not_lost(disk: FullD
         assert [await run.status() for run in runs] == [RunStatus.WAITING, RunStatus.WAITING]
         disk.full = False
         assert [await run.result(timeout=30) for run in runs] == ["awake", "awake"]
+
+
+async def test_a_disk_that_cannot_be_read_for_a_while_parks_nothing(disk: FullDisk, store: SqliteStore) -> None:
+    @workflow
+    async def sleeper(n: int) -> int:
+        text = await widen(n)
+        await sleep(1.2)  # longer than a moment: its journal and its large value are read again
+        return await double(len(text))
+
+    @step
+    async def widen(n: int) -> str:
+        return str(n) * 300_000
+
+    async with Engine(store, [sleeper], recovery=Recovery(check_interval=0.2)) as engine:
+        runs = [await engine.start(sleeper(n)) for n in range(3)]
+        while {await run.status() for run in runs} != {RunStatus.WAITING}:
+            await asyncio.sleep(0.01)
+        disk.unreadable = True
+        await asyncio.sleep(1.8)
+        assert disk.refused_reads > 0, "nothing was read, so nothing was tested"
+        disk.unreadable = False
+        assert [await run.result(timeout=20) for run in runs] == [600_000] * 3
 
 
 def make_append(run_id: str, state: RunState, value: bytes) -> Append:
