@@ -80,7 +80,7 @@ class Engine(Client):
         await self.store.open(migrate=True)
         try:
             await self._start()
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             if self._service is not None:
                 await self._service.stop()
             if self._orchestrator is not None:

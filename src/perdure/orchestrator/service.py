@@ -53,7 +53,8 @@ class Service:
         """End, and wait until nothing is under way."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def note(self, at: float) -> None:
         """A run that left memory is due at `at`."""
