@@ -292,3 +292,22 @@ async def test_a_bit_flipped_anywhere_in_the_file_leads_to_no_wrong_answer(whole
 @pytest.mark.parametrize("seed", range(10, 14))
 async def test_bits_flipped_all_over_the_file_lead_to_no_wrong_answer(whole: Path, tmp_path: Path, seed: int) -> None:
     await flip_many(whole, tmp_path, count=500, seed=seed)
+
+
+async def test_an_index_that_leads_to_another_run_does_not_give_its_answer(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with Engine(f"sqlite:///{path}", PROGRAMS) as engine:
+        assert (await engine.run(short(2, ""), id="the-run-2")).output == 4
+    db = apsw.Connection(str(path))
+    root: Any = db.execute("select rootpage from sqlite_schema where name = 'perdure_runs_by_id'").get
+    size = int(db.pragma("page_size"))
+    db.close()
+    data = bytearray(path.read_bytes())
+    key = data.index(b"the-run-2", (root - 1) * size, root * size)
+    data[key + 8] ^= 1  # in the index alone: it now says that this is the-run-3
+    path.write_bytes(data)
+    async with Engine(f"sqlite:///{path}", PROGRAMS) as engine:
+        with pytest.raises(Corrupt, match="the-run-3"):
+            _ = await engine.get("the-run-3")
+        with pytest.raises(Corrupt, match="the-run-3"):
+            _ = await engine.start(short(3, ""), id="the-run-3")
