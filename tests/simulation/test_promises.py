@@ -92,25 +92,25 @@ def survives_two_crashes(tree: Tree, seed: int, first: int, second: int) -> None
     check(Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes, limit=LIMIT))
 
 
-@search(60)
+@search(40)
 @given(trees, seeds)
 def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
     survives_every_crash(tree, seed)
 
 
-@search(20)
+@search(14)
 @given(trees, seeds, modes)
 def test_a_run_survives_every_crash_in_a_mode_that_does_not_wait(tree: Tree, seed: int, mode: str | Durability) -> None:
     survives_every_crash_in_a_lazy_mode(tree, seed, mode)
 
 
-@search(25)
+@search(18)
 @given(trees, seeds)
 def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree: Tree, seed: int) -> None:
     survives_every_crash_of_a_slow_store(tree, seed)
 
 
-@search(60)
+@search(40)
 @given(trees, trees, seeds)
 def test_runs_survive_lost_replies_refusals_interference_and_clocks_that_jump(
     tree: Tree, other: Tree, seed: int
@@ -118,13 +118,13 @@ def test_runs_survive_lost_replies_refusals_interference_and_clocks_that_jump(
     survives_storms(tree, other, seed)
 
 
-@search(30)
+@search(22)
 @given(trees, seeds)
 def test_a_machine_paused_past_its_lease_at_any_append_writes_nothing_afterwards(tree: Tree, seed: int) -> None:
     survives_zombies(tree, seed)
 
 
-@search(60)
+@search(40)
 @given(trees, seeds, st.integers(0, 8), st.integers(0, 4))
 def test_a_run_survives_a_crash_during_its_recovery(tree: Tree, seed: int, first: int, second: int) -> None:
     survives_two_crashes(tree, seed, first, second)
