@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from perdure.assembly import Engine, connect, run
     from perdure.authoring.code.ops import bail, checkpoint, now, random, sleep, sleep_until, uuid4
     from perdure.authoring.code.step import Step, step, step_inline
+    from perdure.authoring.code.waits import approval, set_state, wait_signal
     from perdure.authoring.code.workflow import Workflow, workflow
     from perdure.client.client import Client
     from perdure.client.handle import RunHandle
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
         AlreadyExists,
+        AnswerRejected,
         Corrupt,
         DeadlineExceeded,
         Diverged,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         RunFailed,
         RunParked,
         SchemaMismatch,
+        SignalTimeout,
         StepCancelled,
         StepError,
         StepTimeout,
@@ -58,20 +61,27 @@ if TYPE_CHECKING:
     from perdure.kernel.commands import Program
     from perdure.kernel.durability import Durability, every
     from perdure.kernel.events import Entry, RunStatus, StepStatus
+    from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
     from perdure.kernel.invocation import Invocation, call
     from perdure.kernel.retry import Retry
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accepted",
     "AlreadyExists",
+    "AlreadyFinished",
+    "AnswerRejected",
+    "Cancelled",
     "Client",
     "Corrupt",
     "DeadlineExceeded",
     "Diverged",
+    "Duplicate",
     "Durability",
     "Engine",
     "Entry",
+    "Finished",
     "HistoryTooLarge",
     "InvalidId",
     "InvalidStoreUrl",
@@ -81,6 +91,7 @@ __all__ = [
     "NotAStore",
     "NotDecodable",
     "NotDurable",
+    "NotFound",
     "NotOwner",
     "NotSerializable",
     "OutcomeUnknown",
@@ -98,6 +109,7 @@ __all__ = [
     "RunStatus",
     "RunView",
     "SchemaMismatch",
+    "SignalTimeout",
     "Step",
     "StepCancelled",
     "StepContext",
@@ -110,6 +122,7 @@ __all__ = [
     "UnknownProgram",
     "UsageError",
     "Workflow",
+    "approval",
     "bail",
     "call",
     "checkpoint",
@@ -118,12 +131,14 @@ __all__ = [
     "now",
     "random",
     "run",
+    "set_state",
     "sleep",
     "sleep_until",
     "step",
     "step_context",
     "step_inline",
     "uuid4",
+    "wait_signal",
     "workflow",
 ]
 
@@ -135,6 +150,7 @@ _HOMES = {
         "perdure.assembly": ("Engine connect run"),
         "perdure.authoring.code.ops": ("bail checkpoint now random sleep sleep_until uuid4"),
         "perdure.authoring.code.step": ("Step step step_inline"),
+        "perdure.authoring.code.waits": ("approval set_state wait_signal"),
         "perdure.authoring.code.workflow": ("Workflow workflow"),
         "perdure.client.client": ("Client"),
         "perdure.client.handle": ("RunHandle"),
@@ -142,15 +158,16 @@ _HOMES = {
         "perdure.config": ("Limits Recovery"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
-            "AlreadyExists Corrupt DeadlineExceeded Diverged HistoryTooLarge InvalidId InvalidStoreUrl "
+            "AlreadyExists AnswerRejected Corrupt DeadlineExceeded Diverged HistoryTooLarge InvalidId InvalidStoreUrl "
             "NoSuchRun NotAStore NotDecodable NotDurable NotOwner NotSerializable OutcomeUnknown "
-            "PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch StepCancelled "
+            "PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch SignalTimeout StepCancelled "
             "StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),
         "perdure.kernel.durability": ("Durability every"),
         "perdure.kernel.events": ("Entry RunStatus StepStatus"),
+        "perdure.kernel.inbound": ("Accepted AlreadyFinished Cancelled Duplicate Finished NotFound"),
         "perdure.kernel.invocation": ("Invocation call"),
         "perdure.kernel.retry": ("Retry"),
     }.items()

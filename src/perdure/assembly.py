@@ -18,8 +18,10 @@ from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import RunStarted
+from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
+from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.recovery import recover, warn_of_unknown
@@ -147,6 +149,18 @@ class Engine(Client):
         except Taken:
             return False
         return True
+
+    async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+        orchestrator = self._orchestrator
+        if orchestrator is None:
+            return await super()._try_to_tell(run_id, decide)
+        if run_id in orchestrator.active:
+            return await orchestrator.tell(run_id, decide)
+        verdict = await super()._try_to_tell(run_id, decide)
+        if isinstance(verdict, Accepted):
+            # It sleeps, and nobody may look after it but us: no need to wait for the next look at the store.
+            await orchestrator.load([run_id])
+        return verdict
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         orchestrator = self._orchestrator

@@ -37,6 +37,7 @@ from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import Entry, RunStatus
+from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.reuse import Reuse
 from perdure.ports.blobs import Blobs as AsyncBlobs
@@ -119,6 +120,32 @@ class Client:
     def run(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
         """Start a run and wait for its end, whatever that is. Takes the options of `start`."""
         return self._loop.wait(self._client.run(invocation, **options))
+
+    # --- telling --------------------------------------------------------------------------------------------------
+
+    def signal(
+        self, id: str, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send a run a signal, durably."""
+        return self._loop.wait(self._client.signal(id, name, payload, signal_id))
+
+    def approve(
+        self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of a run."""
+        return self._loop.wait(self._client.approve(id, name, payload, approval_id, by))
+
+    def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask a run to end."""
+        return self._loop.wait(self._client.cancel(id, reason))
+
+    def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
+        """Let no new step of a run begin."""
+        return self._loop.wait(self._client.pause(id, reason))
+
+    def resume(self, id: str) -> Accepted | Finished:
+        """Let a paused run go on."""
+        return self._loop.wait(self._client.resume(id))
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -217,6 +244,16 @@ class RunHandle(Generic[R]):
     def status(self) -> RunStatus:
         """Where the run stands."""
         return self._loop.wait(self._handle.status())
+
+    def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask the run to end."""
+        return self._loop.wait(self._handle.cancel(reason))
+
+    def signal(
+        self, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send the run a signal."""
+        return self._loop.wait(self._handle.signal(name, payload, signal_id))
 
     def __repr__(self) -> str:
         return repr(self._handle)

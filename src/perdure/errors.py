@@ -6,6 +6,7 @@
     │   ├── InvalidStoreUrl
     │   ├── UnknownProgram
     │   ├── AlreadyExists
+    │   ├── AnswerRejected
     │   └── NoSuchRun
     ├── NotDurable            a workflow body suspended on something that cannot be replayed
     ├── ValueProblem           a value cannot be kept
@@ -17,6 +18,7 @@
     ├── StepTimeout           an attempt took longer than its timeout (also a TimeoutError)
     ├── StepCancelled         a step was given up before it had an outcome
     ├── OutcomeUnknown        an at-most-once step was under way when its process died
+    ├── SignalTimeout         no signal or answer came in time (also a TimeoutError)
     ├── DeadlineExceeded      the run did not finish before its deadline (also a TimeoutError)
     ├── RunError              how a run ended, or why it stands still
     │   ├── RunFailed
@@ -86,6 +88,14 @@ class AlreadyExists(UsageError):
         super().__init__(
             f"a run with id {id!r} exists and is {status}; reuse={reuse!r} does not allow a new one. {cure}"
         )
+
+
+class AnswerRejected(UsageError):
+    """An answer does not fit what was asked. The question stays open."""
+
+    def __init__(self, name: str, path: str, reason: str) -> None:
+        self.name, self.path, self.reason = name, path, reason
+        super().__init__(f"the answer to {name!r} was not accepted: {path} {reason}; the question is still open")
 
 
 class NoSuchRun(UsageError):
@@ -191,6 +201,14 @@ class StepCancelled(PerdureError):
     def __init__(self, op: str, reason: str) -> None:
         self.op, self.reason = op, reason
         super().__init__(f"{op} was cancelled: {reason}")
+
+
+class SignalTimeout(PerdureError, TimeoutError):
+    """No signal, or no answer, came in time."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self.name = kind, name
+        super().__init__(f"no {kind} {name!r} came in time")
 
 
 class OutcomeUnknown(PerdureError):

@@ -107,7 +107,7 @@ def test_the_program_sees_facts_and_nothing_else() -> None:
         WaitResolved("sleep:0", "timer"),
     ]
     follow(script, *events)
-    assert script.fed == [CLAIMED, events[-2], events[-1]]
+    assert script.fed == [CLAIMED, events[3], events[-2], events[-1]]
 
 
 def test_wishes_may_be_recorded_in_another_order_than_they_were_made() -> None:

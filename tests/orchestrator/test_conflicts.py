@@ -13,10 +13,10 @@ from perdure import Durability, Engine, Retry, RunStatus, Workflow, every, sleep
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
-    CancelRequested,
     RunClaimed,
     RunFinished,
     RunReleased,
+    SignalReceived,
     StepSucceeded,
 )
 from perdure.kernel.projection import row
@@ -27,7 +27,7 @@ from perdure.stores.memory.store import MemoryBlobs, MemoryStore
 from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, eventually, replay
 
-FOREIGN = CancelRequested("by hand")
+FOREIGN = SignalReceived("by hand")
 
 
 async def append_by_hand(store: Store, run_id: str, *events: AnyEvent) -> None:
@@ -105,7 +105,7 @@ async def test_the_owner_takes_a_foreign_event_in_and_goes_on(shape: Any, where:
         assert await handle.result(PATIENCE) == ["a", "b", "c"]
         assert calls.names == ["a", "b", "c"]
         found = await kinds(store, handle.run_id)
-        assert found.count("CancelRequested") == 1
+        assert found.count("SignalReceived") == 1
         assert found.count("StepStarted") == found.count("StepSucceeded") == 3
         assert found.count("RunClaimed") == 1
         await replay(flow, handle.run_id, store)
@@ -126,7 +126,7 @@ async def test_a_foreign_event_between_any_two_appends_loses_nothing_and_repeats
                     stored = [Batch(s, a, _decode(d)) for s, a, d in self.journal.batches.get(one.run_id, [])]
                     state = fold(one.run_id, stored)
                     seq = state.next_seq
-                    foreign = isinstance(one.batches[0].events[0], CancelRequested)
+                    foreign = isinstance(one.batches[0].events[0], SignalReceived)
                     if stored and not foreign and seq not in disturbed and state.finished is None:
                         disturbed.update((seq, seq + 1))
                         self.conflicts += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -13,18 +13,21 @@ import msgspec
 from msgspec import Raw
 
 from perdure.client.handle import RunHandle
+from perdure.client.states import States, check_answer
 from perdure.client.views import Loaded, RunPage, RunResult, RunView, StepView, run_view, step_view
 from perdure.client.watch import WATCH_SECONDS, Watch
 from perdure.config import Limits
 from perdure.engine.payloads import Payloads
 from perdure.errors import AlreadyExists, Corrupt, NoSuchRun, UsageError
+from perdure.kernel import inbound
 from perdure.kernel.codec import Codec, TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.events import AnyEvent, Batch, CancelRequested, Entry, RunFinished, RunStarted, RunStatus, entries
-from perdure.kernel.ids import check_id
+from perdure.kernel.ids import check_id, check_name
 from perdure.kernel.ids import run_id as make_run_id
+from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.reuse import Reuse, decide
@@ -59,6 +62,7 @@ class Client:
         self._durability = durability_of(durability)
         self._watch: Watch | None = None
         self._last_run_id = ""
+        self._states = States()
 
     # --- connecting -----------------------------------------------------------------------------------------------
 
@@ -214,6 +218,88 @@ class Client:
                 self.watch.resolve(row(state))
                 return
 
+    # --- telling --------------------------------------------------------------------------------------------------
+
+    async def signal(
+        self, id: str, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once."""
+        check_name(name, "the name of a signal")
+        data = self.codec.encode(payload, f"the payload of the signal {name!r}")
+        self.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
+        # With an id of its own even if the caller has none: a write whose reply is lost is tried again.
+        key = signal_id or f"~{secrets.token_hex(8)}"
+        verdict: Accepted | Duplicate | NotFound | Finished
+        verdict = await self._tell(id, lambda state: inbound.signal(state, name, Raw(data), key))
+        return verdict
+
+    async def approve(
+        self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of a run. Raises AnswerRejected when the answer does not fit what was asked."""
+        data = self.codec.encode(payload, f"the answer to {name!r}")
+        key = approval_id or f"~{secrets.token_hex(8)}"
+
+        def decide(state: RunState) -> Any:
+            now = self.clock.now()
+            return inbound.answer(state, name, Raw(data), key, by or "", now, lambda asked: check_answer(asked, data))
+
+        verdict: Accepted | Duplicate | NotFound | Finished = await self._tell(id, decide)
+        return verdict
+
+    async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
+        verdict: Accepted | AlreadyFinished | NotFound
+        verdict = await self._tell(id, lambda state: inbound.cancel(state, reason or ""))
+        if isinstance(verdict, NotFound):
+            raise NoSuchRun(id)
+        return Cancelled() if isinstance(verdict, Accepted) else verdict
+
+    async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
+        """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
+        verdict: Accepted | NotFound | Finished
+        verdict = await self._tell(id, lambda state: inbound.pause(state, reason or ""))
+        if isinstance(verdict, NotFound):
+            raise NoSuchRun(id)
+        return verdict
+
+    async def resume(self, id: str) -> Accepted | Finished:
+        """Let a paused run go on."""
+        verdict: Accepted | NotFound | Finished = await self._tell(id, inbound.resume)
+        if isinstance(verdict, NotFound):
+            raise NoSuchRun(id)
+        return verdict
+
+    async def _tell(self, id: str, decide: Callable[[RunState], Any]) -> Any:
+        """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended."""
+        found = await self._find(id)
+        if found is None:
+            return NotFound()
+        while True:
+            verdict = await self._try_to_tell(found[0].run_id, decide)
+            if verdict is not None:
+                return verdict
+
+    async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+        """As `_tell`; None when another event came first."""
+        state = await self._states.read(self.store.journal, run_id)
+        verdict = decide(state)
+        if not isinstance(verdict, Sequence):
+            return verdict
+        if not verdict:
+            return Accepted()
+        seq, now = state.next_seq, max(self.clock.now(), state.at)
+        for event in verdict:
+            state.fold(event, now)
+        # What is in memory is ahead of the store until this is accepted.
+        self._states.forget(run_id)
+        if not await self._append(Append(run_id, seq, [Batch(seq, now, verdict)], row(state))):
+            return None
+        self._states.remember(state)
+        if state.finished is not None:
+            self.watch.resolve(row(state))
+        return Accepted()
+
     # --- asking ---------------------------------------------------------------------------------------------------
 
     async def get(self, id: str) -> RunView | None:
@@ -222,9 +308,7 @@ class Client:
         if found is None:
             return None
         run, head = found
-        state = None
-        if not run.status.finished:
-            state = fold(run.run_id, await self.store.journal.read(run.run_id))
+        state = fold(run.run_id, await self.store.journal.read(run.run_id))
         return run_view(await self._load(run), head, state)
 
     async def list(

@@ -11,6 +11,7 @@ from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepEr
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.failures import rebuild
+from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -70,6 +71,16 @@ class RunHandle(Generic[R]):
         if row is None:
             raise NoSuchRun(self.id)
         return row.status
+
+    async def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask the run to end."""
+        return await self._client.cancel(self.run_id, reason)
+
+    async def signal(
+        self, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send the run a signal."""
+        return await self._client.signal(self.run_id, name, payload, signal_id)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.result().__await__()

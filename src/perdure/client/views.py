@@ -12,7 +12,7 @@ from perdure.kernel.events import RunStatus, StepStatus, moment
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name
 from perdure.kernel.projection import RunRow
-from perdure.kernel.state import RunState
+from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.steps import StepRecord
 from perdure.ports.journal import Head
 
@@ -27,6 +27,10 @@ class WaitView:
     kind: str
     deadline: datetime | None
     source: str
+    name: str = ""
+    request: Any = None
+    schema: Any = None
+    approvers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunVi
         owner=row.owner,
         epoch=row.epoch,
         tags=row.tags,
-        state={},
+        state={key: msgspec.json.decode(value) for key, value in state.values.items()} if state is not None else {},
         waits=waits,
         parent=None,
         root=row.run_id,
@@ -143,11 +147,15 @@ def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunVi
 
 
 def _waits(state: RunState) -> list[WaitView]:
-    return [
-        WaitView(path, "retry" if op.kind == "step" else op.kind, _moment(op.due), op.source)
-        for path, op in state.ops.items()
-        if not op.running
-    ]
+    return [_wait_view(path, op) for path, op in state.ops.items() if not op.running]
+
+
+def _wait_view(path: str, op: OpenOp) -> WaitView:
+    kind, asked = "retry" if op.kind == "step" else op.kind, op.opened
+    if asked is None:
+        return WaitView(path, kind, _moment(op.due), op.source, op.name)
+    request, schema = msgspec.json.decode(asked.request), msgspec.json.decode(asked.schema)
+    return WaitView(path, kind, _moment(op.due), op.source, op.name, request, schema, asked.approvers)
 
 
 def step_view(record: StepRecord, output: msgspec.Raw, owner_lives: bool) -> StepView:

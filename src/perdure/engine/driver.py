@@ -13,16 +13,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Raw
 
 from perdure.engine.carried import Carried, carry
 from perdure.engine.outbox import Outbox
-from perdure.engine.payloads import Payloads
-from perdure.engine.steps import Attempt, StepRunner
+from perdure.engine.services import Services
+from perdure.engine.steps import Attempt
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, PerdureError, StepCancelled, ValueProblem
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Command, Finish, RunStep
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
@@ -35,13 +34,9 @@ from perdure.kernel.events import (
     StepSucceeded,
 )
 from perdure.kernel.failures import describe, type_name
-from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
+from perdure.kernel.plan import Call, Plan, adopt, deliver, failed, plan, wake
 from perdure.kernel.replay import Replay
-from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
-
-if TYPE_CHECKING:
-    from perdure.engine.writer import Writer
 
 log = logging.getLogger("perdure")
 
@@ -50,24 +45,8 @@ EVENT_BYTES = 120
 _GIVEN_UP = type_name(StepCancelled)
 
 
-class Services:
-    """What every driver of an engine shares."""
-
-    __slots__ = ("clock", "closing", "codec", "loop", "on_commit", "payloads", "runner", "writer")
-
-    def __init__(
-        self,
-        codec: Codec,
-        clock: Clock,
-        writer: Writer,
-        runner: StepRunner,
-        payloads: Payloads,
-        on_commit: Callable[[Driver, Append], None],
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
-        self.on_commit = on_commit
-        self.closing = False
+class NotKnown(Exception):
+    """The run left memory before it was known whether the journal took an event: ask the journal."""
 
 
 class Driver:
@@ -106,6 +85,8 @@ class Driver:
         self._carried: dict[tuple[str, int], Carried] = {}
         self._given_up: dict[tuple[str, int], Carried] = {}
         self._heir: Driver | None = None
+        # Callers who wait until what they sent is durable, by the number after it.
+        self._accepting: list[tuple[int, asyncio.Future[None]]] = []
         # Whether somebody else has appended: nothing more is written until their events have been read.
         self.stale = False
         # Whether a retry is due and waits for room.
@@ -113,6 +94,14 @@ class Driver:
         self.closed = False
 
     # --- facts come in --------------------------------------------------------------------------------------------
+
+    def accept(self, *events: AnyEvent) -> asyncio.Future[None]:
+        """Take events from outside in; the future is resolved when they are durable."""
+        accepted: asyncio.Future[None] = self._services.loop.create_future()
+        self.record(*events)
+        self._accepting.append((self.state.next_seq, accepted))
+        self._touch()
+        return accepted
 
     def record(self, *events: AnyEvent) -> None:
         """Take facts in, advance the program, and have it all written."""
@@ -261,6 +250,12 @@ class Driver:
                 self._cancels += planned.cancels
                 self._barrier |= planned.barrier
             wishes = self.replay.wishes
+            if self.state.paused is not None:
+                break
+            if not wishes and (delivery := deliver(self.state)) is not None:
+                self._fold(delivery, delivery)
+                planned = None
+                continue
             finish = wishes.get("<finish>")
             # An engine that is being left records outcomes and ends, and begins nothing: the next owner does.
             if not wishes or (self._services.closing and finish is None):
@@ -368,6 +363,10 @@ class Driver:
     def committed(self) -> None:
         """The append is durable: act on it."""
         append = self._outbox.settle()
+        while self._accepting and self._accepting[0][0] <= append.next_seq:
+            accepted = self._accepting.pop(0)[1]
+            if not accepted.done():
+                accepted.set_result(None)
         if self.large and self.saved:
             self.large.clear()
         if self.saved:
@@ -474,6 +473,10 @@ class Driver:
     def close(self, cancel: bool = True) -> None:
         """Leave memory. Attempts under way are cancelled, unless another driver takes them over."""
         self.closed = True
+        for _, accepted in self._accepting:
+            if not accepted.done():
+                accepted.set_exception(NotKnown())
+        self._accepting.clear()
         self._forget_calls()
         self._services.runner.offer()
         for handle in (self._alarm, self._lag):

@@ -52,6 +52,29 @@ class StartTimer(msgspec.Struct, frozen=True, gc=False):
     source: str = ""
 
 
+class OpenWait(msgspec.Struct, frozen=True, gc=False):
+    """Tell the program when a signal or an answer has come, or `deadline` has passed."""
+
+    op: str
+    kind: str
+    name: str
+    deadline: float | None = None
+    source: str = ""
+    request: Raw = NULL
+    schema: Raw = NULL
+    approvers: tuple[str, ...] = ()
+    escalate_at: float | None = None
+    escalate_to: tuple[str, ...] = ()
+
+
+class SetState(msgspec.Struct, frozen=True, gc=False):
+    """Publish a value."""
+
+    op: str
+    key: str
+    value: Raw
+
+
 class CancelOp(msgspec.Struct, frozen=True, gc=False):
     """Give up an op that is under way; its outcome no longer matters."""
 
@@ -83,7 +106,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     op: str = "<finish>"
 
 
-Command = RunStep | StartTimer | CancelOp | RecordValue | Checkpoint | Finish
+Command = RunStep | StartTimer | OpenWait | SetState | CancelOp | RecordValue | Checkpoint | Finish
 
 
 class Execution(Protocol):

@@ -142,19 +142,53 @@ class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
-    """The run waits. For a timer, `deadline` is the moment it fires."""
+    """The run waits: for a `timer`, which fires at `deadline`, or for a `signal` or `approval`, until then at most."""
 
     op: str
     kind: str
     deadline: float | None = None
     source: str = ""
+    name: str = ""
+    # What people are shown and what they may answer, for approvals.
+    request: Raw = NULL
+    schema: Raw = NULL
+    approvers: tuple[str, ...] = ()
+    escalate_at: float | None = None
+    escalate_to: tuple[str, ...] = ()
 
 
 class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
-    """A wait is over: by its `timer`, or because the body `cancelled` it."""
+    """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal` or `answer:` and who gave it.
+
+    By a signal: the oldest one of that name that no wait has taken.
+    """
 
     op: str
     by: str
+    value: Raw = NULL
+    answer_id: str = ""
+
+
+class SignalReceived(Event, frozen=True, tag=True, omit_defaults=True):
+    """Somebody sent the run a signal. It is kept until a wait for its name takes it, in order."""
+
+    name: str
+    payload: Raw = NULL
+    signal_id: str = ""
+
+
+class StateSet(Event, frozen=True, tag=True, omit_defaults=True):
+    """The run published a value."""
+
+    op: str
+    key: str
+    value: Raw
+
+
+class RunPaused(Event, frozen=True, tag=True, omit_defaults=True):
+    """Nothing new begins until the run is resumed."""
+
+    reason: str = ""
 
 
 class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
@@ -182,6 +216,8 @@ class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):
     blob: str = ""
     error: Failure | None = None
     reason: str = ""
+    # The run_id of the incarnation that goes on in its place.
+    continued_as: str = ""
 
 
 AnyEvent = (
@@ -195,7 +231,10 @@ AnyEvent = (
     | ValueRecorded
     | WaitOpened
     | WaitResolved
+    | SignalReceived
+    | StateSet
     | CancelRequested
+    | RunPaused
     | RunParked
     | RunResumed
     | RunFinished

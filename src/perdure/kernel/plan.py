@@ -13,12 +13,23 @@ from msgspec import Raw
 
 from perdure.errors import DeadlineExceeded, OutcomeUnknown, StepCancelled
 from perdure.kernel.codec import Codec
-from perdure.kernel.commands import CancelOp, Checkpoint, Command, Finish, RecordValue, RunStep, StartTimer
+from perdure.kernel.commands import (
+    CancelOp,
+    Checkpoint,
+    Command,
+    Finish,
+    OpenWait,
+    RecordValue,
+    RunStep,
+    SetState,
+    StartTimer,
+)
 from perdure.kernel.events import (
     AnyEvent,
     AttemptFailed,
     RunFinished,
     RunStatus,
+    StateSet,
     StepFailed,
     StepStarted,
     ValueRecorded,
@@ -69,6 +80,10 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
                 result.barrier = True
         elif isinstance(command, StartTimer):
             events.append(WaitOpened(command.op, "timer", command.due, command.source))
+        elif isinstance(command, OpenWait):
+            events.append(_open(command))
+        elif isinstance(command, SetState):
+            events.append(StateSet(command.op, command.key, command.value))
         elif isinstance(command, CancelOp):
             _cancel(state, command.op, "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
@@ -86,6 +101,32 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         events[:] = [event for event in events if not isinstance(event, StepStarted | WaitOpened)]
         _finish(state, finish, result)
     return result
+
+
+def _open(command: OpenWait) -> WaitOpened:
+    return WaitOpened(
+        command.op,
+        command.kind,
+        command.deadline,
+        command.source,
+        command.name,
+        command.request,
+        command.schema,
+        command.approvers,
+        command.escalate_at,
+        command.escalate_to,
+    )
+
+
+def deliver(state: RunState) -> WaitResolved | None:
+    """Hand the next signal that has come to the wait for it; None when there is nothing to hand over.
+
+    One at a time: the program may give up the other waits when it gets it, and their signals must not go with them.
+    """
+    if not state.inbox or state.finished is not None or state.parked is not None:
+        return None
+    ready = state.deliverable()
+    return WaitResolved(ready[0], "signal") if ready else None
 
 
 def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
@@ -114,15 +155,21 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
     result = Plan([], [], [])
     if state.finished is not None or state.parked is not None or state.started is None:
         return result
+    if state.paused is not None:
+        return result
     deadline = state.started.deadline
     if deadline is not None and deadline <= now:
         error = describe(DeadlineExceeded(state.started.id, moment(deadline).isoformat()), _PLAIN)
         _finish(state, Finish(RunStatus.FAILED, error=error), result)
         return result
+    # A signal that has come wins over the timeout of the wait for it: see `deliver`.
+    served = set(state.deliverable()) if state.inbox else ()
     for op in state.due(now):
+        if op in served:
+            continue
         open_op = state.ops[op]
         if open_op.kind != "step":
-            result.events.append(WaitResolved(op, "timer"))
+            result.events.append(WaitResolved(op, "timer" if open_op.kind == "timer" else "timeout"))
         elif len(result.calls) < room:
             result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
             result.calls.append(Call(open_steps[op], open_op.attempt + 1))

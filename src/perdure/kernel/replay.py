@@ -10,12 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from perdure.errors import Diverged
-from perdure.kernel.commands import CancelOp, Checkpoint, Command, Execution, Finish, RecordValue, RunStep, StartTimer
+from perdure.kernel.commands import (
+    CancelOp,
+    Checkpoint,
+    Command,
+    Execution,
+    Finish,
+    OpenWait,
+    RecordValue,
+    RunStep,
+    SetState,
+    StartTimer,
+)
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
+    CancelRequested,
     RunClaimed,
     RunFinished,
+    StateSet,
     StepFailed,
     StepStarted,
     StepSucceeded,
@@ -53,10 +66,17 @@ class Replay:
             if not self._match_cancel(event.op):
                 self._advance(event, at)
         elif isinstance(event, WaitOpened):
-            self._match(event, event.op, StartTimer, f"a {event.kind}", event.source)
+            wish: type[Command] = StartTimer if event.kind == "timer" else OpenWait
+            self._match(event, event.op, wish, f"a wait for a {event.kind}", event.source)
         elif isinstance(event, WaitResolved):
-            if not self._match_cancel(event.op):
+            if event.by == "signal":
+                self._advance(WaitResolved(event.op, "signal", self.state.delivery), at)
+            elif not self._match_cancel(event.op):
                 self._advance(event, at)
+        elif isinstance(event, CancelRequested):
+            self._advance(event, at)
+        elif isinstance(event, StateSet):
+            self._match(event, event.op, SetState, f"set_state({event.key!r})", "")
         elif isinstance(event, ValueRecorded):
             wish = Checkpoint if event.kind == "checkpoint" else RecordValue
             self._match(event, event.op, wish, f"{event.kind}()", "")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec import Raw
+
 from perdure.kernel.events import (
+    NULL,
     AnyEvent,
     AttemptFailed,
     Batch,
@@ -13,10 +17,13 @@ from perdure.kernel.events import (
     RunClaimed,
     RunFinished,
     RunParked,
+    RunPaused,
     RunReleased,
     RunResumed,
     RunStarted,
     RunStatus,
+    SignalReceived,
+    StateSet,
     StepFailed,
     StepStarted,
     StepSucceeded,
@@ -25,11 +32,13 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 
+ANSWER = "answer:"
+
 
 class OpenOp:
     """An op that has begun and has no outcome yet."""
 
-    __slots__ = ("attempt", "due", "failures", "kind", "running", "source")
+    __slots__ = ("attempt", "due", "failures", "kind", "name", "opened", "running", "source")
 
     def __init__(self, kind: str, source: str) -> None:
         self.kind = kind
@@ -38,6 +47,9 @@ class OpenOp:
         self.failures = 0
         self.running = False
         self.due: float | None = None
+        self.name = ""
+        # For an approval: what was asked.
+        self.opened: WaitOpened | None = None
 
 
 class RunState:
@@ -46,21 +58,29 @@ class RunState:
     __slots__ = (
         "_due",
         "_wake",
+        "answers",
         "at",
         "cancel_requested",
         "created_at",
+        "delivery",
         "epoch",
         "finished",
         "finished_at",
+        "inbox",
         "next_seq",
         "ops",
         "owner",
         "parked",
+        "paused",
         "run_id",
         "running",
         "session",
+        "signal_ids",
         "started",
         "steps",
+        "stirred",
+        "values",
+        "waits",
     )
 
     def __init__(self, run_id: str) -> None:
@@ -76,7 +96,18 @@ class RunState:
         self.running = 0
         self.steps = 0
         self.parked: RunParked | None = None
+        self.paused: RunPaused | None = None
         self.cancel_requested: CancelRequested | None = None
+        # Signals that no wait has taken yet, and waits that no signal has come for, by name and in order.
+        self.inbox: dict[str, deque[Raw]] = {}
+        self.waits: dict[str, deque[str]] = {}
+        self.signal_ids: set[str] = set()
+        self.answers: dict[str, str] = {}
+        # The payload of the signal that the last event took out of the inbox.
+        self.delivery: Raw = NULL
+        # Whether somebody else than the owner has given it something to do that the owner has not answered yet.
+        self.stirred = False
+        self.values: dict[str, Raw] = {}
         self.finished: RunFinished | None = None
         self.finished_at: float | None = None
         # Moments at which something of this run is due, and the earliest of them while it is known.
@@ -87,6 +118,8 @@ class RunState:
         """Take one event in."""
         self.next_seq += 1
         self.at = at
+        if self.stirred and type(event) not in _FROM_OUTSIDE:
+            self.stirred = False
         _FOLD[type(event)](self, event, at)
 
     @property
@@ -96,6 +129,8 @@ class RunState:
             return self.finished.status
         if self.parked is not None:
             return RunStatus.PARKED
+        if self.paused is not None:
+            return RunStatus.PAUSED
         if self.epoch == 0:
             return RunStatus.QUEUED
         # No op at all: the body is between two of them, and its owner is about to say what comes next.
@@ -105,6 +140,10 @@ class RunState:
     def wake_at(self) -> float | None:
         """When an orchestrator should look at this run even if nothing else happens to it."""
         if self.finished is not None or self.parked is not None:
+            return None
+        if self.stirred:
+            return self.at
+        if self.paused is not None:
             return None
         assert self.started is not None
         if self.epoch == 0:
@@ -174,34 +213,75 @@ class RunState:
         self._set_due(event.op, event.retry_at)
 
     def _wait_opened(self, event: WaitOpened, at: float) -> None:
+        if event.kind == "signal":
+            self.waits.setdefault(event.name, deque()).append(event.op)
         op = self.ops[event.op] = OpenOp(event.kind, event.source)
-        op.due = event.deadline
+        op.name, op.due = event.name, event.deadline
+        if event.kind == "approval":
+            op.opened = event
         if event.deadline is not None:
             self._set_due(event.op, event.deadline)
 
     def _wait_resolved(self, event: WaitResolved, at: float) -> None:
-        self.ops.pop(event.op, None)
+        op = self.ops.pop(event.op, None)
         self._clear_due(event.op)
+        if op is not None and op.kind == "signal":
+            self.waits[op.name].remove(event.op)
+            if event.by == "signal":
+                self.delivery = self.inbox[op.name].popleft()
+        if event.answer_id:
+            self.answers[event.answer_id] = event.op
+        self.stirred = event.by.startswith(ANSWER)
+
+    def deliverable(self) -> list[str]:
+        """The waits whose signal has come, in the order of the waits."""
+        found = []
+        for name, signals in self.inbox.items():
+            if signals and self.waits.get(name):
+                found += list(self.waits[name])[: len(signals)]
+        return found
+
+    def _signal_received(self, event: SignalReceived, at: float) -> None:
+        if event.signal_id:
+            self.signal_ids.add(event.signal_id)
+        self.inbox.setdefault(event.name, deque()).append(event.payload)
+        # A signal that nobody waits for is no reason to wake the run.
+        if self.waits.get(event.name):
+            self.stirred = True
+
+    def _state_set(self, event: StateSet, at: float) -> None:
+        self.values[event.key] = event.value
+
+    def _run_paused(self, event: RunPaused, at: float) -> None:
+        self.paused = event
 
     def _value_recorded(self, event: ValueRecorded, at: float) -> None:
         pass
 
     def _cancel_requested(self, event: CancelRequested, at: float) -> None:
         self.cancel_requested = event
+        self.paused = None
+        self.stirred = True
 
     def _run_parked(self, event: RunParked, at: float) -> None:
         self.parked = event
 
     def _run_resumed(self, event: RunResumed, at: float) -> None:
-        self.parked = None
+        self.stirred = self.paused is not None
+        self.parked = self.paused = None
 
     def _run_finished(self, event: RunFinished, at: float) -> None:
         self.finished = event
         self.finished_at = at
+        self.stirred = False
         self.ops.clear()
+        self.waits.clear()
         self._due.clear()
         self.running = 0
 
+
+# Events that anyone may append; everything else is the owner's word, who has seen what stands before it.
+_FROM_OUTSIDE = frozenset({SignalReceived, WaitResolved, CancelRequested, RunPaused, RunResumed})
 
 _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     RunStarted: RunState._run_started,
@@ -212,6 +292,9 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     StepFailed: RunState._step_ended,
     AttemptFailed: RunState._attempt_failed,
     ValueRecorded: RunState._value_recorded,
+    SignalReceived: RunState._signal_received,
+    StateSet: RunState._state_set,
+    RunPaused: RunState._run_paused,
     WaitOpened: RunState._wait_opened,
     WaitResolved: RunState._wait_resolved,
     CancelRequested: RunState._cancel_requested,

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from perdure.config import Limits, Recovery
-from perdure.engine.driver import Driver, Services
+from perdure.engine.driver import Driver, NotKnown
 from perdure.engine.payloads import Payloads
+from perdure.engine.services import Services
 from perdure.engine.steps import StepRunner
 from perdure.engine.writer import Source, Writer
 from perdure.errors import Corrupt, PerdureError, StoreUnavailable
@@ -31,6 +32,7 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
 )
+from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState, fold
@@ -191,6 +193,7 @@ class Orchestrator:
             claim = [] if ours else [RunClaimed(self.name, state.epoch + 1, self.session)]
             driver.adopt(*claim, *([RunResumed()] if state.parked is not None else []))
             driver.wake()
+            self._acknowledge(driver)
         except Exception as error:  # whatever it is, it stops this run and no other
             if run_id in self.active:
                 self._drop(self.active[run_id])
@@ -199,6 +202,12 @@ class Orchestrator:
             return
         if driver.idle:
             self._settle(driver)
+
+    def _acknowledge(self, driver: Driver) -> None:
+        """Say that we have seen what came from outside, if nothing else that we write says so."""
+        state = driver.state
+        if state.stirred and state.finished is None:
+            driver.record(RunClaimed(self.name, state.epoch + 1, self.session))
 
     def _replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
         program = self.programs[started.program]
@@ -355,6 +364,7 @@ class Orchestrator:
         new = self._driver(replay, batches, old.variables)
         self.active[old.run_id] = new
         new.succeed(old)
+        self._acknowledge(new)
 
     async def read_tails(self) -> None:
         """Take in what others appended to runs that are in memory here."""
@@ -364,6 +374,39 @@ class Orchestrator:
             # Meanwhile it may have written itself; then its own append met what is news here.
             if heads.get(driver.run_id, 0) > driver.state.next_seq and self.active.get(driver.run_id) is driver:
                 self._on_conflict(driver, Conflict(heads[driver.run_id]))
+
+    # --- what comes from outside ----------------------------------------------------------------------------------
+
+    async def tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+        """Record what `decide` makes of a run in memory here, and say Accepted when it is durable.
+
+        None when the run is not here any more, or its journal has to be read anew first: ask again.
+        """
+        answer: asyncio.Future[Any] = self.loop.create_future()
+        self.loop.call_soon(self._tell, run_id, decide, answer)
+        verdict = await answer
+        if not isinstance(verdict, asyncio.Future):
+            if verdict is None:
+                await asyncio.sleep(0)  # whoever reads the journal needs a turn
+            return verdict
+        try:
+            await verdict
+        except NotKnown:
+            return None
+        return Accepted()
+
+    def _tell(self, run_id: str, decide: Callable[[RunState], Any], answer: asyncio.Future[Any]) -> None:
+        driver = self.active.get(run_id)
+        try:
+            if driver is None or driver.stale or driver.closed or self.closing:
+                verdict: Any = None
+            else:
+                verdict = decide(driver.state)
+                if isinstance(verdict, Sequence):
+                    verdict = driver.accept(*verdict) if verdict else Accepted()
+            answer.set_result(verdict)
+        except Exception as error:
+            answer.set_exception(error)
 
     # --- ending ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.loop import (
@@ -25,11 +26,23 @@ from perdure.authoring.code.loop import (
     user_line,
     waiting_line,
 )
-from perdure.errors import NotDurable, NotSerializable, PerdureError
+from perdure.errors import NotDecodable, NotDurable, NotSerializable, PerdureError, SignalTimeout
 from perdure.kernel.codec import Codec
-from perdure.kernel.commands import CancelOp, Checkpoint, Command, Finish, RecordValue, RunStep, StartTimer, StepSpec
+from perdure.kernel.commands import (
+    CancelOp,
+    Checkpoint,
+    Command,
+    Finish,
+    OpenWait,
+    RecordValue,
+    RunStep,
+    SetState,
+    StartTimer,
+    StepSpec,
+)
 from perdure.kernel.events import (
     AnyEvent,
+    CancelRequested,
     RunClaimed,
     RunStarted,
     RunStatus,
@@ -44,6 +57,14 @@ from perdure.kernel.ids import inputs_hash
 
 class Bail(BaseException):
     """Unwinds a body that ends early and on purpose."""
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """What a body waits for from outside, and the type it comes as."""
+
+    kind: str
+    name: str
+    type: Any
 
 
 class Body:
@@ -64,10 +85,11 @@ class Body:
         self._task: BodyTask | None = None
         self._commands: list[Command] = []
         # What each open op resolves: the future of a step or a wait, or a timer.
-        self._futures: dict[str, tuple[OpFuture, StepSpec | None]] = {}
+        self._futures: dict[str, tuple[OpFuture, StepSpec | Wait | None]] = {}
         self._timers: dict[str, BodyTimer] = {}
         self._finish: Finish | None = None
         self._refusals = 0
+        self._cancelled: CancelRequested | None = None
 
     # --- Execution ------------------------------------------------------------------------------------------------
 
@@ -84,13 +106,13 @@ class Body:
             if found is None:
                 return ()
             future, spec = found
-            value = self.codec.decode(event.value, spec.returns if spec else Any, event.op)
+            value = self.codec.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
             future._op = None
             if not future.done():
                 future.set_result(value)
         elif isinstance(event, StepFailed):
             spec = self._futures[event.op][1] if event.op in self._futures else None
-            error = rebuild(event.error, self.codec, spec.errors if spec else None)
+            error = rebuild(event.error, self.codec, spec.errors if isinstance(spec, StepSpec) else None)
             if event.error.traceback:
                 error.add_note(f"in step {event.op}:\n{event.error.traceback.rstrip()}")
             self._resolve_with(event.op, error)
@@ -99,7 +121,12 @@ class Body:
             if timer is not None:
                 loop.fire(timer)
             else:
-                self._resolve_with(event.op, None)
+                self._answered(event)
+        elif isinstance(event, CancelRequested):
+            self._cancelled = event
+            if self._task is None:
+                return ()
+            self._task.cancel(event.reason)
         elif isinstance(event, ValueRecorded):
             if event.kind != "checkpoint":
                 return ()
@@ -120,7 +147,7 @@ class Body:
         self._futures.clear()
         self._timers.clear()
 
-    def _resolve_with(self, op: str, error: BaseException | None) -> None:
+    def _resolve_with(self, op: str, error: BaseException | None, value: Any = None) -> None:
         found = self._futures.pop(op, None)
         if found is None:
             return
@@ -129,12 +156,30 @@ class Body:
         if future.done():
             return
         if error is None:
-            future.set_result(None)
+            future.set_result(value)
         elif isinstance(error, asyncio.CancelledError | StopIteration):
             # A future refuses StopIteration, and CancelledError would look like a cancel of the body.
             future.set_exception(PerdureError(f"{type(error).__name__}: {error}"))
         else:
             future.set_exception(error)
+
+    def _answered(self, event: WaitResolved) -> None:
+        found = self._futures.get(event.op)
+        if found is None:
+            return
+        wait = found[1]
+        if not isinstance(wait, Wait):
+            self._resolve_with(event.op, None)
+        elif event.by == "timeout":
+            self._resolve_with(event.op, SignalTimeout(wait.kind, wait.name))
+        else:
+            try:
+                value = self.codec.decode(event.value, wait.type, f"the {wait.kind} {wait.name!r}")
+            except NotDecodable as error:
+                # What came is not what was asked for; the body decides what that means.
+                self._resolve_with(event.op, error)
+                return
+            self._resolve_with(event.op, None, value)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if self._finish is not None or self.loop.closing:
@@ -144,6 +189,9 @@ class Body:
             error = task.exception()
             value = None if error is not None else task.result()
         except asyncio.CancelledError as cancelled:
+            if self._cancelled is not None:
+                self.finish(Finish(RunStatus.CANCELLED, reason=self._cancelled.reason))
+                return
             error, value = cancelled, None
         if error is None:
             try:
@@ -194,6 +242,22 @@ class Body:
         self._commands.append(StartTimer(op, due, self._line()))
         return future
 
+    def wait(self, wait: Wait, deadline: float | None, **question: Any) -> OpFuture:
+        """Wish to be told when a signal or an answer has come."""
+        if self.loop.closing:
+            return self._refuse()
+        op = self.loop.scope().path(wait.name)
+        future = self._future(op, wait)
+        self._commands.append(OpenWait(op, wait.kind, wait.name, deadline, self._line(), **question))
+        return future
+
+    def set_state(self, key: str, value: Any) -> None:
+        """Wish to publish a value."""
+        if self.loop.closing:
+            raise Closing
+        op = self.loop.scope().path("state")
+        self._commands.append(SetState(op, key, Raw(self.codec.encode(value, f"the state {key!r}"))))
+
     def checkpoint(self) -> OpFuture:
         """Wish that everything so far be durable."""
         if self.loop.closing:
@@ -232,7 +296,7 @@ class Body:
             self._finish = finish
             self._commands.append(finish)
 
-    def _future(self, op: str, spec: StepSpec | None) -> OpFuture:
+    def _future(self, op: str, spec: StepSpec | Wait | None) -> OpFuture:
         future = self.loop.create_future()
         future._op = op
         self._futures[op] = (future, spec)

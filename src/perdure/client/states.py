@@ -1,0 +1,52 @@
+"""Folded journals of runs that are told something again and again. Only the tail is read each time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+
+from perdure.errors import AnswerRejected
+from perdure.kernel.events import WaitOpened
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Journal
+
+LIMIT = 64
+
+
+class States:
+    """The last few runs, as far as their journals have been read."""
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[str, RunState] = OrderedDict()
+
+    async def read(self, journal: Journal, run_id: str) -> RunState:
+        """The state of a run after everything that is in its journal now."""
+        # Taken out while it is read: two callers must not fold the same tail twice.
+        state = self._states.pop(run_id, None) or RunState(run_id)
+        for batch in await journal.read(run_id, state.next_seq):
+            for event in batch.events:
+                state.fold(event, batch.at)
+        return state
+
+    def remember(self, state: RunState) -> None:
+        """Keep a state that agrees with the store."""
+        self._states[state.run_id] = state
+        if len(self._states) > LIMIT:
+            self._states.popitem(last=False)
+
+    def forget(self, run_id: str) -> None:
+        """Read this run from its beginning next time."""
+        self._states.pop(run_id, None)
+
+
+def check_answer(asked: WaitOpened, answer: bytes) -> None:
+    """Raise AnswerRejected when an answer does not fit the schema of what was asked."""
+    schema = msgspec.json.decode(asked.schema)
+    if schema is None:
+        return
+    import jsonschema_rs
+
+    for error in jsonschema_rs.validator_for(schema).iter_errors(msgspec.json.decode(answer)):
+        path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
+        raise AnswerRejected(asked.name, path, error.message)

@@ -1,0 +1,37 @@
+"""What every driver of an engine shares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from perdure.engine.payloads import Payloads
+from perdure.engine.steps import StepRunner
+from perdure.engine.writer import Writer
+from perdure.kernel.codec import Codec
+from perdure.ports.clock import Clock
+from perdure.ports.journal import Append
+
+if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
+
+
+class Services:
+    """What every driver of an engine shares."""
+
+    __slots__ = ("clock", "closing", "codec", "loop", "on_commit", "payloads", "runner", "writer")
+
+    def __init__(
+        self,
+        codec: Codec,
+        clock: Clock,
+        writer: Writer,
+        runner: StepRunner,
+        payloads: Payloads,
+        on_commit: Callable[[Driver, Append], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
+        self.on_commit = on_commit
+        self.closing = False

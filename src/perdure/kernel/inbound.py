@@ -1,0 +1,119 @@
+"""What comes to a run from outside: signals, answers, cancels, pauses. Decides, never writes.
+
+Anyone may append these events, owner or not. Each function looks at the folded journal and returns the events to append
+at its end, or why there are none; when another event comes first, the caller folds it and asks again. So every race has
+one winner, and it stands in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import AnswerRejected
+from perdure.kernel.events import (
+    AnyEvent,
+    CancelRequested,
+    RunFinished,
+    RunPaused,
+    RunResumed,
+    RunStatus,
+    SignalReceived,
+    WaitOpened,
+    WaitResolved,
+)
+from perdure.kernel.state import ANSWER, RunState
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """It is in the journal, durably."""
+
+
+class Duplicate(msgspec.Struct, frozen=True):
+    """It was there already, under the same id."""
+
+
+class NotFound(msgspec.Struct, frozen=True):
+    """There is no such run, or no such question."""
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The run had ended before."""
+
+    status: RunStatus
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """The run is told to end, and will not complete unless it refuses to."""
+
+
+class AlreadyFinished(msgspec.Struct, frozen=True):
+    """The run had ended before it could be cancelled."""
+
+    status: RunStatus
+
+
+Events = Sequence[AnyEvent]
+
+
+def signal(state: RunState, name: str, payload: Raw, signal_id: str) -> Events | Duplicate | Finished:
+    """Send a signal. One with a `signal_id` that has come before is a duplicate, whatever it carries."""
+    if signal_id and signal_id in state.signal_ids:
+        return Duplicate()
+    if state.finished is not None:
+        return Finished(state.finished.status)
+    return [SignalReceived(name, payload, signal_id)]
+
+
+def answer(
+    state: RunState,
+    name: str,
+    payload: Raw,
+    answer_id: str,
+    by: str,
+    now: float,
+    check: Callable[[WaitOpened], None],
+) -> Events | Duplicate | NotFound | Finished:
+    """Answer the oldest open approval of this name; `check` raises AnswerRejected when the answer does not fit."""
+    if answer_id and answer_id in state.answers:
+        return Duplicate()
+    if state.finished is not None:
+        return Finished(state.finished.status)
+    for op, open_op in state.ops.items():
+        question = open_op.opened
+        if question is None or question.name != name:
+            continue
+        allowed = set(question.approvers)
+        if question.escalate_at is not None and now >= question.escalate_at:
+            allowed |= set(question.escalate_to)
+        if allowed and by not in allowed:
+            raise AnswerRejected(name, "$", f"{by or 'an unnamed person'} is not among {', '.join(sorted(allowed))}")
+        check(question)
+        return [WaitResolved(op, ANSWER + by, payload, answer_id)]
+    return NotFound()
+
+
+def cancel(state: RunState, reason: str) -> Events | AlreadyFinished:
+    """Ask a run to end. One that never began, or cannot go on, ends at once."""
+    if state.finished is not None:
+        return AlreadyFinished(state.finished.status)
+    request = CancelRequested(reason)
+    if state.epoch == 0 or state.parked is not None:
+        return [request, RunFinished(RunStatus.CANCELLED, reason=reason)]
+    return [] if state.cancel_requested is not None else [request]
+
+
+def pause(state: RunState, reason: str) -> Events | Finished:
+    """Let nothing new begin."""
+    if state.finished is not None:
+        return Finished(state.finished.status)
+    return [] if state.paused is not None else [RunPaused(reason)]
+
+
+def resume(state: RunState) -> Events | Finished:
+    """Let a paused run go on."""
+    if state.finished is not None:
+        return Finished(state.finished.status)
+    return [RunResumed()] if state.paused is not None else []
