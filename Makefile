@@ -77,8 +77,8 @@ soak: $(INSTALLED) ## long storms of crashes and load
 bench: $(INSTALLED) ## the engine against the limit of its store
 	@$(BIN)/python -m bench.run $(ARGS)
 
-bench-peers: .venv-peers/.ready ## the same work done by peers, in their own environment
-	@.venv-peers/bin/python -m bench.peers $(ARGS)
+bench-peers: $(INSTALLED) .venv-peers/.ready ## the same with DBOS beside it, in an environment of its own
+	@$(BIN)/python -m bench.run --peers $(ARGS)
 
 .venv-peers/.ready: bench/requirements-peers.txt
 	$(SAY) "setting up .venv-peers"
