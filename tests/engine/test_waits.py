@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from perdure import (
     Accepted,
@@ -262,6 +263,26 @@ async def test_an_answer_is_checked_before_it_is_accepted(url: str) -> None:
         [answered] = [e.event for e in await engine.journal("it") if isinstance(e.event, WaitResolved)]
         assert (answered.by, answered.answer_id) == ("answer:ann", "q1")
         await replay(ask, run.run_id, engine.store)
+
+
+class Model(BaseModel):
+    ok: bool
+
+
+async def test_the_answer_may_be_a_pydantic_model(url: str) -> None:
+    @workflow
+    async def modelled() -> str:
+        answer = await approval("ship", schema=Model)
+        return f"{type(answer).__name__} {answer.ok}"
+
+    world = World(url, [modelled])
+    async with world.engine as engine:
+        run = await engine.start(modelled(), id="it")
+        await world.opened("ship:0")
+        with pytest.raises(AnswerRejected, match="ok"):
+            await engine.approve("it", "ship", {})
+        assert await engine.approve("it", "ship", {"ok": True}) == Accepted()
+        assert await run.result(PATIENCE) == "Model True"
 
 
 async def test_others_may_answer_after_a_while() -> None:

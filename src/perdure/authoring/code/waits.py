@@ -80,7 +80,7 @@ async def approval(
     check_name(name, "the name of an approval")
     question: dict[str, Any] = {
         "request": Raw(body.codec.encode(request, f"the request of {name!r}")),
-        "schema": Raw(msgspec.json.encode(msgspec.json.schema(schema) if schema is not None else None)),
+        "schema": Raw(msgspec.json.encode(_json_schema(schema))),
         "approvers": tuple(approvers),
     }
     if escalate is not None:
@@ -99,3 +99,16 @@ def set_state(key: str, value: Any) -> None:
 
 def _deadline(body: Body, timeout: float | timedelta | None) -> float | None:
     return None if timeout is None else body.loop.now + seconds(timeout, "timeout")
+
+
+def _json_schema(type: Any) -> Any:
+    """The JSON Schema of a type; None for one that has none, whose answers are then checked by the body alone."""
+    if type is None:
+        return None
+    of_model = getattr(type, "model_json_schema", None)
+    if of_model is not None:
+        return of_model()
+    try:
+        return msgspec.json.schema(type)
+    except TypeError:
+        return None
