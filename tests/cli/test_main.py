@@ -71,7 +71,7 @@ def test_every_end_of_a_run_has_an_exit_code() -> None:
 def test_an_unknown_command_names_those_there_are(cli: Cli) -> None:
     ended = cli("nope")
     assert ended.code == 2
-    assert "demo, run, runs, doctor" in ended.err
+    assert "demo, run, runs, signal" in ended.err
 
 
 # --- the store ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ class Exit(IntEnum):
 
     OK = 0
     FAILED = 1
-    """The run failed, or the doctor found a failure."""
+    """The run failed, the doctor found a failure, or a run that was told something had ended."""
     USAGE = 2
     """The command was wrong; nothing was done."""
     NO_SUCH_RUN = 3
@@ -38,8 +38,8 @@ ENDS = {
 }
 
 EPILOGUE = (
-    "Exit codes: 0 ok; 1 the run failed, or the doctor found a failure; 2 wrong usage; 3 no such run; "
-    "4 the store cannot be used; 5 the run was cancelled or is parked; 130 interrupted; 143 terminated."
+    "Exit codes: 0 ok; 1 the run failed or had ended already, or the doctor found a failure; 2 wrong usage; "
+    "3 no such run; 4 the store cannot be used; 5 the run was cancelled or is parked; 130 interrupted; 143 terminated."
 )
 
 

@@ -20,6 +20,11 @@ COMMANDS = {
     "demo": ("perdure.cli.demo:demo", "Watch a run survive the death of its process."),
     "run": ("perdure.cli.run:run", "Run a workflow to its end, or go on with it."),
     "runs": ("perdure.cli.runs:app", "Look at runs: ls, show, steps, journal, watch."),
+    "signal": ("perdure.cli.tell:signal", "Send a run a signal."),
+    "approve": ("perdure.cli.tell:approve", "Answer a question of a run."),
+    "cancel": ("perdure.cli.tell:cancel", "Ask a run to end."),
+    "pause": ("perdure.cli.tell:pause", "Let no new step of a run begin."),
+    "resume": ("perdure.cli.tell:resume", "Let a paused run go on."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }
 

@@ -1,0 +1,92 @@
+"""`perdure signal`, `approve`, `cancel`, `pause`, `resume`: tell a run something, whoever executes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from perdure.cli.exits import Exit, Problem
+from perdure.cli.inputs import read
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.output import note, write_json
+from perdure.client.client import Client
+from perdure.errors import NoSuchRun
+from perdure.kernel.inbound import AlreadyFinished, Duplicate, Finished, NotFound
+from perdure.stores.open import open_store
+
+Input = Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")]
+Reason = Annotated[str | None, Parameter(help="Why; it is kept in the journal.")]
+
+
+def signal(
+    id: RunId,
+    name: Annotated[str, Parameter(help="The name that the run waits for.")],
+    /,
+    *,
+    input: Input = None,
+    signal_id: Annotated[str | None, Parameter(help="Sent again under this id, it arrives once.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Send a run a signal."""
+    payload = None if input is None else read(input)
+    return _tell(store, id, json, "signal sent", lambda client: client.signal(id, name, payload, signal_id))
+
+
+def approve(
+    id: RunId,
+    name: Annotated[str, Parameter(help="The name of the question.")],
+    /,
+    *,
+    input: Input = None,
+    by: Annotated[str | None, Parameter(help="Who answers.")] = None,
+    approval_id: Annotated[str | None, Parameter(help="Given again under this id, it counts once.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Answer a question of a run; `perdure runs show ID` shows what it asks."""
+    answer = None if input is None else read(input)
+
+    async def give(client: Client) -> Any:
+        verdict = await client.approve(id, name, answer, approval_id, by)
+        if isinstance(verdict, NotFound) and await client.get(id) is not None:
+            raise Problem(f"run {id!r} asks no question named {name!r}; `perdure runs show` tells what it waits for")
+        return verdict
+
+    return _tell(store, id, json, "answer accepted", give)
+
+
+def cancel(id: RunId, /, *, reason: Reason = None, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
+    """Ask a run to end; it may clean up first."""
+    return _tell(store, id, json, "told to end", lambda client: client.cancel(id, reason))
+
+
+def pause(id: RunId, /, *, reason: Reason = None, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
+    """Let no new step of a run begin."""
+    return _tell(store, id, json, "paused", lambda client: client.pause(id, reason))
+
+
+def resume(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
+    """Let a paused run go on."""
+    return _tell(store, id, json, "goes on", lambda client: client.resume(id))
+
+
+def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[Client], Awaitable[Any]]) -> int:
+    async def ask() -> Any:
+        async with Client(open_store(store)) as client:
+            return await tell(client)
+
+    verdict = asyncio.run(ask())
+    if isinstance(verdict, NotFound):
+        raise NoSuchRun(id)
+    ended = isinstance(verdict, Finished | AlreadyFinished)
+    if json:
+        write_json({"answer": type(verdict).__name__, **({"status": verdict.status} if ended else {})})
+    elif ended:
+        note(f"nothing was done: run {id!r} is {verdict.status.value} already")
+    else:
+        note("it had come before, and counts once" if isinstance(verdict, Duplicate) else f"run {id!r}: {done}")
+    return Exit.FAILED if ended else Exit.OK
