@@ -158,8 +158,9 @@ class Engine(Client):
             return await orchestrator.tell(run_id, decide)
         verdict = await super()._try_to_tell(run_id, decide)
         if isinstance(verdict, Accepted):
-            # It sleeps, and nobody may look after it but us: no need to wait for the next look at the store.
-            await orchestrator.load([run_id])
+            # It sleeps, and may be ours: no need to wait for the next look at the store. In the background, since what
+            # was accepted stays accepted whatever becomes of the reading.
+            orchestrator.load_soon(run_id)
         return verdict
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:

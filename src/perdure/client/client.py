@@ -284,10 +284,9 @@ class Client:
         """As `_tell`; None when another event came first."""
         state = await self._states.read(self.store.journal, run_id)
         verdict = decide(state)
-        if not isinstance(verdict, Sequence):
-            return verdict
-        if not verdict:
-            return Accepted()
+        if not isinstance(verdict, Sequence) or not verdict:
+            self._states.remember(state)
+            return verdict if not isinstance(verdict, Sequence) else Accepted()
         seq, now = state.next_seq, max(self.clock.now(), state.at)
         for event in verdict:
             state.fold(event, now)

@@ -147,13 +147,17 @@ class Orchestrator:
         finally:
             self._loading.difference_update(wanted)
 
+    def load_soon(self, run_id: str) -> None:
+        """Load a run in the background."""
+        self._spawn(self._load_soon(run_id))
+
     async def _load_soon(self, run_id: str) -> None:
         """Load a run as soon as the store can be read; nothing happens if there is no such run."""
         try:
             await self.load([run_id])
         except StoreUnavailable:
             await asyncio.sleep(MOMENT)
-            self._spawn(self._load_soon(run_id))
+            self.load_soon(run_id)
 
     async def _in_callback(self, function: Callable[[], Any]) -> None:
         done: asyncio.Future[None] = self.loop.create_future()
@@ -311,7 +315,7 @@ class Orchestrator:
         elif not accepted.done():
             accepted.set_exception(error)
             if isinstance(error, StoreUnavailable):
-                self._spawn(self._load_soon(source.run_id))  # it may be in the store: a lost reply looks the same
+                self.load_soon(source.run_id)  # it may be in the store: a lost reply looks the same
         return False
 
     def _on_conflict(self, source: Source, conflict: Conflict) -> None:
@@ -353,7 +357,7 @@ class Orchestrator:
                 self._on_finished(row(state))
             elif state.epoch < old.state.epoch:
                 # It was the claim that met the conflict, and nobody else has claimed: claim again.
-                self._spawn(self._load_soon(old.run_id))
+                self.load_soon(old.run_id)
             return
         try:
             replay = self._replay(started, old.run_id, batches)
