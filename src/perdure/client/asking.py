@@ -1,0 +1,100 @@
+"""What callers ask about runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+
+from perdure.client.connection import Connection, checked_tags
+from perdure.client.views import RunPage, RunView, StepView, run_view, step_view
+from perdure.client.watch import WATCH_SECONDS
+from perdure.errors import UsageError
+from perdure.kernel.events import Entry, RunFinished, RunStatus, entries
+from perdure.kernel.state import fold
+from perdure.kernel.steps import steps as steps_of
+from perdure.ports.runs import RunFilter
+
+
+class Asking(Connection):
+    """Reads runs, their steps and their journals."""
+
+    async def get(self, id: str) -> RunView | None:
+        """The latest run under an id, or None."""
+        found = await self._find(id)
+        if found is None:
+            return None
+        run, head = found
+        state = fold(run.run_id, await self.store.journal.read(run.run_id))
+        return run_view(await self._load(run), head, state)
+
+    async def list(
+        self,
+        *,
+        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+        program: str | None = None,
+        tags: dict[str, str] | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """Runs, newest first, a page at a time."""
+        self._check_open()
+        wanted = [status] if isinstance(status, str) else list(status or ())
+        if limit < 1:
+            raise UsageError(f"list(limit={limit}): ask for at least one run")
+        filter = RunFilter(
+            status=[_status(s) for s in wanted],
+            program=program,
+            tags=checked_tags(tags),
+            since=since.timestamp() if since is not None else None,
+            limit=limit + 1,  # one more than asked for tells whether there is another page
+            cursor=cursor,
+        )
+        found = await self.store.runs.list(filter)
+        page = RunPage([run_view(await self._load_or_say(run), head) for run, head in found[:limit]])
+        page.cursor = page[-1].run_id if len(found) > limit else None
+        return page
+
+    async def steps(self, id: str) -> Sequence[StepView]:
+        """The steps of a run with their attempts, in the order they began."""
+        run, _ = await self._require(id)
+        lives = run.status.finished or await self._lives(run.owner)
+        records = steps_of(await self.store.journal.read(run.run_id))
+        return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives) for r in records]
+
+    async def _lives(self, owner: str | None) -> bool:
+        if owner is None:
+            return False
+        return await self.store.leases.get(f"orchestrator:{owner}", self.clock.now()) is not None
+
+    async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
+        """The events of a run from number `start` on."""
+        run, _ = await self._require(id)
+        return entries(run.run_id, await self.store.journal.read(run.run_id, start), start)
+
+    async def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
+        """The events of a run from number `start` on, as they come, until it ends."""
+        run, _ = await self._require(id)
+        version: object = object()
+        while True:
+            current = self.store.version()
+            if current != version:
+                version = current
+                for entry in entries(run.run_id, await self.store.journal.read(run.run_id, start), start):
+                    yield entry
+                    start = entry.seq + 1
+                    if isinstance(entry.event, RunFinished):
+                        return
+                head = await self.store.journal.head(run.run_id)
+                found = await self.store.runs.get(run.run_id)
+                if found is None or head is None or (found.status.finished and head.next_seq <= start):
+                    return
+            await asyncio.sleep(WATCH_SECONDS)
+
+
+def _status(value: RunStatus | str) -> RunStatus:
+    try:
+        return RunStatus(value)
+    except ValueError:
+        raise UsageError(f"{value!r} is no status; there are {', '.join(RunStatus)}") from None

@@ -1,0 +1,129 @@
+"""What everything a caller does with a store rests on: being connected to it, and finding a run in it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from perdure.client.states import States
+from perdure.client.views import Loaded
+from perdure.client.watch import Watch
+from perdure.config import Limits
+from perdure.engine.payloads import Payloads
+from perdure.errors import Corrupt, NoSuchRun, UsageError
+from perdure.kernel.codec import Codec, TypeCodec
+from perdure.kernel.durability import Durability
+from perdure.kernel.durability import durability as durability_of
+from perdure.kernel.projection import RunRow
+from perdure.ports.blobs import Blobs
+from perdure.ports.clock import Clock, SystemClock
+from perdure.ports.journal import Append, Appended, Head, Outcome
+from perdure.ports.store import Store
+
+
+class Connection:
+    """An open store, with a codec for values and a clock."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        limits: Limits | None = None,
+        codecs: Iterable[TypeCodec[Any]] = (),
+        clock: Clock | None = None,
+        durability: str | Durability = "sync",
+    ) -> None:
+        self.store = store
+        self.codec = Codec(codecs)
+        self.clock: Clock = clock or SystemClock()
+        self.payloads = Payloads(store.blobs, limits or Limits())
+        self._durability = durability_of(durability)
+        self._watch: Watch | None = None
+        self._last_run_id = ""
+        self._states = States()
+
+    async def open(self) -> Self:
+        """Connect. `async with` and `await` do this too."""
+        await self.store.open(migrate=False)
+        self._watch = Watch(self.store)
+        return self
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._watch is not None:
+            await self._watch.close()
+            self._watch = None
+            await self.store.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.open().__await__()
+
+    @property
+    def watch(self) -> Watch:
+        """Who waits for which run."""
+        self._check_open()
+        assert self._watch is not None
+        return self._watch
+
+    def _check_open(self) -> None:
+        if self._watch is None:
+            kind = type(self).__name__
+            raise UsageError(f"this {kind} is not open; use it as `async with {kind}(...)`")
+
+    @property
+    def blobs(self) -> Blobs:
+        """The blob store: `put(bytes) -> id`, `get(id) -> bytes | None`."""
+        return self.store.blobs
+
+    async def _append(self, append: Append) -> bool:
+        outcomes = self.store.journal.append([append])
+        done: Sequence[Outcome] = outcomes if isinstance(outcomes, Sequence) else await outcomes
+        return isinstance(done[0], Appended)
+
+    async def _find(self, id: str) -> tuple[RunRow, Head] | None:
+        self._check_open()
+        found = await self.store.runs.find(id)
+        if found is not None:
+            return found
+        # A run_id names one incarnation.
+        run, head = await self.store.runs.get(id), await self.store.journal.head(id)
+        return (run, head) if run is not None and head is not None else None
+
+    async def _require(self, id: str) -> tuple[RunRow, Head]:
+        found = await self._find(id)
+        if found is None:
+            raise NoSuchRun(id)
+        return found
+
+    async def _load_or_say(self, run: RunRow) -> Loaded:
+        """As `_load`; a run whose values cannot be read is listed without them, and with the reason."""
+        try:
+            return await self._load(run)
+        except Corrupt as damage:
+            return Loaded(msgspec.structs.replace(run, reason=str(damage)))
+
+    async def _load(self, run: RunRow) -> Loaded:
+        return Loaded(
+            run,
+            await self.payloads.load(run.input_blob, run.input),
+            await self.payloads.load(run.output_blob, run.output),
+        )
+
+
+def checked_tags(tags: dict[str, str] | None) -> dict[str, str] | None:
+    if not tags:
+        return None
+    if not all(isinstance(k, str) and isinstance(v, str) for k, v in tags.items()):
+        raise UsageError(f"tags={tags!r}: names and values of tags are strings")
+    return dict(tags)

@@ -1,0 +1,103 @@
+"""What callers tell a run: signals, answers, cancels, pauses."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Raw
+
+from perdure.client.connection import Connection
+from perdure.client.states import check_answer
+from perdure.errors import NoSuchRun
+from perdure.kernel import inbound
+from perdure.kernel.events import Batch
+from perdure.kernel.ids import check_name
+from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.kernel.projection import row
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Append
+
+
+class Telling(Connection):
+    """Sends runs what comes to them from outside."""
+
+    async def signal(
+        self, id: str, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once."""
+        check_name(name, "the name of a signal")
+        data = self.codec.encode(payload, f"the payload of the signal {name!r}")
+        self.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
+        # With an id of its own even if the caller has none: a write whose reply is lost is tried again.
+        key = signal_id or f"~{secrets.token_hex(8)}"
+        verdict: Accepted | Duplicate | NotFound | Finished
+        verdict = await self._tell(id, lambda state: inbound.signal(state, name, Raw(data), key))
+        return verdict
+
+    async def approve(
+        self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of a run. Raises AnswerRejected when the answer does not fit what was asked."""
+        data = self.codec.encode(payload, f"the answer to {name!r}")
+        key = approval_id or f"~{secrets.token_hex(8)}"
+
+        def decide(state: RunState) -> Any:
+            now = self.clock.now()
+            return inbound.answer(state, name, Raw(data), key, by or "", now, lambda asked: check_answer(asked, data))
+
+        verdict: Accepted | Duplicate | NotFound | Finished = await self._tell(id, decide)
+        return verdict
+
+    async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
+        verdict: Accepted | AlreadyFinished | NotFound
+        verdict = await self._tell(id, lambda state: inbound.cancel(state, reason or ""))
+        if isinstance(verdict, NotFound):
+            raise NoSuchRun(id)
+        return Cancelled() if isinstance(verdict, Accepted) else verdict
+
+    async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
+        """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
+        verdict: Accepted | NotFound | Finished
+        verdict = await self._tell(id, lambda state: inbound.pause(state, reason or ""))
+        if isinstance(verdict, NotFound):
+            raise NoSuchRun(id)
+        return verdict
+
+    async def resume(self, id: str) -> Accepted | Finished:
+        """Let a paused run go on."""
+        verdict: Accepted | NotFound | Finished = await self._tell(id, inbound.resume)
+        if isinstance(verdict, NotFound):
+            raise NoSuchRun(id)
+        return verdict
+
+    async def _tell(self, id: str, decide: Callable[[RunState], Any]) -> Any:
+        """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended."""
+        found = await self._find(id)
+        if found is None:
+            return NotFound()
+        while True:
+            verdict = await self._try_to_tell(found[0].run_id, decide)
+            if verdict is not None:
+                return verdict
+
+    async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+        """As `_tell`; None when another event came first."""
+        state = await self._states.read(self.store.journal, run_id)
+        verdict = decide(state)
+        if not isinstance(verdict, Sequence) or not verdict:
+            self._states.remember(state)
+            return verdict if not isinstance(verdict, Sequence) else Accepted()
+        seq, now = state.next_seq, max(self.clock.now(), state.at)
+        for event in verdict:
+            state.fold(event, now)
+        # What is in memory is ahead of the store until this is accepted.
+        self._states.forget(run_id)
+        if not await self._append(Append(run_id, seq, [Batch(seq, now, verdict)], row(state))):
+            return None
+        self._states.remember(state)
+        if state.finished is not None:
+            self.watch.resolve(row(state))
+        return Accepted()
