@@ -97,7 +97,8 @@ class Connection:
         if found is not None:
             return found
         # A run_id names one incarnation.
-        run, head = await self.store.runs.get(id), await self.store.journal.head(id)
+        run = await self.store.runs.get(id)
+        head = await self.store.journal.head(run.root or run.run_id) if run is not None else None
         return (run, head) if run is not None and head is not None else None
 
     async def _require(self, id: str) -> tuple[RunRow, Head]:

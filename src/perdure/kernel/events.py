@@ -76,6 +76,13 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     not_before: float | None = None
     deadline: float | None = None
     max_concurrency: int | None = None
+    # The run that started it and lets it go its own way, and the incarnation it goes on for.
+    parent: str = ""
+    continued_from: str = ""
+    # A run in a queue begins when the queue's limits let it.
+    queue: str = ""
+    queue_key: str = ""
+    priority: int = 0
 
 
 class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):

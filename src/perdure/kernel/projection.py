@@ -33,11 +33,23 @@ class RunRow(msgspec.Struct, frozen=True):
     output_blob: str
     error: Failure | None
     reason: str
+    # A child that its parent waits for lives in the journal of the root; other runs are roots and have none.
+    parent: str = ""
+    root: str = ""
+    queue: str = ""
+    queue_key: str = ""
+    priority: int = 0
+    not_before: float | None = None
+    # When a run of a queue began: what its rate is counted by.
+    began_at: float | None = None
+    continued_as: str = ""
+    # How many approvals are open.
+    approvals: int = 0
 
 
 def row_key(state: RunState) -> tuple[object, ...]:
     """What can change in a row: two states with the same key have the same row."""
-    return (state.status, state.owner, state.epoch, state.wake_at)
+    return (state.status, state.owner, state.epoch, state.wake_at, state.approvals)
 
 
 def row(state: RunState) -> RunRow:
@@ -63,6 +75,14 @@ def row(state: RunState) -> RunRow:
         output_blob=finished.blob if finished else "",
         error=finished.error if finished else None,
         reason=state.parked.reason if state.parked else (finished.reason if finished else ""),
+        parent=started.parent,
+        queue=started.queue,
+        queue_key=started.queue_key,
+        priority=started.priority,
+        not_before=started.not_before if started.queue else None,
+        began_at=state.began_at if started.queue else None,
+        continued_as=finished.continued_as if finished else "",
+        approvals=state.approvals,
     )
 
 

@@ -59,7 +59,9 @@ class RunState:
         "_due",
         "_wake",
         "answers",
+        "approvals",
         "at",
+        "began_at",
         "cancel_requested",
         "created_at",
         "delivery",
@@ -89,6 +91,7 @@ class RunState:
         self.at = 0.0
         self.started: RunStarted | None = None
         self.created_at = 0.0
+        self.began_at: float | None = None
         self.owner: str | None = None
         self.epoch = 0
         self.session = ""
@@ -103,6 +106,7 @@ class RunState:
         self.waits: dict[str, deque[str]] = {}
         self.signal_ids: set[str] = set()
         self.answers: dict[str, str] = {}
+        self.approvals = 0
         # The payload of the signal that the last event took out of the inbox.
         self.delivery: Raw = NULL
         # Whether somebody else than the owner has given it something to do that the owner has not answered yet.
@@ -147,7 +151,8 @@ class RunState:
             return None
         assert self.started is not None
         if self.epoch == 0:
-            return self.started.not_before or self.created_at
+            # One in a queue is begun by whoever looks after the queue.
+            return None if self.started.queue else self.started.not_before or self.created_at
         if self.owner is None and (self.running or not self.ops):
             return self.at
         if self._wake is None and self._due:
@@ -177,6 +182,8 @@ class RunState:
 
     def _run_claimed(self, event: RunClaimed, at: float) -> None:
         self.owner, self.epoch, self.session = event.owner, event.epoch, event.session
+        if event.epoch == 1:
+            self.began_at = at
 
     def _run_released(self, event: RunReleased, at: float) -> None:
         self.owner = None
@@ -219,12 +226,15 @@ class RunState:
         op.name, op.due = event.name, event.deadline
         if event.kind == "approval":
             op.opened = event
+            self.approvals += 1
         if event.deadline is not None:
             self._set_due(event.op, event.deadline)
 
     def _wait_resolved(self, event: WaitResolved, at: float) -> None:
         op = self.ops.pop(event.op, None)
         self._clear_due(event.op)
+        if op is not None and op.opened is not None:
+            self.approvals -= 1
         if op is not None and op.kind == "signal":
             self.waits[op.name].remove(event.op)
             if event.by == "signal":
@@ -277,7 +287,7 @@ class RunState:
         self.ops.clear()
         self.waits.clear()
         self._due.clear()
-        self.running = 0
+        self.running = self.approvals = 0
 
 
 # Events that anyone may append; everything else is the owner's word, who has seen what stands before it.

@@ -15,7 +15,9 @@ class Append(msgspec.Struct, frozen=True):
     """Batches for one journal, and the row of its run if these change it.
 
     The first batch gets number `expected_next`, and batches follow each other without a gap. `expected_next=0` creates
-    the journal. `fsync` asks that the commit survive power loss.
+    the journal. `fsync` asks that the commit survive power loss. `children` are the rows of runs that live in this
+    journal. `starts` are new journals, created with this append or not at all; one whose run_id or id exists already
+    has been started before, and is left as it is.
     """
 
     run_id: str
@@ -23,6 +25,8 @@ class Append(msgspec.Struct, frozen=True):
     batches: Sequence[Batch]
     row: RunRow | None = None
     fsync: bool = True
+    children: Sequence[RunRow] = ()
+    starts: Sequence[Append] = ()
 
     @property
     def next_seq(self) -> int:

@@ -51,6 +51,7 @@ class MemoryJournal:
         self.head_of: dict[str, Head] = {}
         self.rows: dict[str, RunRow] = {}
         self.latest: dict[str, str] = {}
+        self.children: dict[str, str] = {}
         self.commits = 0
         self.callback: Callable[[str], None] | None = None
 
@@ -76,6 +77,11 @@ class MemoryJournal:
         self.head_of[append.run_id] = Head(append.next_seq, append.batches[-1].at, size)
         if row is not None:
             self.rows[append.run_id] = row
+        for child in append.children:
+            self.rows[child.run_id] = child
+            self.children[child.id] = child.run_id
+        for start in append.starts:
+            self._append(start)  # one that is there already was started before
         self.commits += 1
         return Appended()
 
@@ -123,14 +129,17 @@ class MemoryRuns:
 
     async def find(self, id: str) -> tuple[RunRow, Head] | None:
         """The latest incarnation under a caller's id, or None."""
-        run_id = self._journal.latest.get(id)
-        return (self._journal.rows[run_id], self._journal.head_of[run_id]) if run_id is not None else None
+        run_id = self._journal.latest.get(id) or self._journal.children.get(id)
+        return self._with_head(self._journal.rows[run_id]) if run_id is not None else None
+
+    def _with_head(self, row: RunRow) -> tuple[RunRow, Head]:
+        return row, self._journal.head_of[row.root or row.run_id]
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
         self._journal.count("list")
         found = [
-            (row, self._journal.head_of[row.run_id])
+            self._with_head(row)
             for row in sorted(self._journal.rows.values(), key=lambda row: row.run_id, reverse=True)
             if _matches(row, filter)
         ]

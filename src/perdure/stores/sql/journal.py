@@ -13,6 +13,7 @@ import msgspec
 
 from perdure.errors import Corrupt
 from perdure.kernel.events import Batch, decode_events, encode_events
+from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.stores.sql.database import Database
 from perdure.stores.sql.rows import run_bindings
@@ -22,11 +23,22 @@ APPENDED = Appended()
 _CREATE_HEAD = "insert into perdure_heads (run_id, next_seq, at, size) values (?, ?, ?, ?)"
 _SWAP_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = size + ? where run_id = ? and next_seq = ?"
 _INSERT_EVENTS = "insert into perdure_journal (run_id, seq, at, checksum, events) values (?, ?, ?, ?, ?)"
-_INSERT_RUN = "insert into perdure_runs values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_RUN = """
+    insert into perdure_runs values
+        (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
 _UPDATE_RUN = """
     update perdure_runs set status = ?6, owner = ?7, epoch = ?8, wake_at = ?9, finished_at = ?11,
-        output = ?15, output_blob = ?16, error = ?17, reason = ?18, checksum = ?19
+        output = ?15, output_blob = ?16, error = ?17, reason = ?18, began_at = ?25, continued_as = ?26,
+        approvals = ?27, checksum = ?28
     where run_id = ?1
+"""
+_PUT_CHILD = """
+    insert into perdure_runs values
+        (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24,
+         ?25, ?26, ?27, ?28)
+    on conflict (run_id) do update set status = ?6, finished_at = ?11, output = ?15, output_blob = ?16, error = ?17,
+        reason = ?18, approvals = ?27, checksum = ?28
 """
 # A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
 _READ = """
@@ -104,6 +116,7 @@ class _Prepared(msgspec.Struct):
     at: float
     size: int
     events: list[tuple[Any, ...]]
+    starts: list[_Prepared]
 
 
 def _prepare(append: Append) -> _Prepared:
@@ -112,13 +125,13 @@ def _prepare(append: Append) -> _Prepared:
         data = encode_events(batch.events)
         size += len(data)
         rows.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
-    return _Prepared(append, append.batches[-1].at, size, rows)
+    return _Prepared(append, append.batches[-1].at, size, rows, [_prepare(start) for start in append.starts])
 
 
 def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
     """Write all at once, or find out one by one whose compare-and-swap fails."""
     try:
-        if _write_fast(db, prepared):
+        if _write_fast(db, [*prepared, *(start for one in prepared for start in one.starts)]):
             return [APPENDED] * len(prepared)
     except apsw.ConstraintError:
         pass
@@ -129,8 +142,10 @@ def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
 
 def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
     creates, swaps, events, inserts, updates = [], [], [], [], []
+    children: list[RunRow] = []
     for one in prepared:
         append = one.append
+        children.extend(append.children)
         if append.expected_next == 0:
             creates.append((append.run_id, append.next_seq, one.at, one.size))
             if append.row is not None:
@@ -151,6 +166,8 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
     db.executemany(_INSERT_EVENTS, events)
     if updates:
         db.executemany(_UPDATE_RUN, updates)
+    if children:
+        db.executemany(_PUT_CHILD, map(run_bindings, children))
     return True
 
 
@@ -168,6 +185,8 @@ def _write_one(db: apsw.Connection, one: _Prepared) -> Outcome:
         return Conflict(None)
     finally:
         db.execute("release one")
+    for start in one.starts:
+        _write_one(db, start)  # one that is there already was started before
     return APPENDED
 
 

@@ -18,19 +18,25 @@ RUN = """
     select cast(r.run_id as blob), cast(r.id as blob), r.incarnation, cast(r.program as blob), cast(r.version as blob),
         cast(r.status as blob), cast(r.owner as blob), r.epoch, r.wake_at, r.created_at, r.finished_at,
         cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
-        cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob), r.checksum
+        cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob),
+        cast(r.parent as blob), cast(r.root as blob), cast(r.queue as blob), cast(r.queue_key as blob), r.priority,
+        r.not_before, r.began_at, cast(r.continued_as as blob), r.approvals, r.checksum
     from perdure_runs r
 """
 RUN_AND_HEAD = """
     select cast(r.run_id as blob), cast(r.id as blob), r.incarnation, cast(r.program as blob), cast(r.version as blob),
         cast(r.status as blob), cast(r.owner as blob), r.epoch, r.wake_at, r.created_at, r.finished_at,
         cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
-        cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob), r.checksum,
+        cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob),
+        cast(r.parent as blob), cast(r.root as blob), cast(r.queue as blob), cast(r.queue_key as blob), r.priority,
+        r.not_before, r.began_at, cast(r.continued_as as blob), r.approvals, r.checksum,
         h.next_seq, h.at, h.size
-    from perdure_runs r left join perdure_heads h using (run_id)
+    from perdure_runs r left join perdure_heads h on h.run_id = case r.root when '' then r.run_id else r.root end
 """
 
-_TEXTS = (0, 1, 3, 4, 13, 15, 17)
+_TEXTS = (0, 1, 3, 4, 13, 15, 17, 18, 19, 20, 21, 25)
+# How many columns a row of runs has; those of the head follow.
+WIDTH = 28
 _encode = msgspec.json.encode
 _failure = msgspec.json.Decoder(Failure)
 _tags = msgspec.json.Decoder(dict[str, str])
@@ -59,6 +65,15 @@ def run_bindings(row: RunRow) -> tuple[Any, ...]:
         row.output_blob,
         error,
         row.reason,
+        row.parent,
+        row.root,
+        row.queue,
+        row.queue_key,
+        row.priority,
+        row.not_before,
+        row.began_at,
+        row.continued_as,
+        row.approvals,
         _checksum(row, tags.encode(), None if error is None else error.encode()),
     )
 
@@ -73,7 +88,7 @@ def run_row(columns: tuple[Any, ...]) -> RunRow:
 
 def run_row_or_damage(columns: tuple[Any, ...]) -> RunRow | Corrupt:
     """A row, or what is wrong with it: one damaged run must not hide the others."""
-    tags, error, checksum = columns[11], columns[16], columns[18]
+    tags, error, checksum = columns[11], columns[16], columns[WIDTH - 1]
     try:
         row = _row(columns, "strict", RunStatus(columns[5].decode()), _tags.decode(tags), error)
         if _checksum(row, tags, error) == checksum:
@@ -86,17 +101,17 @@ def run_row_or_damage(columns: tuple[Any, ...]) -> RunRow | Corrupt:
 
 def run_and_head(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
     """A joined row of runs and heads; raises Corrupt when either is not what was written."""
-    row = run_row(columns[:19])
-    if columns[19] is None:
+    row = run_row(columns[:WIDTH])
+    if columns[WIDTH] is None:
         raise Corrupt(f"the journal of run {row.id!r}", "its head is missing", run_id=row.run_id)
-    if not _is_moment(columns[20]):
+    if not _is_moment(columns[WIDTH + 1]):
         raise Corrupt(f"the journal of run {row.id!r}", "its head has no time", run_id=row.run_id)
-    return row, Head(*columns[19:])
+    return row, Head(*columns[WIDTH:])
 
 
 def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
     """As `run_and_head`, but a damaged run is listed too: without its values, and with what is wrong as its reason."""
-    row = run_row_or_damage(columns[:19])
+    row = run_row_or_damage(columns[:WIDTH])
     if isinstance(row, Corrupt):
         known = {status.value.encode(): status for status in RunStatus}
         # A text may be a number or null by now: it is shown as whatever it is.
@@ -114,7 +129,7 @@ def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
             output_blob="",
             reason=str(row),
         )
-    head = Head(*columns[19:]) if _is_moment(columns[20]) else Head(0, row.created_at, 0)
+    head = Head(*columns[WIDTH:]) if _is_moment(columns[WIDTH + 1]) else Head(0, row.created_at, 0)
     return row, head
 
 
@@ -139,6 +154,15 @@ def _row(columns: tuple[Any, ...], errors: str, status: RunStatus, tags: dict[st
         output_blob=columns[15].decode(errors=errors),
         error=_failure.decode(error) if error is not None else None,
         reason=columns[17].decode(errors=errors),
+        parent=columns[18].decode(errors=errors),
+        root=columns[19].decode(errors=errors),
+        queue=columns[20].decode(errors=errors),
+        queue_key=columns[21].decode(errors=errors),
+        priority=columns[22],
+        not_before=columns[23],
+        began_at=columns[24],
+        continued_as=columns[25].decode(errors=errors),
+        approvals=columns[26],
     )
 
 
@@ -153,8 +177,10 @@ def _text(column: object) -> str:
 def _checksum(row: RunRow, tags: bytes, error: bytes | None) -> int:
     """Covers every column, so that none can change unnoticed."""
     plain = (row.run_id, row.id, row.incarnation, row.program, row.version, row.status.value, row.owner, row.epoch)
-    times = [None if at is None else float(at) for at in (row.wake_at, row.created_at, row.finished_at)]
-    crc = zlib.crc32(repr((plain, times, row.input_blob, row.output_blob, row.reason)).encode())
+    moments = (row.wake_at, row.created_at, row.finished_at, row.not_before, row.began_at)
+    times = [None if at is None else float(at) for at in moments]
+    family = (row.parent, row.root, row.continued_as, row.queue, row.queue_key, row.priority, row.approvals)
+    crc = zlib.crc32(repr((plain, times, row.input_blob, row.output_blob, row.reason, family)).encode())
     for part in (tags, bytes(row.input), bytes(row.output), error or b""):
         crc = zlib.crc32(part, zlib.crc32(b"\0", crc))
     return crc

@@ -32,7 +32,7 @@ ENDED = """
     where r.run_id in (select value from json_each(?)) and (r.finished_at is not null or r.status = 'parked')
 """
 _GET = RUN + " where r.run_id = ?"
-_FIND = RUN_AND_HEAD + " where r.id = ? order by r.incarnation desc limit 1"
+_FIND = RUN_AND_HEAD + " where r.id = ? order by r.root = '' desc, r.incarnation desc, r.run_id desc limit 1"
 _LIST = RUN_AND_HEAD + LIST_FILTER
 _OWNED = """
     select run_id from perdure_runs

@@ -76,6 +76,55 @@ EVERY_EVENT: list[AnyEvent] = [
 class AppendConformance(StoreConformance):
     """Writing a journal."""
 
+    async def test_runs_that_an_append_starts_are_created_with_it(self, store: Store) -> None:
+        """`starts` are new journals: there with the append that names them."""
+        parent, child = History("parent"), History("child", parent="parent")
+        await write_all(store, parent.begin_as("a"))
+        begin = child.begin()
+        await write_all(store, msgspec.structs.replace(parent.then(*step(0)), starts=[begin]))
+        assert await numbered(store.journal, "child") == listed(begin)
+        assert await store.runs.get("child") == begin.row
+
+    async def test_a_refused_append_starts_nothing(self, store: Store) -> None:
+        """All or nothing covers what an append starts."""
+        parent, stale, child = History("parent"), History("parent"), History("child")
+        await write_all(store, parent.begin_as("a"), parent.then(*step(0)))
+        stale.begin_as("a")
+        refused = msgspec.structs.replace(stale.then(*step(1)), starts=[child.begin()])
+        assert await write(store, refused) == [Conflict(4)]
+        assert await store.journal.head("child") is None
+        assert await store.runs.get("child") is None
+
+    async def test_a_run_that_was_started_before_is_left_as_it_is(self, store: Store) -> None:
+        """An append that starts a run whose run_id or id exists is written all the same, and starts nothing."""
+        parent, child = History("parent"), History("child", id="it")
+        await write_all(store, parent.begin_as("a"), child.begin_as("b"))
+        before = await numbered(store.journal, "child")
+        again, namesake, fresh = History("child", id="it"), History("other", id="it"), History("fresh")
+        starts = [again.begin(), namesake.begin(), fresh.begin()]
+        await write_all(store, msgspec.structs.replace(parent.then(*step(0)), starts=starts))
+        assert await numbered(store.journal, "child") == before
+        assert await store.journal.head("other") is None
+        assert await store.journal.head("fresh") is not None
+
+    async def test_rows_of_children_live_with_the_journal_of_their_root(self, store: Store) -> None:
+        """A row of a child is put with an append to its root, found by its id, and has the root's head."""
+        root, namesake = History("root"), History("other")
+        begin = root.begin_as("a")
+        assert begin.row is not None
+        child = msgspec.structs.replace(begin.row, run_id="root/refund:0", id="it", root="root", parent="root")
+        twin = msgspec.structs.replace(child, run_id="other/refund:0", root="other", parent="other")
+        await write_all(store, msgspec.structs.replace(begin, children=[child]))
+        await write_all(store, msgspec.structs.replace(namesake.begin_as("a"), children=[twin]))
+        ended = msgspec.structs.replace(child, status=RunStatus.COMPLETED, finished_at=root.at, output=Raw(b"7"))
+        await write_all(store, msgspec.structs.replace(root.then(*step(0)), children=[ended]))
+        assert await store.runs.get("root/refund:0") == ended
+        found = await store.runs.find("it")
+        assert found is not None
+        assert found[0].id == "it"
+        head = await store.journal.head(found[0].root)
+        assert found[1] == head
+
     async def test_a_new_journal_begins_at_number_zero(self, store: Store) -> None:
         """Appending at 0 creates the journal, and its events are numbered from 0."""
         run = History("r1")

@@ -45,9 +45,19 @@ create table perdure_runs (
     output_blob text not null,
     error text,
     reason text not null,
+    parent text not null,
+    root text not null,
+    queue text not null,
+    queue_key text not null,
+    priority integer not null,
+    not_before real,
+    began_at real,
+    continued_as text not null,
+    approvals integer not null,
     checksum integer not null
 ) without rowid;
-create unique index perdure_runs_by_id on perdure_runs (id, incarnation);
+-- Runs that live in the journal of another (root is not '') have ids of their own in it.
+create unique index perdure_runs_by_id on perdure_runs (id, incarnation, root);
 create index perdure_runs_by_wake on perdure_runs (wake_at) where wake_at is not null;
 create index perdure_runs_by_owner on perdure_runs (owner, status) where finished_at is null;
 
