@@ -225,14 +225,15 @@ async def test_runs_wake_in_the_order_they_are_due() -> None:
 
 
 async def test_a_delayed_run_begins_when_its_time_has_come() -> None:
-    clock = FakeClock()
-    async with Engine("memory://", [nap], clock=clock, recovery=AT_ONCE) as engine:
+    clock, recorded = FakeClock(), Recorded()
+    async with Engine("memory://", [nap], clock=clock, recovery=AT_ONCE, on_commit=recorded) as engine:
         handle = await engine.start(nap(1), delay=timedelta(hours=1))
         assert await handle.status() is RunStatus.QUEUED
         assert not orchestrator_of(engine).active
         assert called == []
         clock.advance(3600)
-        await eventually(lambda: called == ["before 1"])
+        await recorded.until(lambda e: isinstance(e, WaitOpened))
+        assert called == ["before 1"]
         clock.advance(86_400)
         assert await handle.result(PATIENCE) == "after 1"
 

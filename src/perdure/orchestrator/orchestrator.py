@@ -441,8 +441,8 @@ class Orchestrator:
         """Finish what is nearly done, hand over the rest, and leave nothing unwritten."""
         self.closing = self.services.closing = True
         deadline = self.loop.time() + self.recovery.grace
-        while any(d.attempts for d in self.active.values()) and self.loop.time() < deadline:
-            busy = [a.task for d in self.active.values() for a in d.attempts.values() if a.task is not None]
+        while any(d.attempts.running for d in self.active.values()) and self.loop.time() < deadline:
+            busy = [a.task for d in self.active.values() for a in d.attempts.running.values() if a.task is not None]
             if not busy:
                 break
             await asyncio.wait(busy, timeout=deadline - self.loop.time(), return_when=asyncio.FIRST_COMPLETED)

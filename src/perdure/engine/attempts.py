@@ -1,0 +1,233 @@
+"""The attempts of one run's steps: launched once the journal says so, and turned into outcomes when they end.
+
+Knows what is under way or done and not in the journal yet, so that a run whose journal has to be read anew goes on with
+the same attempts. Never decides what follows from an outcome.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Raw
+
+from perdure.engine.carried import Carried, carry
+from perdure.engine.steps import Attempt
+from perdure.errors import PerdureError, ValueProblem
+from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSucceeded
+from perdure.kernel.failures import describe
+from perdure.kernel.plan import Call, Plan, failed
+
+if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
+
+
+class Attempts:
+    """What is under way for one driver."""
+
+    __slots__ = (
+        "_carried",
+        "_driver",
+        "_given_up",
+        "_heir",
+        "_services",
+        "_state",
+        "_storing",
+        "calls",
+        "cancels",
+        "large",
+        "running",
+    )
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._services = driver.services
+        self._state = driver.state
+        # What is to be done after the next commit, and what is under way.
+        self.calls: list[Call] = []
+        self.cancels: list[str] = []
+        self.running: dict[str, Attempt] = {}
+        # Values that lie apart, by op, until their events are known to be in the store.
+        self.large: dict[str, Raw] = {}
+        # Attempts whose result is being stored apart; what a driver before this one had under way; who came after it.
+        self._storing: set[tuple[str, int]] = set()
+        self._carried: dict[tuple[str, int], Carried] = {}
+        self._given_up: dict[tuple[str, int], Carried] = {}
+        self._heir: Attempts | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way, or about to be."""
+        return bool(self.running or self.calls or self._storing)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether somebody else sees to what is under way here."""
+        return self._heir is not None
+
+    # --- planned, and begun after the commit ----------------------------------------------------------------------
+
+    def plan(self, planned: Plan) -> None:
+        """Remember what is to begin and to end once its events are durable."""
+        self.calls += planned.calls
+        self._services.runner.promised += len(planned.calls)
+        self.cancels += planned.cancels
+
+    def forget_calls(self) -> None:
+        """Begin nothing of what was planned."""
+        self._services.runner.promised -= len(self.calls)
+        self.calls.clear()
+
+    def stop_given_up(self) -> None:
+        """The journal says what was given up: let it go."""
+        # Only then: until it does, a crash or a conflict would take it up again.
+        for op in self.cancels:
+            attempt = self.running.pop(op, None)
+            if attempt is not None:
+                attempt.cancel()
+        self.cancels.clear()
+        self._given_up.clear()
+
+    def launch_planned(self) -> None:
+        """The journal says what begins: begin it."""
+        calls, self.calls = self.calls, []
+        self._services.runner.promised -= len(calls)
+        for call in calls:
+            if self._expects(call):
+                self._launch(call)
+
+    def _launch(self, call: Call) -> None:
+        op, driver = call.command.op, self._driver
+        if self._carried:
+            carried = self._carried.pop((op, call.attempt), None)
+            if carried is not None and carried.inputs in ("", call.command.inputs_hash):
+                self._go_on(call, carried)
+                return
+            if carried is not None:
+                carried.cancel()
+        self.running[op] = self._services.runner.start(
+            call, driver.run_id, driver.deadline, driver.variables, self._ended
+        )
+
+    # --- handed over when the journal has to be read anew ---------------------------------------------------------
+
+    def take_over(self, old: Attempts) -> None:
+        """Go on with the attempts of a driver whose view of the journal was out of date, and with their outcomes."""
+        self._carried = old._hand_over(self)
+        self.large = old.large
+        for op, command in self._driver.replay.open_steps.items():
+            open_op = self._state.ops[op]
+            if open_op.running:
+                self.calls.append(Call(command, open_op.attempt))
+                self._services.runner.promised += 1
+
+    def _hand_over(self, heir: Attempts) -> dict[tuple[str, int], Carried]:
+        """Everything that is under way or done and not known to be in the store, by op and attempt."""
+        self._heir = heir
+        before = {**self._carried, **self._given_up}
+        return carry(before, self._storing, self.running, self._driver.unsaved())
+
+    def _go_on(self, call: Call, carried: Carried) -> None:
+        """An attempt that was under way or done before the journal was read anew is not made again."""
+        if carried.attempt is not None and carried.ended is not None:
+            self._services.loop.call_soon(self._ended, carried.attempt, *carried.ended)
+        elif carried.attempt is not None:
+            carried.attempt.done = self._ended
+            self.running[call.command.op] = carried.attempt
+        elif carried.outcome is not None:
+            self._services.loop.call_soon(self._offer, call, carried.outcome)
+        else:
+            self._storing.add((call.command.op, call.attempt))
+
+    def _offer(self, call: Call, outcome: StepSucceeded | AttemptFailed | StepFailed) -> None:
+        if self._expects(call):
+            large = self.large.get(outcome.op)
+            value = outcome if large is None else StepSucceeded(outcome.op, large, outcome.attempt)
+            self._driver.record_as(value, outcome)
+        elif outcome.op in self.cancels:
+            self._given_up[outcome.op, outcome.attempt] = Carried(call.command.inputs_hash, outcome=outcome)
+
+    # --- and ended ------------------------------------------------------------------------------------------------
+
+    def _ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
+        if self._heir is not None:
+            self._heir._ended(attempt, value, error)
+            return
+        call = attempt.call
+        op = call.command.op
+        if self.running.get(op) is attempt:
+            del self.running[op]
+        carried = self._carried.get((op, call.attempt))
+        if carried is not None and carried.attempt is attempt:
+            carried.ended = (value, error)
+            return
+        self._driver.room_came_free()
+        if not self._expects(call):
+            if op in self.cancels:
+                # Given up, and that is not in the journal yet: if it never comes there, this is still its outcome.
+                inputs = call.command.inputs_hash
+                self._given_up[op, call.attempt] = Carried(inputs, attempt, (value, error))
+            return
+        if error is None:
+            try:
+                self._returned(call, value)
+                return
+            except PerdureError as not_kept:
+                error = not_kept
+        self._failed(call, error)
+
+    def _returned(self, call: Call, value: Any) -> None:
+        """Keep what a step returned. Raises when it cannot be kept."""
+        op, services = call.command.op, self._services
+        what = f"the result of {op}"
+        data = services.codec.encode(value, what)
+        if call.command.spec.returns is not Any:
+            services.codec.decode(data, call.command.spec.returns, what)
+        self._driver.check_history(len(data))
+        if services.payloads.fits_inline(len(data), what):
+            event = StepSucceeded(op, Raw(data), call.attempt)
+            self._driver.record_as(event, event)
+        else:
+            self._storing.add((op, call.attempt))
+            self._driver.offload(data, what, lambda blob: self._stored(call, data, blob))
+
+    def _stored(self, call: Call, data: bytes, blob: str | BaseException) -> None:
+        if self._heir is not None:
+            self._heir._stored(call, data, blob)
+            return
+        self._storing.discard((call.command.op, call.attempt))
+        if not self._expects(call):
+            return
+        if isinstance(blob, BaseException):
+            self._failed(call, blob)
+            return
+        op = call.command.op
+        self.large[op] = Raw(data)
+        value, recorded = Raw(data), StepSucceeded(op, NULL, call.attempt, blob)
+        self._driver.record_as(StepSucceeded(op, value, call.attempt), recorded)
+
+    def _failed(self, call: Call, error: BaseException) -> None:
+        retry = call.command.spec.retry
+        # A value that cannot be kept will not be kept next time either.
+        retryable = isinstance(error, retry.on) and not isinstance(error, ValueProblem)
+        failure = describe(error, self._services.codec)
+        event = failed(self._state, call, failure, retryable, self._driver.moment())
+        self._driver.record_as(event, event)
+
+    def _expects(self, call: Call) -> bool:
+        """Whether an outcome of this attempt still counts."""
+        open_op = self._state.ops.get(call.command.op)
+        return not self._driver.closed and open_op is not None and open_op.attempt == call.attempt and open_op.running
+
+    # --- leaving --------------------------------------------------------------------------------------------------
+
+    def cancel_running(self) -> None:
+        """Nobody waits for what is under way any more."""
+        for attempt in self.running.values():
+            attempt.cancel()
+        self.running.clear()
+
+    def cancel_all(self) -> None:
+        """As `cancel_running`, with what was taken over and not begun again."""
+        self.cancel_running()
+        for carried in self._carried.values():
+            carried.cancel()
