@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure.assembly import Engine, connect, run
     from perdure.authoring.code.ops import bail, checkpoint, now, random, sleep, sleep_until, uuid4
+    from perdure.authoring.code.saga import Saga, saga
     from perdure.authoring.code.step import Step, step, step_inline
     from perdure.authoring.code.waits import approval, set_state, wait_signal
     from perdure.authoring.code.workflow import Workflow, workflow
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from perdure.errors import (
         AlreadyExists,
         AnswerRejected,
+        CompensationFailed,
         Corrupt,
         DeadlineExceeded,
         Diverged,
@@ -74,6 +76,7 @@ __all__ = [
     "AnswerRejected",
     "Cancelled",
     "Client",
+    "CompensationFailed",
     "Corrupt",
     "DeadlineExceeded",
     "Diverged",
@@ -108,6 +111,7 @@ __all__ = [
     "RunResult",
     "RunStatus",
     "RunView",
+    "Saga",
     "SchemaMismatch",
     "SignalTimeout",
     "Step",
@@ -131,6 +135,7 @@ __all__ = [
     "now",
     "random",
     "run",
+    "saga",
     "set_state",
     "sleep",
     "sleep_until",
@@ -149,6 +154,7 @@ _HOMES = {
     for home, names in {
         "perdure.assembly": ("Engine connect run"),
         "perdure.authoring.code.ops": ("bail checkpoint now random sleep sleep_until uuid4"),
+        "perdure.authoring.code.saga": ("Saga saga"),
         "perdure.authoring.code.step": ("Step step step_inline"),
         "perdure.authoring.code.waits": ("approval set_state wait_signal"),
         "perdure.authoring.code.workflow": ("Workflow workflow"),
@@ -158,10 +164,10 @@ _HOMES = {
         "perdure.config": ("Limits Recovery"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
-            "AlreadyExists AnswerRejected Corrupt DeadlineExceeded Diverged HistoryTooLarge InvalidId InvalidStoreUrl "
-            "NoSuchRun NotAStore NotDecodable NotDurable NotOwner NotSerializable OutcomeUnknown "
-            "PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch SignalTimeout StepCancelled "
-            "StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
+            "AlreadyExists AnswerRejected CompensationFailed Corrupt DeadlineExceeded Diverged HistoryTooLarge "
+            "InvalidId InvalidStoreUrl NoSuchRun NotAStore NotDecodable NotDurable NotOwner NotSerializable "
+            "OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch SignalTimeout "
+            "StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),

@@ -18,6 +18,7 @@
     ├── StepTimeout           an attempt took longer than its timeout (also a TimeoutError)
     ├── StepCancelled         a step was given up before it had an outcome
     ├── OutcomeUnknown        an at-most-once step was under way when its process died
+    ├── CompensationFailed    something went wrong, and so did undoing it (also an ExceptionGroup)
     ├── SignalTimeout         no signal or answer came in time (also a TimeoutError)
     ├── DeadlineExceeded      the run did not finish before its deadline (also a TimeoutError)
     ├── RunError              how a run ended, or why it stands still
@@ -36,6 +37,8 @@ Errors carry data and say what to do next. They import nothing of perdure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class PerdureError(Exception):
@@ -220,6 +223,14 @@ class OutcomeUnknown(PerdureError):
             f"{op} was under way when its process died, and it must not run twice; find out whether it took effect "
             f"(its idempotency key is {key})"
         )
+
+
+class CompensationFailed(PerdureError, ExceptionGroup[Exception]):
+    """Compensations failed: its exceptions. Its cause is what made them necessary."""
+
+    def derive(self, excs: Sequence[Exception], /) -> CompensationFailed:  # type: ignore[override] # of these alone
+        """The same with some of the exceptions."""
+        return CompensationFailed(self.message, excs)
 
 
 class DeadlineExceeded(PerdureError, TimeoutError):

@@ -27,6 +27,7 @@ ALL: list[Program] = [
     programs.patient,
     programs.sleepy,
     programs.crunching,
+    programs.trip,
 ]
 
 
@@ -172,5 +173,19 @@ def run(
     async def main() -> Any:
         async with Engine(store_with(Failpoint(at, after), db), ALL) as engine:
             return await (await engine.start(call(program, *arguments), id=program, durability=durability)).result()
+
+    return asyncio.run(main())
+
+
+def end(db: str, effects: str, program: str, arguments: list[Any], at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Run one program to its end, whatever that is."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(store_with(failpoint, db), ALL) as engine:
+            result = await engine.run(call(program, *arguments), id=program)
+        error = None if result.error is None else f"{type(result.error).__name__}: {result.error}"
+        return {"status": result.status, "output": result.output, "error": error, "commits": failpoint.commits}
 
     return asyncio.run(main())

@@ -16,6 +16,7 @@ from perdure import (
     checkpoint,
     now,
     random,
+    saga,
     sleep,
     step,
     step_context,
@@ -265,3 +266,34 @@ def crunch(path: str, seconds: float) -> int:
 async def crunching(path: str, seconds: float) -> int:
     """One step, in a process of its own."""
     return await crunch(path, seconds)
+
+
+# --- a trip that has to be undone -----------------------------------------------------------------------------------
+
+
+@step
+async def book(what: str) -> str:
+    """Book something."""
+    effect()
+    return f"{what}-1"
+
+
+@step
+async def unbook(booking: str, seconds: float) -> str:
+    """Undo a booking, which takes a while."""
+    effect()
+    await asyncio.sleep(seconds)
+    effect("end")
+    if booking == "car-1":
+        raise Broken(booking)
+    return booking
+
+
+@workflow
+async def trip(seconds: float) -> str:
+    """Book three things, find that the fourth cannot be had, and undo the three."""
+    async with saga() as s:
+        for what in ("flight", "car", "train"):
+            s.compensate(unbook, await book(what), seconds)
+        await broken()
+    return "booked"

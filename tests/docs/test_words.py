@@ -18,6 +18,7 @@ WORDS = {
     "store": "repository, DAO",
     "orchestrator": "server, node",
     "lease, epoch": "lock",
+    "compensation": "rollback",
     "park": "",
 }
 

@@ -28,6 +28,7 @@ from perdure import (
     every,
     now,
     random,
+    saga,
     sleep,
     step,
     step_context,
@@ -192,3 +193,22 @@ def run_returns_the_result_type(order: Order) -> None:
     assert_type(perdure.run(count(1)), int)
     perdure.run(count("1"))  # type: ignore[arg-type]
     perdure.run(fulfil)  # type: ignore[arg-type]
+
+
+# --- sagas ----------------------------------------------------------------------------------------------------------
+
+
+async def give_back(payment: Payment, reason: str = "") -> None: ...
+
+
+@workflow
+async def undoing(order: Order) -> Payment:
+    async with saga() as s:
+        payment = await charge(order)
+        s.compensate(give_back, payment, reason="no stock")
+        s.compensate(charge, order, currency="USD")
+        s.compensate(charge, 7)  # type: ignore[arg-type]
+        s.compensate(charge, order, country="FR")  # type: ignore[call-arg]
+        s.compensate(give_back)  # type: ignore[call-arg]
+        s.compensate(len, "abc")  # type: ignore[arg-type]
+        return payment

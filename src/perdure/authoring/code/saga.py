@@ -1,0 +1,121 @@
+"""`saga()`: what is done is undone, in reverse, when what follows fails. Keeps nothing itself: the journal does.
+
+Compensations are ops of the body like any other. So a crash in the middle of compensating is a crash in the middle of a
+body: the journal says which of them are done, and the next owner goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, ParamSpec, Self
+
+from perdure.authoring.code.body import require_body
+from perdure.errors import CompensationFailed, PerdureError, UsageError
+
+P = ParamSpec("P")
+
+
+class Saga:
+    """The compensations of one `async with saga()` block, in the order they were given."""
+
+    def __init__(self) -> None:
+        self._undo: list[_Compensation] = []
+        self._open = False
+
+    def compensate(self, undo: Callable[P, Awaitable[object]], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call `undo` with these arguments if the block fails or is cancelled; a step, a workflow or an `async def`."""
+        if not self._open:
+            raise UsageError("compensate() belongs inside its block: `async with saga() as s: ... s.compensate(...)`")
+        if not callable(undo):
+            raise TypeError(
+                f"compensate() takes what is to be called, as in s.compensate(refund, payment), not {undo!r}"
+            )
+        name = getattr(undo, "__name__", "") or type(undo).__name__
+        if inspect.isfunction(undo) and not inspect.iscoroutinefunction(undo) and name != "<lambda>":
+            raise TypeError(f"compensate({name}): a plain function cannot be awaited; make it a @step")
+        inspect.signature(undo).bind(*args, **kwargs)  # a wrong call fails here, where it is written
+        self._undo.append(_Compensation(name, undo, args, kwargs))
+
+    async def __aenter__(self) -> Self:
+        require_body("saga()")
+        if self._open or self._undo:
+            raise UsageError("a saga is entered once; write `async with saga() as s` again for another one")
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        # Other exceptions end the body on purpose, or take it out of memory: nothing has gone wrong.
+        if not self._undo or not isinstance(error, Exception | asyncio.CancelledError):
+            return
+        # In a task of its own, which nobody cancels: giving up half-way would leave half of it done.
+        task = asyncio.get_running_loop().create_task(compensate(self._undo))
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as request:
+                cancelled = request
+        failures = task.result()
+        if failures:
+            raise CompensationFailed(_tell(error, failures, len(self._undo)), [e for _, e in failures]) from error
+        if cancelled is not None and not isinstance(error, asyncio.CancelledError):
+            raise cancelled
+
+
+def saga() -> Saga:
+    """Undo what was done when what follows fails.
+
+    async with saga() as s:
+        payment = await charge(order)
+        s.compensate(refund, payment)
+        await ship(order)              # when this fails, refund(payment) is called, durably
+
+    Compensations run in reverse, on any exception and when the run is cancelled; the exception goes on afterwards. One
+    that fails does not keep the others from running: CompensationFailed tells of all that did.
+    """
+    return Saga()
+
+
+class _Compensation:
+    __slots__ = ("args", "kwargs", "name", "undo")
+
+    def __init__(
+        self, name: str, undo: Callable[..., Awaitable[object]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.name, self.undo, self.args, self.kwargs = name, undo, args, kwargs
+
+    async def run(self) -> None:
+        done = self.undo(*self.args, **self.kwargs)
+        if not inspect.isawaitable(done):
+            raise TypeError(f"{self.name} returned {done!r}, which cannot be awaited; make it a @step")
+        await done
+
+
+# Not private: its name is the scope of its ops, `compensate:0/refund:0`.
+async def compensate(undo: Sequence[_Compensation]) -> list[tuple[str, Exception]]:
+    """Run all of them, the last one first, and say which failed."""
+    failures: list[tuple[str, Exception]] = []
+    for compensation in reversed(undo):
+        try:
+            await compensation.run()
+        except Exception as error:
+            failures.append((compensation.name, error))
+        except asyncio.CancelledError as error:  # nobody cancels this task: it was cancelled from within
+            failures.append((compensation.name, PerdureError(f"CancelledError: {error}")))
+    return failures
+
+
+def _tell(error: BaseException, failures: Sequence[tuple[str, Exception]], count: int) -> str:
+    told = "; ".join(f"{name} raised {_name(failure)}" for name, failure in failures)
+    return f"{len(failures)} of {count} compensations failed ({told}) after {_name(error)}"
+
+
+def _name(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
