@@ -208,6 +208,9 @@ def _one_of_each() -> list[PerdureError]:
     }
     made = []
     for cls in classes:
+        if issubclass(cls, BaseExceptionGroup):
+            made.append(cls("<message>", [ValueError("inner")]))
+            continue
         code = cls.__init__.__code__ if hasattr(cls.__init__, "__code__") else None
         names = code.co_varnames[1 : code.co_argcount] if code else ()
         made.append(cls(*(values.get(name, f"<{name}>") for name in names)))
