@@ -30,6 +30,7 @@ PAIRS = [
 INNER = {"watch"}
 RETURNS = {
     "AsyncIterator[Entry]": "Iterator[Entry]",
+    "AsyncIterator[Chunk]": "Iterator[Chunk]",
 }
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from perdure.authoring.code.workflow import Workflow, workflow
     from perdure.client.client import Client
     from perdure.client.handle import RunHandle
-    from perdure.client.views import RunPage, RunResult, RunView, StepView
+    from perdure.client.views import Chunk, RunPage, RunResult, RunView, StepView
     from perdure.config import Limits, Recovery
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Corrupt,
         DeadlineExceeded,
         Diverged,
+        HeartbeatTimeout,
         HistoryTooLarge,
         InvalidId,
         InvalidStoreUrl,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
     from perdure.kernel.invocation import Invocation, call
     from perdure.kernel.retry import Retry
+    from perdure.kernel.streams import StreamMode, batched
 
 __version__ = "0.1.0"
 
@@ -75,6 +77,7 @@ __all__ = [
     "AlreadyFinished",
     "AnswerRejected",
     "Cancelled",
+    "Chunk",
     "Client",
     "CompensationFailed",
     "Corrupt",
@@ -85,6 +88,7 @@ __all__ = [
     "Engine",
     "Entry",
     "Finished",
+    "HeartbeatTimeout",
     "HistoryTooLarge",
     "InvalidId",
     "InvalidStoreUrl",
@@ -122,12 +126,14 @@ __all__ = [
     "StepTimeout",
     "StepView",
     "StoreUnavailable",
+    "StreamMode",
     "TypeCodec",
     "UnknownProgram",
     "UsageError",
     "Workflow",
     "approval",
     "bail",
+    "batched",
     "call",
     "checkpoint",
     "connect",
@@ -160,14 +166,15 @@ _HOMES = {
         "perdure.authoring.code.workflow": ("Workflow workflow"),
         "perdure.client.client": ("Client"),
         "perdure.client.handle": ("RunHandle"),
-        "perdure.client.views": ("RunPage RunResult RunView StepView"),
+        "perdure.client.views": ("Chunk RunPage RunResult RunView StepView"),
         "perdure.config": ("Limits Recovery"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
-            "AlreadyExists AnswerRejected CompensationFailed Corrupt DeadlineExceeded Diverged HistoryTooLarge "
-            "InvalidId InvalidStoreUrl NoSuchRun NotAStore NotDecodable NotDurable NotOwner NotSerializable "
-            "OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch SignalTimeout "
-            "StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
+            "AlreadyExists AnswerRejected CompensationFailed Corrupt DeadlineExceeded Diverged HeartbeatTimeout "
+            "HistoryTooLarge InvalidId InvalidStoreUrl NoSuchRun NotAStore NotDecodable NotDurable NotOwner "
+            "NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
+            "SchemaMismatch SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram "
+            "UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),
@@ -176,6 +183,7 @@ _HOMES = {
         "perdure.kernel.inbound": ("Accepted AlreadyFinished Cancelled Duplicate Finished NotFound"),
         "perdure.kernel.invocation": ("Invocation call"),
         "perdure.kernel.retry": ("Retry"),
+        "perdure.kernel.streams": ("StreamMode batched"),
     }.items()
     for name in names.split()
 }

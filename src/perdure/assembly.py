@@ -104,7 +104,7 @@ class Engine(Client):
             executor=self._executor,
             clock=self.clock,
             on_finished=self._finished,
-            on_commit=self._on_commit,
+            on_commit=self._committed,
         )
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
         self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
@@ -113,6 +113,11 @@ class Engine(Client):
         await warn_of_unknown(orchestrator)
         await recover(orchestrator, self._ownership, startup=True)
         self._service.start()
+
+    def _committed(self, id: str, append: Append) -> None:
+        self._news.committed(append.run_id, append.next_seq)
+        if self._on_commit is not None:
+            self._on_commit(id, append)
 
     def _finished(self, row: RunRow | Corrupt) -> None:
         if self._watch is not None:

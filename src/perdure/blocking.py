@@ -30,7 +30,7 @@ from perdure.assembly import DEFAULT_STORE, run
 from perdure.client import client as asynchronous
 from perdure.client.client import Duration
 from perdure.client.handle import RunHandle as AsyncRunHandle
-from perdure.client.views import RunPage, RunResult, RunView, StepView
+from perdure.client.views import Chunk, RunPage, RunResult, RunView, StepView
 from perdure.config import Limits, Recovery
 from perdure.errors import UsageError
 from perdure.kernel.codec import TypeCodec
@@ -180,6 +180,10 @@ class Client:
         """The events of a run from number `start` on, as they come, until it ends."""
         return self._loop.iterate(self._client.follow(id, start))
 
+    def stream(self, id: str, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
+        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step."""
+        return self._loop.iterate(self._client.stream(id, step, start))
+
 
 class Engine(Client):
     """Executes runs, and does all that a client does.
@@ -254,6 +258,10 @@ class RunHandle(Generic[R]):
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
         return self._loop.wait(self._handle.signal(name, payload, signal_id))
+
+    def stream(self, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
+        """What a step of the run, or all of them, show before they end."""
+        return self._loop.iterate(self._handle.stream(step, start))
 
     def __repr__(self) -> str:
         return repr(self._handle)

@@ -16,6 +16,7 @@
     │   └── HistoryTooLarge
     ├── StepError             a step failed with an exception that cannot be rebuilt here
     ├── StepTimeout           an attempt took longer than its timeout (also a TimeoutError)
+    │   └── HeartbeatTimeout  an attempt gave no sign of life for too long
     ├── StepCancelled         a step was given up before it had an outcome
     ├── OutcomeUnknown        an at-most-once step was under way when its process died
     ├── CompensationFailed    something went wrong, and so did undoing it (also an ExceptionGroup)
@@ -196,6 +197,18 @@ class StepTimeout(PerdureError, TimeoutError):
     def __init__(self, op: str, seconds: float) -> None:
         self.op, self.seconds = op, seconds
         super().__init__(f"{op} took longer than its timeout of {seconds:g} s")
+
+
+class HeartbeatTimeout(StepTimeout):
+    """An attempt of a step gave no sign of life for longer than it promised to."""
+
+    def __init__(self, op: str, seconds: float) -> None:
+        self.op, self.seconds = op, seconds
+        PerdureError.__init__(
+            self,
+            f"{op} gave no sign of life for {seconds:g} s; call step_context().heartbeat() more often, "
+            "or allow it more time with @step(heartbeat=...)",
+        )
 
 
 class StepCancelled(PerdureError):

@@ -56,3 +56,9 @@ async def crunch() -> list[object]:
 @workflow
 async def plain() -> int:
     return await pid_of_plain_step()
+
+
+@step(cpu=True)
+def emitting() -> None:
+    """Tries what works in the engine's own process only."""
+    step_context().emit(1)

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import assert_type
+from typing import Any, assert_type
 from uuid import UUID
 
 import perdure
 from perdure import (
+    Chunk,
     Client,
     Engine,
     Invocation,
@@ -23,6 +25,7 @@ from perdure import (
     RunView,
     Step,
     Workflow,
+    batched,
     call,
     connect,
     every,
@@ -74,6 +77,50 @@ def render(receipt: Receipt) -> bytes:
 @step(cpu=True, name="crunch")
 def crunch(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+@step
+async def tokens(prompt: str) -> AsyncIterator[str]:
+    yield prompt
+
+
+@step(stream=batched(20, 0.5), heartbeat=10)
+async def numbers(n: int) -> AsyncIterator[int]:
+    step_context().heartbeat({"done": n})
+    yield n
+
+
+@step
+def rows(path: str) -> Iterator[bytes]:
+    yield path.encode()
+
+
+@step(stream="on_complete")
+def pages(path: str) -> Generator[str, None, None]:
+    yield path
+
+
+@step
+def anything(path: str) -> Any:
+    return path
+
+
+async def steps_that_are_generators_give_the_list_of_what_they_yield() -> None:
+    assert_type(await tokens("a"), list[str])
+    assert_type(await numbers(1), list[int])
+    assert_type(await rows("a"), list[bytes])
+    assert_type(await pages("a"), list[str])
+    assert_type(await tokens.options(stream="on_complete", heartbeat=timedelta(seconds=5))("a"), list[str])
+    tokens(1)  # type: ignore[arg-type, unused-coroutine]
+    numbers("1")  # type: ignore[arg-type, unused-coroutine]
+    step(stream=3)  # type: ignore[call-overload]
+
+
+async def streams_are_typed(engine: Engine, handle: RunHandle[int]) -> None:
+    async for chunk in engine.stream("order-123", "tokens", 3):
+        assert_type(chunk, Chunk)
+    async for chunk in handle.stream("tokens"):
+        assert_type(chunk.index, int)
 
 
 async def steps_have_the_types_of_their_functions(order: Order, receipt: Receipt) -> None:

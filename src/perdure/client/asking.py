@@ -6,14 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
+import msgspec
+
 from perdure.client.connection import Connection, checked_tags
-from perdure.client.views import RunPage, RunView, StepView, run_view, step_view
+from perdure.client.views import Chunk, RunPage, RunView, StepView, run_view, step_view
 from perdure.client.watch import WATCH_SECONDS
 from perdure.errors import UsageError
 from perdure.kernel.events import Entry, RunFinished, RunStatus, entries
 from perdure.kernel.state import fold
 from perdure.kernel.steps import steps as steps_of
+from perdure.kernel.streams import Reading
 from perdure.ports.runs import RunFilter
+
+# How many events of a journal are read at a time for a stream.
+PAGE = 1000
 
 
 class Asking(Connection):
@@ -91,6 +97,27 @@ class Asking(Connection):
                 if found is None or head is None or (found.status.finished and head.next_seq <= start):
                     return
             await asyncio.sleep(WATCH_SECONDS)
+
+    async def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
+        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step.
+
+        `step` is an op path such as `tokens:0`, or a name, which stands for the first step of that name. Without it:
+        all steps, until the run ends.
+        """
+        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+            raise UsageError(f"stream(start={start!r}): chunks are numbered from 0")
+        run, _ = await self._require(id)
+        reading = Reading(step, start)
+        with self._news.follow(run.run_id) as news:
+            while not reading.ended:
+                batches = await self.store.journal.read(run.run_id, reading.next_seq, PAGE)
+                for c in reading.feed(batches):
+                    yield Chunk(c.index, c.path, msgspec.json.decode(c.value), c.attempt, c.restart)
+                if not batches and not await news.beyond(reading.next_seq):
+                    return
+        if not reading.found:
+            begun = ", ".join(reading.begun[:10]) or "none"
+            raise UsageError(f"run {id!r} ended without a step {step!r}; its steps: {begun}")
 
 
 def _status(value: RunStatus | str) -> RunStatus:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
+from perdure.client.news import News
 from perdure.client.states import States
 from perdure.client.views import Loaded
 from perdure.client.watch import Watch
@@ -42,6 +43,7 @@ class Connection:
         self.payloads = Payloads(store.blobs, limits or Limits())
         self._durability = durability_of(durability)
         self._watch: Watch | None = None
+        self._news = News(store)
         self._last_run_id = ""
         self._states = States()
 
@@ -55,6 +57,7 @@ class Connection:
         """Disconnect."""
         if self._watch is not None:
             await self._watch.close()
+            await self._news.close()
             self._watch = None
             await self.store.close()
 

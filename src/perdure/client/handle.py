@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from perdure.client.views import RunResult
+from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
@@ -81,6 +81,10 @@ class RunHandle(Generic[R]):
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
         return await self._client.signal(self.run_id, name, payload, signal_id)
+
+    def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
+        """What a step of the run, or all of them, show before they end; see `Client.stream`."""
+        return self._client.stream(self.run_id, step, start)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.result().__await__()

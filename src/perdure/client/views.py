@@ -91,6 +91,20 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Something that a step showed before it ended. `index` is its place in the stream that was asked for.
+
+    `restart`: no value, but the mark that what the step showed before is void.
+    """
+
+    index: int
+    path: str
+    value: Any
+    attempt: int
+    restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult(Generic[R]):
     """How a run ended. `error` is the exception, rebuilt; nothing is raised."""
 
@@ -176,7 +190,7 @@ def step_view(record: StepRecord, output: msgspec.Raw, owner_lives: bool) -> Ste
         input_hash=record.inputs_hash,
         output=msgspec.json.decode(output),
         error=record.error,
-        progress=None,
+        progress=msgspec.json.decode(record.progress),
         source=record.source,
         started_at=attempts[0].started_at,
         finished_at=_moment(record.finished_at),

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from perdure.engine.carried import Carried, carry
 from perdure.engine.steps import Attempt
+from perdure.engine.streams import Channels
 from perdure.errors import PerdureError, ValueProblem
 from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSucceeded
 from perdure.kernel.failures import describe
@@ -34,6 +35,7 @@ class Attempts:
         "_storing",
         "calls",
         "cancels",
+        "channels",
         "large",
         "running",
     )
@@ -46,6 +48,8 @@ class Attempts:
         self.calls: list[Call] = []
         self.cancels: list[str] = []
         self.running: dict[str, Attempt] = {}
+        # What they show before they end.
+        self.channels = Channels(driver, driver.services)
         # Values that lie apart, by op, until their events are known to be in the store.
         self.large: dict[str, Raw] = {}
         # Attempts whose result is being stored apart; what a driver before this one had under way; who came after it.
@@ -92,7 +96,7 @@ class Attempts:
         calls, self.calls = self.calls, []
         self._services.runner.promised -= len(calls)
         for call in calls:
-            if self._expects(call):
+            if self.expects(call):
                 self._launch(call)
 
     def _launch(self, call: Call) -> None:
@@ -104,8 +108,10 @@ class Attempts:
                 return
             if carried is not None:
                 carried.cancel()
+        if self.channels.open:
+            self.channels.open.pop((op, call.attempt), None)  # of an attempt that had other inputs
         self.running[op] = self._services.runner.start(
-            call, driver.run_id, driver.deadline, driver.variables, self._ended
+            call, driver.run_id, driver.deadline, driver.variables, self.channels, self._ended
         )
 
     # --- handed over when the journal has to be read anew ---------------------------------------------------------
@@ -114,6 +120,8 @@ class Attempts:
         """Go on with the attempts of a driver whose view of the journal was out of date, and with their outcomes."""
         self._carried = old._hand_over(self)
         self.large = old.large
+        self.channels = old.channels
+        self.channels.driver = self._driver
         for op, command in self._driver.replay.open_steps.items():
             open_op = self._state.ops[op]
             if open_op.running:
@@ -128,6 +136,8 @@ class Attempts:
 
     def _go_on(self, call: Call, carried: Carried) -> None:
         """An attempt that was under way or done before the journal was read anew is not made again."""
+        if self.channels.open:
+            self.channels.go_on(call)
         if carried.attempt is not None and carried.ended is not None:
             self._services.loop.call_soon(self._ended, carried.attempt, *carried.ended)
         elif carried.attempt is not None:
@@ -139,7 +149,7 @@ class Attempts:
             self._storing.add((call.command.op, call.attempt))
 
     def _offer(self, call: Call, outcome: StepSucceeded | AttemptFailed | StepFailed) -> None:
-        if self._expects(call):
+        if self.expects(call):
             large = self.large.get(outcome.op)
             value = outcome if large is None else StepSucceeded(outcome.op, large, outcome.attempt)
             self._driver.record_as(value, outcome)
@@ -161,12 +171,14 @@ class Attempts:
             carried.ended = (value, error)
             return
         self._driver.room_came_free()
-        if not self._expects(call):
+        if not self.expects(call):
             if op in self.cancels:
                 # Given up, and that is not in the journal yet: if it never comes there, this is still its outcome.
                 inputs = call.command.inputs_hash
                 self._given_up[op, call.attempt] = Carried(inputs, attempt, (value, error))
             return
+        if self.channels.open:
+            self.channels.settle(call, error is None)
         if error is None:
             try:
                 self._returned(call, value)
@@ -195,7 +207,7 @@ class Attempts:
             self._heir._stored(call, data, blob)
             return
         self._storing.discard((call.command.op, call.attempt))
-        if not self._expects(call):
+        if not self.expects(call):
             return
         if isinstance(blob, BaseException):
             self._failed(call, blob)
@@ -213,7 +225,7 @@ class Attempts:
         event = failed(self._state, call, failure, retryable, self._driver.moment())
         self._driver.record_as(event, event)
 
-    def _expects(self, call: Call) -> bool:
+    def expects(self, call: Call) -> bool:
         """Whether an outcome of this attempt still counts."""
         open_op = self._state.ops.get(call.command.op)
         return not self._driver.closed and open_op is not None and open_op.attempt == call.attempt and open_op.running

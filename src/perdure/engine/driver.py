@@ -22,19 +22,17 @@ from perdure.errors import HistoryTooLarge, PayloadTooLarge
 from perdure.kernel.commands import Command, Finish, RunStep
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
+    EVENT_BYTES,
     AnyEvent,
     RunReleased,
     RunStatus,
 )
 from perdure.kernel.failures import describe
-from perdure.kernel.plan import Plan, adopt, deliver, plan, wake
+from perdure.kernel.plan import Call, Plan, adopt, deliver, plan, wake
 from perdure.kernel.replay import Replay
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")
-
-# A rough count of what an event adds to the journal besides its value.
-EVENT_BYTES = 120
 
 
 class NotKnown(Exception):
@@ -58,7 +56,8 @@ class Driver:
         self.run_id = self.state.run_id
         self.deadline = started.deadline
         self._room = started.max_concurrency or 1 << 30
-        self._size = size
+        # About how large the journal is.
+        self.size = size
         self._outbox = Outbox(self.state)
         self.attempts = Attempts(self)
         # Whether nothing may begin before everything so far is in the store, in a mode that does not wait for it.
@@ -135,10 +134,24 @@ class Driver:
 
     def check_history(self, size: int) -> None:
         """Count what the journal grows by. Raises HistoryTooLarge when it grows beyond its limit."""
-        self._size += size
+        self.size += size
         limit = self.services.payloads.limits.history
-        if self._size > limit:
-            raise HistoryTooLarge(self.id, self._size, limit)
+        if self.size > limit:
+            raise HistoryTooLarge(self.id, self.size, limit)
+
+    def hears(self, call: Call) -> bool:
+        """Whether what an attempt shows would be recorded now. While an append is on its way it had better wait."""
+        return not self.stale and self._outbox.in_flight is None and self.attempts.expects(call)
+
+    def report(self, events: Sequence[AnyEvent], size: int) -> int:
+        """Take in what an attempt shows before it ends, and have it written; says the number after it."""
+        for event in events:
+            self._fold(event, event)
+        self.size += size
+        next_seq = self.state.next_seq
+        self._pump(None)
+        self._touch()
+        return next_seq
 
     def unsaved(self) -> Iterator[AnyEvent]:
         """Every event that is not known to be in the store."""
@@ -154,7 +167,7 @@ class Driver:
         at = self.moment()
         self.replay.fold(event, at)
         self._outbox.events.append(recorded)
-        self._size += EVENT_BYTES
+        self.size += EVENT_BYTES
 
     def _pump(self, planned: Plan | None) -> None:
         """Record what is planned and everything that follows from it, then see that it is written."""
@@ -297,6 +310,9 @@ class Driver:
         self.services.on_commit(self, append)
         if not self.closed:
             self._set_alarm()
+            if self.attempts.channels.open:
+                # After what was planned has begun: a stream that never pauses must not hold it up.
+                self.attempts.channels.committed(append.next_seq)
 
     def _act(self) -> None:
         """Start and stop what the journal now says."""

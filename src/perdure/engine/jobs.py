@@ -14,6 +14,7 @@ from contextvars import Context
 from typing import Any
 
 from perdure.engine.step_context import StepContext, current
+from perdure.engine.streams import drain_in_thread
 from perdure.errors import UsageError
 
 
@@ -40,6 +41,22 @@ class Job:
             )
         step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends)
         return _Named, (module, name, self.args, self.kwargs, step)
+
+
+class GeneratorJob(Job):
+    """An attempt of a step that yields what it makes."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Any:
+        """Show each thing that the function yields, and return them all."""
+        return self.context.run(_call, drain_in_thread, [self.fn, self.args, self.kwargs, self.step], {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UsageError(
+            f"the step {self.fn.__qualname__} is a generator, and the engine's executor would run it in another "
+            "process, from where nothing can be shown; make it an async generator, or return a list"
+        )
 
 
 def follow_parent() -> None:

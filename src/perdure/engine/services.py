@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Services:
     """What every driver of an engine shares."""
 
-    __slots__ = ("clock", "closing", "codec", "loop", "on_commit", "payloads", "runner", "writer")
+    __slots__ = ("clock", "closing", "codec", "loop", "on_commit", "payloads", "runner", "thread", "writer")
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class Services:
         on_commit: Callable[[Driver, Append], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
         self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
         self.on_commit = on_commit
         self.closing = False

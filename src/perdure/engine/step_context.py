@@ -1,26 +1,45 @@
-"""What a step can know about the attempt it is in."""
+"""What a step can know about the attempt it is in, and what it can tell others before that ends."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from perdure.errors import PerdureError
+import msgspec
+
+from perdure.errors import PerdureError, UsageError
 from perdure.kernel.events import moment
+from perdure.kernel.plan import Call
+
+if TYPE_CHECKING:
+    from perdure.engine.streams import Channel, Channels
 
 
 class StepContext:
-    """One attempt of a step, seen from inside."""
+    """One attempt of a step, seen from inside. All of it may be used from any thread."""
 
-    __slots__ = ("_cancelled", "attempt", "ends", "id", "run_id")
+    __slots__ = ("_call", "_cancelled", "_channel", "_channels", "attempt", "beat", "ends", "id", "run_id")
 
-    def __init__(self, id: str, run_id: str, attempt: int, deadline: float | None) -> None:
+    def __init__(
+        self,
+        id: str,
+        run_id: str,
+        attempt: int,
+        deadline: float | None,
+        channels: Channels | None = None,
+        call: Call | None = None,
+    ) -> None:
         self.id = id
         """The idempotency key: the same for every attempt, on every machine."""
         self.run_id = run_id
         self.attempt = attempt
         # When this attempt is timed out; until it is launched, the deadline of its run.
         self.ends = deadline
+        # When it gave its last sign of life, on the loop's clock.
+        self.beat = 0.0
+        self._channels, self._call = channels, call
+        self._channel: Channel | None = None
         self._cancelled = False
 
     @property
@@ -33,9 +52,55 @@ class StepContext:
         """Whether nobody waits for this attempt any more: a step in a thread should look, and stop."""
         return self._cancelled
 
+    # --- showing what there is before the end ---------------------------------------------------------------------
+
+    def emit(self, chunk: Any) -> None:
+        """Show a chunk to whoever follows this step with `engine.stream()`, once it is durable.
+
+        In a later attempt, what an earlier one emitted goes on when `.chunks` has been looked at, and is declared void
+        otherwise. In a thread this waits while the store is behind.
+        """
+        self.channel("emit()").emit(chunk)
+
+    @property
+    def chunks(self) -> list[Any]:
+        """What earlier attempts emitted and is still valid. Whoever looks goes on from there."""
+        return self.channel(".chunks").chunks()
+
+    def restart(self) -> None:
+        """Declare void what has been emitted; readers see a mark, and what follows begins anew."""
+        self.channel("restart()").restart()
+
+    def heartbeat(self, progress: Any = None) -> None:
+        """Say that this attempt is alive, and how far it is: any JSON value, shown in `engine.steps()`."""
+        channel = self.channel("heartbeat()")
+        channel.beat()
+        if progress is not None:
+            channel.progress(progress)
+
+    @property
+    def progress(self) -> Any:
+        """The last progress that this attempt or an earlier one reported; None at first."""
+        last = self.channel(".progress").last_progress
+        return None if last is None else msgspec.json.decode(last)
+
+    def channel(self, what: str = "a generator") -> Channel:
+        """The way out for what this attempt shows."""
+        channel = self._channel
+        if channel is None:
+            if self._channels is None or self._call is None:
+                raise UsageError(
+                    f"{what} of a step works in the engine's own process, and this step runs in another one "
+                    "(cpu=True, or an executor of processes); return the value, or make it a step without cpu=True"
+                )
+            channel = self._channel = self._channels.channel(self, self._call)
+        return channel
+
     def cancel(self) -> None:
         """Tell the attempt that nobody waits for it any more."""
         self._cancelled = True
+        if self._channel is not None:
+            self._channel.cancel()
 
 
 current: ContextVar[StepContext] = ContextVar("perdure_step")

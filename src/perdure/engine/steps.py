@@ -10,9 +10,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import Context
 from typing import Any, Protocol
 
-from perdure.engine.jobs import Job, follow_parent
+from perdure.engine.jobs import GeneratorJob, Job, follow_parent
 from perdure.engine.step_context import StepContext, current
-from perdure.errors import StepError, StepTimeout
+from perdure.engine.streams import Channels, drain
+from perdure.errors import HeartbeatTimeout, StepError, StepTimeout
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import RunStep
 from perdure.kernel.ids import step_key
@@ -32,7 +33,7 @@ Done = Callable[["Attempt", Any, BaseException | None], None]
 class Attempt:
     """One try of a step, from its launch to its outcome."""
 
-    __slots__ = ("_runner", "_timer", "call", "context", "done", "task", "variables")
+    __slots__ = ("_pulse", "_runner", "_timer", "call", "context", "done", "task", "variables")
 
     def __init__(self, runner: StepRunner, call: Call, context: StepContext, variables: Context, done: Done) -> None:
         self._runner = runner
@@ -42,6 +43,7 @@ class Attempt:
         self.done: Done | None = done
         self.task: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._pulse: asyncio.TimerHandle | None = None
 
     def launched(self, task: asyncio.Future[Any], timeout: float | None) -> None:
         """The attempt is under way."""
@@ -49,6 +51,10 @@ class Attempt:
         task.add_done_callback(self._finished)
         if timeout is not None:
             self._timer = self._runner.loop.call_later(timeout, self._expired, timeout)
+        heartbeat = self.call.command.spec.heartbeat
+        if heartbeat is not None:
+            self.context.beat = self._runner.loop.time()
+            self._pulse = self._runner.loop.call_later(heartbeat, self._feel_pulse, heartbeat)
 
     def cancel(self) -> None:
         """Nobody waits for this attempt any more. It may go on in its thread, but nothing will come of it."""
@@ -58,19 +64,33 @@ class Attempt:
             self.task.cancel()
 
     def _expired(self, timeout: float) -> None:
-        # An outcome at once: a step that ignores its cancellation must not hold up the run. None if it is the run whose
-        # time is up: the run ends then, and no code of the body can stand in the way.
+        # None if it is the run whose time is up: the run ends then, and no code of the body can stand in the way.
+        mine = timeout == self.call.command.spec.timeout
+        self._give_up(StepTimeout(self.call.command.op, timeout) if mine else None)
+
+    def _feel_pulse(self, heartbeat: float) -> None:
+        loop = self._runner.loop
+        left = self.context.beat + heartbeat - loop.time()
+        if left > 0:
+            self._pulse = loop.call_later(left, self._feel_pulse, heartbeat)
+        else:
+            self._give_up(HeartbeatTimeout(self.call.command.op, heartbeat))
+
+    def _give_up(self, error: StepTimeout | None) -> None:
+        # An outcome at once: a step that ignores its cancellation must not hold up the run.
         done, self.done = self.done, None
         self.context.cancel()
         if self.task is not None:
             self.task.cancel()
-        if done is not None and timeout == self.call.command.spec.timeout:
-            done(self, None, StepTimeout(self.call.command.op, timeout))
+        if done is not None and error is not None:
+            done(self, None, error)
 
     def _finished(self, task: asyncio.Future[Any]) -> None:
         self._runner.ended(self)
         if self._timer is not None:
             self._timer.cancel()
+        if self._pulse is not None:
+            self._pulse.cancel()
         if task.cancelled():
             error: BaseException | None = asyncio.CancelledError("the step was cancelled from within")
         else:
@@ -100,12 +120,21 @@ class StepRunner:
         self._processes: Executor | None = None
         self._argument_types: dict[Any, Any] = {}
 
-    def start(self, call: Call, run_id: str, deadline: float | None, variables: Context, done: Done) -> Attempt:
+    def start(
+        self,
+        call: Call,
+        run_id: str,
+        deadline: float | None,
+        variables: Context,
+        channels: Channels,
+        done: Done,
+    ) -> Attempt:
         """Launch an attempt now, or as soon as there is room. `done` is called once with a value or an error.
 
-        `deadline` is the run's; `variables` are the context variables that the step sees a copy of.
+        `deadline` is the run's; `variables` are the context variables that the step sees a copy of; through `channels`
+        it shows what it has before it ends.
         """
-        context = StepContext(step_key(run_id, call.command.op), run_id, call.attempt, deadline)
+        context = StepContext(step_key(run_id, call.command.op), run_id, call.attempt, deadline, channels, call)
         attempt = Attempt(self, call, context, variables, done)
         if self._running >= self._limit:
             self._queue.append(attempt)
@@ -155,10 +184,15 @@ class StepRunner:
         try:
             args, kwargs = self._arguments(command)
             if spec.asynchronous:
-                coro = _contained(spec.fn, args, kwargs)
+                coro = (
+                    drain(spec.fn, args, kwargs, attempt.context)
+                    if spec.generator
+                    else _contained(spec.fn, args, kwargs)
+                )
                 task: asyncio.Future[Any] = self.loop.create_task(coro, context=context)
             else:
-                job = Job(spec.fn, args, kwargs, attempt.context, context)
+                kind = GeneratorJob if spec.generator else Job
+                job = kind(spec.fn, args, kwargs, attempt.context, context)
                 task = self.loop.create_task(self._call(job, spec.cpu), context=context.copy())
         except Exception as error:  # a wrong call, or arguments that do not fit their annotations
             task = self.loop.create_future()

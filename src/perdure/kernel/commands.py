@@ -13,6 +13,7 @@ from perdure.kernel.codec import Codec
 from perdure.kernel.events import NULL, AnyEvent, RunStarted, RunStatus
 from perdure.kernel.failures import Failure
 from perdure.kernel.retry import ONCE, Retry
+from perdure.kernel.streams import IMMEDIATE, StreamMode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +27,11 @@ class StepSpec:
     at_most_once: bool = False
     cpu: bool = False
     asynchronous: bool = False
+    # Whether `fn` yields what it makes, piece by piece; its result is the list of that.
+    generator: bool = False
+    stream: StreamMode = IMMEDIATE
+    # Seconds without a sign of life after which an attempt is given up.
+    heartbeat: float | None = None
     types: tuple[tuple[str, Any], ...] = ()
     returns: Any = Any
     # Exception classes that can be found through no module, by name.

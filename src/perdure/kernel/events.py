@@ -17,6 +17,8 @@ from msgspec import Raw
 from perdure.kernel.failures import Failure
 
 NULL = Raw(b"null")
+# A rough count of what an event adds to a journal besides its value.
+EVENT_BYTES = 120
 
 
 class RunStatus(StrEnum):
@@ -198,6 +200,32 @@ class RunPaused(Event, frozen=True, tag=True, omit_defaults=True):
     reason: str = ""
 
 
+class ChunkAppended(Event, frozen=True, tag=True, omit_defaults=True):
+    """An attempt showed something of what it makes. The first chunk has the number `start` in the stream of its step.
+
+    `restart`: what was shown before is void; that mark takes the number `start` itself, and the chunks follow it.
+    """
+
+    op: str
+    attempt: int
+    start: int
+    chunks: tuple[Raw, ...] = ()
+    restart: bool = False
+
+    @property
+    def end(self) -> int:
+        """The number after the last chunk."""
+        return self.start + self.restart + len(self.chunks)
+
+
+class StepProgressed(Event, frozen=True, tag=True, omit_defaults=True):
+    """An attempt said how far it is."""
+
+    op: str
+    attempt: int
+    progress: Raw
+
+
 class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
     """Somebody wants the run to end."""
 
@@ -240,6 +268,8 @@ AnyEvent = (
     | WaitResolved
     | SignalReceived
     | StateSet
+    | ChunkAppended
+    | StepProgressed
     | CancelRequested
     | RunPaused
     | RunParked
@@ -273,6 +303,13 @@ def entries(run_id: str, batches: Sequence[Batch], start: int = 0) -> list[Entry
         for i, event in enumerate(batch.events)
         if batch.seq + i >= start
     ]
+
+
+def weight(event: AnyEvent) -> int:
+    """About how many bytes an event takes in a journal."""
+    if isinstance(event, ChunkAppended):
+        return EVENT_BYTES + sum(map(len, event.chunks))
+    return EVENT_BYTES + len(getattr(event, "value", b""))
 
 
 def moment(at: float) -> datetime:

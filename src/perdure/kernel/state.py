@@ -14,6 +14,7 @@ from perdure.kernel.events import (
     AttemptFailed,
     Batch,
     CancelRequested,
+    ChunkAppended,
     RunClaimed,
     RunFinished,
     RunParked,
@@ -25,6 +26,7 @@ from perdure.kernel.events import (
     SignalReceived,
     StateSet,
     StepFailed,
+    StepProgressed,
     StepStarted,
     StepSucceeded,
     ValueRecorded,
@@ -35,10 +37,22 @@ from perdure.kernel.events import (
 ANSWER = "answer:"
 
 
+class Shown:
+    """What the attempts of a step have let others see before its outcome."""
+
+    __slots__ = ("chunks", "count", "progress")
+
+    def __init__(self) -> None:
+        # The chunks that are valid, and how many numbers have been given to chunks and marks of a restart.
+        self.chunks: list[Raw] = []
+        self.count = 0
+        self.progress: Raw | None = None
+
+
 class OpenOp:
     """An op that has begun and has no outcome yet."""
 
-    __slots__ = ("attempt", "due", "failures", "kind", "name", "opened", "running", "source")
+    __slots__ = ("attempt", "due", "failures", "kind", "name", "opened", "running", "shown", "source")
 
     def __init__(self, kind: str, source: str) -> None:
         self.kind = kind
@@ -48,6 +62,7 @@ class OpenOp:
         self.running = False
         self.due: float | None = None
         self.name = ""
+        self.shown: Shown | None = None
         # For an approval: what was asked.
         self.opened: WaitOpened | None = None
 
@@ -262,6 +277,22 @@ class RunState:
     def _state_set(self, event: StateSet, at: float) -> None:
         self.values[event.key] = event.value
 
+    def _chunk_appended(self, event: ChunkAppended, at: float) -> None:
+        shown = self._shown(event.op)
+        if event.restart:
+            shown.chunks.clear()
+        shown.chunks += event.chunks
+        shown.count = event.end
+
+    def _step_progressed(self, event: StepProgressed, at: float) -> None:
+        self._shown(event.op).progress = event.progress
+
+    def _shown(self, op: str) -> Shown:
+        open_op = self.ops[op]
+        if open_op.shown is None:
+            open_op.shown = Shown()
+        return open_op.shown
+
     def _run_paused(self, event: RunPaused, at: float) -> None:
         self.paused = event
 
@@ -304,6 +335,8 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     ValueRecorded: RunState._value_recorded,
     SignalReceived: RunState._signal_received,
     StateSet: RunState._state_set,
+    ChunkAppended: RunState._chunk_appended,
+    StepProgressed: RunState._step_progressed,
     RunPaused: RunState._run_paused,
     WaitOpened: RunState._wait_opened,
     WaitResolved: RunState._wait_resolved,

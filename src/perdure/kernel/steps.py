@@ -13,6 +13,7 @@ from perdure.kernel.events import (
     Batch,
     RunFinished,
     StepFailed,
+    StepProgressed,
     StepStarted,
     StepStatus,
     StepSucceeded,
@@ -43,6 +44,7 @@ class StepRecord(msgspec.Struct):
     output_blob: str = ""
     error: Failure | None = None
     finished_at: float | None = None
+    progress: Raw = NULL
 
 
 def steps(batches: Iterable[Batch]) -> list[StepRecord]:
@@ -70,6 +72,8 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
             elif isinstance(event, StepFailed):
                 status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
                 _end(found[event.op], status, batch.at, event.error)
+            elif isinstance(event, StepProgressed):
+                found[event.op].progress = event.progress
             elif isinstance(event, RunFinished):
                 for record in found.values():
                     if record.status is StepStatus.RUNNING:

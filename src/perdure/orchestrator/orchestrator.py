@@ -31,6 +31,7 @@ from perdure.kernel.events import (
     RunResumed,
     RunStarted,
     RunStatus,
+    weight,
 )
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
@@ -226,7 +227,7 @@ class Orchestrator:
     def _driver(self, replay: Replay, batches: Sequence[Batch], variables: Context) -> Driver:
         started = replay.state.started
         assert started is not None
-        size = sum(len(getattr(event, "value", b"")) + 120 for batch in batches for event in batch.events)
+        size = sum(weight(event) for batch in batches for event in batch.events)
         return Driver(self.services, replay, durability(started.durability), variables, size)
 
     # --- parking --------------------------------------------------------------------------------------------------

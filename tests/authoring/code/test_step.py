@@ -82,7 +82,7 @@ def test_a_step_looks_like_its_function() -> None:
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_generator_is_no_step() -> None:
+def test_a_generator_cannot_be_sent_to_a_process() -> None:
     def plain() -> Iterator[int]:
         yield 1
 
@@ -90,8 +90,23 @@ def test_a_generator_is_no_step() -> None:
         yield 1
 
     for generator in (plain, asynchronous):
-        with pytest.raises(TypeError, match="generator"):
-            step(generator)
+        with pytest.raises(TypeError, match="yields"):
+            step(cpu=True)(generator)
+
+
+def test_a_step_in_a_process_has_no_heartbeat() -> None:
+    with pytest.raises(TypeError, match="use timeout="):
+        step(cpu=True, heartbeat=1)(triple.fn)
+    with pytest.raises(TypeError, match="use timeout="):
+        step(cpu=True)(triple.fn).options(heartbeat=1)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan")])
+def test_a_heartbeat_that_no_step_could_keep_is_refused(wrong: float) -> None:
+    with pytest.raises(ValueError, match="heartbeat"):
+        step(heartbeat=wrong)(double.fn)
+    with pytest.raises(ValueError, match="heartbeat"):
+        double.options(heartbeat=wrong)
 
 
 def test_a_step_is_no_step_of_its_own() -> None:

@@ -6,9 +6,9 @@ import dataclasses
 import inspect
 import sys
 from asyncio import events
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import timedelta
-from typing import Any, Generic, Never, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Never, ParamSpec, TypeVar, get_args, overload
 
 from perdure.authoring.code.body import require_body
 from perdure.authoring.code.hints import hints_of, local_errors
@@ -16,9 +16,11 @@ from perdure.authoring.code.loop import BodyLoop
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.ids import check_name
 from perdure.kernel.retry import ONCE, Retry
+from perdure.kernel.streams import IMMEDIATE, StreamMode, stream_mode
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C")
 
 
 class Step(Generic[P, R]):
@@ -45,6 +47,8 @@ class Step(Generic[P, R]):
         if type(loop) is BodyLoop:
             # A future in the clothes of a coroutine: gather, create_task and wait take it without another task.
             return loop.body.run_step(self.spec, args, kwargs, sys._getframe(1))  # type: ignore[return-value]
+        if self.spec.generator:
+            return _all(self.fn(*args, **kwargs))  # type: ignore[no-any-return]
         return self.fn(*args, **kwargs)  # type: ignore[no-any-return]
 
     def options(
@@ -53,6 +57,8 @@ class Step(Generic[P, R]):
         retry: Retry | None = None,
         timeout: float | timedelta | None = None,
         at_most_once: bool | None = None,
+        heartbeat: float | timedelta | None = None,
+        stream: str | StreamMode | None = None,
     ) -> Step[P, R]:
         """The same step with another policy, for one call."""
         changes: dict[str, Any] = {}
@@ -62,6 +68,10 @@ class Step(Generic[P, R]):
             changes["timeout"] = seconds(timeout, "timeout")
         if at_most_once is not None:
             changes["at_most_once"] = at_most_once
+        if heartbeat is not None:
+            changes["heartbeat"] = _heartbeat(heartbeat, self.spec.cpu, self.name)
+        if stream is not None:
+            changes["stream"] = stream_mode(stream)
         return Step(dataclasses.replace(self.spec, **changes))
 
     def __repr__(self) -> str:
@@ -70,6 +80,10 @@ class Step(Generic[P, R]):
 
 @overload
 def step(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
+@overload
+def step(fn: Callable[P, AsyncIterator[C]], /) -> Step[P, list[C]]: ...
+@overload
+def step(fn: Callable[P, Iterator[C]], /) -> Step[P, list[C]]: ...
 @overload
 def step(fn: Callable[P, R], /) -> Step[P, R]: ...
 @overload
@@ -80,6 +94,8 @@ def step(
     timeout: float | timedelta | None = None,
     at_most_once: bool = False,
     cpu: bool = False,
+    heartbeat: float | timedelta | None = None,
+    stream: str | StreamMode = "immediate",
 ) -> _StepDecorator: ...
 def step(
     fn: Callable[..., Any] | None = None,
@@ -90,13 +106,17 @@ def step(
     timeout: float | timedelta | None = None,
     at_most_once: bool = False,
     cpu: bool = False,
+    heartbeat: float | timedelta | None = None,
+    stream: str | StreamMode = "immediate",
 ) -> Any:
     """Make a function a step: `@step` or `@step(retry=Retry(...), timeout=10)`.
 
     `at_most_once`: never try again an attempt whose process died; the workflow gets OutcomeUnknown instead.
     `cpu`: run it in a process of its own, for work that would hold the interpreter.
+    `heartbeat`: give an attempt up that does not call `step_context().heartbeat()` or emit anything for so long.
+    `stream`: when the chunks that it emits or yields are written: "immediate", "on_complete" or `batched(20, 0.5)`.
     """
-    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu)
+    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, stream_mode(stream))
     return decorator if fn is None else decorator._make(fn, 2)
 
 
@@ -104,13 +124,25 @@ class _StepDecorator:
     """`@step(...)` with its options, waiting for the function."""
 
     def __init__(
-        self, name: str | None, retry: Retry, timeout: float | timedelta | None, at_most_once: bool, cpu: bool
+        self,
+        name: str | None,
+        retry: Retry,
+        timeout: float | timedelta | None,
+        at_most_once: bool,
+        cpu: bool,
+        heartbeat: float | timedelta | None = None,
+        stream: StreamMode = IMMEDIATE,
     ) -> None:
         self._name, self._retry, self._at_most_once, self._cpu = name, retry, at_most_once, cpu
+        self._heartbeat, self._stream = heartbeat, stream
         self._timeout = None if timeout is None else seconds(timeout, "timeout")
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, AsyncIterator[C]], /) -> Step[P, list[C]]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Iterator[C]], /) -> Step[P, list[C]]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Step[P, R]: ...
     def __call__(self, fn: Callable[..., Any], /) -> Any:
@@ -119,11 +151,16 @@ class _StepDecorator:
     def _make(self, fn: Callable[..., Any], depth: int) -> Step[..., Any]:
         if not callable(fn) or isinstance(fn, Step):
             raise TypeError(f"@step needs a function, not {fn!r}")
-        if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-            raise TypeError(f"@step {fn.__qualname__} is a generator; return a value, or a list of them")
+        generator = inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)
+        if self._cpu and generator:
+            raise TypeError(
+                f"@step(cpu=True) {fn.__qualname__} runs in another process, from where it cannot show what it yields; "
+                "return a list, or leave out cpu=True"
+            )
         if self._cpu and inspect.iscoroutinefunction(fn):
             raise TypeError(f"@step(cpu=True) {fn.__qualname__} runs in another process and must be a plain def")
         hints = hints_of(fn, depth + 1)
+        returns = hints.get("return", Any)
         return Step(
             StepSpec(
                 name=check_name(self._name or fn.__name__.strip("<>"), "the name of a step"),
@@ -132,9 +169,12 @@ class _StepDecorator:
                 timeout=self._timeout,
                 at_most_once=self._at_most_once,
                 cpu=self._cpu,
-                asynchronous=inspect.iscoroutinefunction(fn),
+                asynchronous=inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn),
+                generator=generator,
+                stream=self._stream,
+                heartbeat=None if self._heartbeat is None else _heartbeat(self._heartbeat, self._cpu, fn.__qualname__),
                 types=parameter_types(fn, hints),
-                returns=hints.get("return", Any),
+                returns=list[(get_args(returns) or (Any,))[0]] if generator else returns,  # type: ignore[misc]
                 errors=local_errors(fn, depth + 1),
             )
         )
@@ -166,6 +206,29 @@ def seconds(value: float | timedelta, what: str) -> float:
     if not 0 <= number < 1e11:
         raise ValueError(f"{what}={value!r} must not be negative or endless")
     return float(number)
+
+
+def _heartbeat(value: float | timedelta, cpu: bool, name: str) -> float:
+    if cpu:
+        raise TypeError(
+            f"@step(cpu=True, heartbeat=...) {name} runs in another process, from where no heartbeat comes; "
+            "use timeout=, or leave out cpu=True"
+        )
+    number = seconds(value, "heartbeat")
+    if number == 0:
+        raise ValueError("heartbeat=0 would give every attempt up at once; give a number of seconds")
+    return number
+
+
+def _all(items: Any) -> Any:
+    """What a generator makes, when it is called outside of a workflow: all of it, as a workflow would get it."""
+    if not isinstance(items, AsyncIterator):
+        return list(items)
+
+    async def collect() -> list[Any]:
+        return [item async for item in items]
+
+    return collect()
 
 
 def _retry(retry: Retry | None) -> Retry:

@@ -1,0 +1,123 @@
+"""Who follows which journal as it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from perdure.client.watch import POLL_SECONDS, WATCH_SECONDS
+from perdure.errors import PerdureError, UsageError
+from perdure.ports.store import Store
+
+log = logging.getLogger("perdure")
+
+
+class Following:
+    """One who follows a journal."""
+
+    __slots__ = ("_news", "_waiter", "head", "run_id")
+
+    def __init__(self, news: News, run_id: str) -> None:
+        self._news = news
+        self.run_id = run_id
+        # As far as is known; None when the journal is gone.
+        self.head: int | None = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def beyond(self, seq: int) -> bool:
+        """Wait until the journal has an event with this number; False when there is no journal any more."""
+        while self.head is not None and self.head <= seq:
+            self._waiter = asyncio.get_running_loop().create_future()
+            self._news.stir()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.head is not None
+
+    def tell(self, head: int | None) -> None:
+        """The journal ends here now."""
+        if head is not None and self.head is not None and head <= self.head:
+            return
+        self.head = head
+        self._resolve(None)
+
+    def give_up(self, error: Exception) -> None:
+        """Nobody will tell anything any more."""
+        self._resolve(error)
+
+    def _resolve(self, error: Exception | None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            if error is None:
+                self._waiter.set_result(None)
+            else:
+                self._waiter.set_exception(error)
+
+
+class News:
+    """Tells followers: at once of what this process writes, soon after the commit of what others do.
+
+    What others write shows in the store's version. One statement then asks for all journals that are followed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._followers: dict[str, set[Following]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def follow(self, run_id: str) -> Iterator[Following]:
+        """Be told about a journal while this is open."""
+        following = Following(self, run_id)
+        self._followers.setdefault(run_id, set()).add(following)
+        try:
+            yield following
+        finally:
+            followers = self._followers[run_id]
+            followers.discard(following)
+            if not followers:
+                del self._followers[run_id]
+
+    def committed(self, run_id: str, next_seq: int) -> None:
+        """This process has written."""
+        if self._followers:
+            for following in self._followers.get(run_id, ()):
+                following.tell(next_seq)
+
+    def stir(self) -> None:
+        """Somebody waits: see that he is told."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._poll())
+
+    async def _poll(self) -> None:
+        loop = asyncio.get_running_loop()
+        version: object = object()
+        polled = 0.0
+        while self._followers:
+            current = self._store.version()
+            if current != version or loop.time() - polled > POLL_SECONDS:
+                version, polled = current, loop.time()
+                try:
+                    await self._ask()
+                except PerdureError as error:
+                    log.warning("%s", error)
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _ask(self) -> None:
+        wanted = list(self._followers)
+        heads = await self._store.journal.heads(wanted)
+        for run_id in wanted:
+            for following in list(self._followers.get(run_id, ())):
+                following.tell(heads.get(run_id))
+
+    async def close(self) -> None:
+        """Nobody will be told anything any more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        closed = UsageError("the engine was left while this run was followed; follow it again from where you were")
+        for followers in self._followers.values():
+            for following in followers:
+                following.give_up(closed)

@@ -1,0 +1,417 @@
+"""What attempts show before they have an outcome: chunks and progress. Decides when it is recorded, and keeps it whole.
+
+An attempt writes into its channel from any thread. What is in there is recorded through the run's driver like every
+other fact, in callbacks of the loop, and seen by others once it is durable. While an append of the run is on its way
+the channel collects: what came meanwhile goes into the next one together. An attempt that is faster than the store
+waits, where it can: a generator on the loop, and anything in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, get_args
+
+from msgspec import Raw
+
+from perdure.errors import HistoryTooLarge, PayloadTooLarge, StepCancelled, StepError
+from perdure.kernel.events import ChunkAppended, StepProgressed
+from perdure.kernel.plan import Call
+
+if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
+    from perdure.engine.services import Services
+    from perdure.engine.step_context import StepContext
+
+# How much of a stream may wait for the store before its step has to.
+MOST_CHUNKS = 1024
+MOST_BYTES = 1024 * 1024
+# Progress is recorded about so often; the latest wins.
+PROGRESS_SECONDS = 1.0
+# A generator that never waits for anything lets others have the loop this often.
+TURN_SECONDS = 0.005
+
+Report = ChunkAppended | StepProgressed
+
+
+class Channels:
+    """The channels of one run. They stay when its journal is read anew, and another driver takes its place."""
+
+    __slots__ = ("driver", "open", "services")
+
+    def __init__(self, driver: Driver, services: Services) -> None:
+        self.driver, self.services = driver, services
+        self.open: dict[tuple[str, int], Channel] = {}
+
+    def channel(self, context: StepContext, call: Call) -> Channel:
+        """The channel of an attempt, from any thread."""
+        return self.open.setdefault((call.command.op, call.attempt), Channel(self, context, call))
+
+    def settle(self, call: Call, succeeded: bool) -> None:
+        """An attempt has ended: record what it showed last, before its outcome."""
+        channel = self.open.get((call.command.op, call.attempt))
+        if channel is not None:
+            channel.settle(succeeded)
+
+    def go_on(self, call: Call) -> None:
+        """An attempt goes on under another driver."""
+        channel = self.open.get((call.command.op, call.attempt))
+        if channel is not None:
+            channel.record_again()
+
+    def committed(self, next_seq: int) -> None:
+        """The journal is durable up to this number."""
+        for key, channel in list(self.open.items()):
+            channel.committed(next_seq)
+            if channel.empty:
+                self.open.pop(key, None)
+
+
+class Channel:
+    """What one attempt shows."""
+
+    __slots__ = (
+        "_before",
+        "_bytes",
+        "_call",
+        "_cancelled",
+        "_channels",
+        "_context",
+        "_due",
+        "_flush_at",
+        "_lock",
+        "_looked",
+        "_mark",
+        "_next",
+        "_op",
+        "_own",
+        "_pending",
+        "_progress",
+        "_progress_at",
+        "_room",
+        "_scheduled",
+        "_sent",
+        "_services",
+        "_settled",
+        "_timer",
+        "_unsaved",
+        "_valid",
+        "_waiting",
+        "last_progress",
+    )
+
+    def __init__(self, channels: Channels, context: StepContext, call: Call) -> None:
+        self._channels, self._services, self._context, self._call = channels, channels.services, context, call
+        self._op = call.command.op
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._waiting: list[asyncio.Future[None]] = []
+        open_op = channels.driver.state.ops.get(self._op)
+        shown = open_op.shown if open_op is not None else None
+        # What earlier attempts showed and nothing has made void, until this attempt goes on from it or begins again.
+        self._before: list[Raw] = list(shown.chunks) if shown is not None else []
+        self._looked = not self._before
+        self._next = shown.count if shown is not None else 0
+        self._valid = len(self._before)
+        self.last_progress = shown.progress if shown is not None else None
+        # What this attempt showed that is valid; of that, what is not recorded; and what is, and not durable yet.
+        self._own: list[Raw] = []
+        self._pending: list[Raw] = []
+        self._mark = False
+        self._sent: list[tuple[int, Report]] = []
+        self._unsaved = self._bytes = 0
+        self._progress: Raw | None = None
+        self._progress_at = -PROGRESS_SECONDS
+        self._scheduled = self._due = self._settled = self._cancelled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._flush_at = 0.0
+
+    # --- for the step, in any thread ------------------------------------------------------------------------------
+
+    def emit(self, value: Any) -> None:
+        """Show a chunk. In a thread, wait while there is too much that the store has not taken yet."""
+        services, op = self._services, self._op
+        data = services.codec.encode(value, f"a chunk of {op}")
+        limits = services.payloads.limits
+        if len(data) > limits.payload:
+            raise PayloadTooLarge(f"a chunk of {op}", len(data), limits.payload)
+        mode = self._call.command.spec.stream
+        now = self._context.beat = services.loop.time()
+        with self._lock:
+            self._check_open()
+            if not self._looked:
+                self._begin_again()
+            driver = self._channels.driver
+            size = driver.size + self._bytes + len(data)
+            if size > limits.history:
+                raise HistoryTooLarge(driver.id, size, limits.history)
+            chunk = Raw(data)
+            if not self._pending:
+                self._flush_at = now + mode.seconds
+            self._pending.append(chunk)
+            self._own.append(chunk)
+            self._unsaved += 1
+            self._bytes += len(data)
+            if self.full or 0 < mode.count <= len(self._pending):
+                self._due = True
+            if mode.count and not self._scheduled and (self._due or len(self._pending) == 1):
+                self._schedule()
+            if self.full and threading.get_ident() != services.thread:
+                while self.full and not self._closed:
+                    self._room.wait()
+                self._check_open()
+
+    def restart(self) -> None:
+        """Declare void what has been shown."""
+        with self._lock:
+            self._check_open()
+            self._begin_again()
+            if self._mark and self._call.command.spec.stream.count:
+                self._due = True
+                self._schedule()
+
+    def chunks(self) -> list[Any]:
+        """What earlier attempts have shown; whoever asks goes on from there."""
+        with self._lock:
+            self._looked = True
+            before = list(self._before)
+        return self._decoded(before)
+
+    def result(self) -> list[Any]:
+        """All that is valid, for a step that is a generator."""
+        with self._lock:
+            if not self._looked:
+                self._begin_again()
+            valid = self._before + self._own
+        return self._decoded(valid)
+
+    def beat(self) -> None:
+        """Say that the attempt is alive."""
+        self._context.beat = self._services.loop.time()
+
+    def progress(self, value: Any) -> None:
+        """Say how far the attempt is."""
+        data = self._services.codec.encode(value, f"the progress of {self._op}")
+        if len(data) > self._services.payloads.limits.blob:
+            raise PayloadTooLarge(f"the progress of {self._op}", len(data), self._services.payloads.limits.blob)
+        with self._lock:
+            if self._closed:
+                return  # nobody waits for it any more
+            first, self._progress = self._progress is None, Raw(data)
+            self.last_progress = self._progress
+            if first and not self._scheduled:
+                self._schedule()
+
+    @property
+    def full(self) -> bool:
+        """Whether too much waits for the store. What waits for the step's end is bounded by the journal's limit."""
+        if not self._call.command.spec.stream.count:
+            return False
+        return self._unsaved >= MOST_CHUNKS or self._bytes >= MOST_BYTES
+
+    async def room(self) -> None:
+        """Wait on the loop until the store has taken some of it."""
+        with self._lock:
+            if not self.full or self._closed:
+                return
+            waiter: asyncio.Future[None] = self._services.loop.create_future()
+            self._waiting.append(waiter)
+        await waiter
+
+    def cancel(self) -> None:
+        """Nobody waits for the attempt any more."""
+        with self._lock:
+            self._cancelled = True
+            self._wake()
+
+    @property
+    def _closed(self) -> bool:
+        return self._cancelled or self._settled
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StepCancelled(self._op, "nobody waits for this attempt any more")
+
+    def _begin_again(self) -> None:
+        # What has not been recorded was never shown, and needs no mark.
+        self._bytes -= sum(map(len, self._pending))
+        self._unsaved -= len(self._pending)
+        self._pending.clear()
+        self._own.clear()
+        self._before.clear()
+        self._looked = True
+        self._mark |= self._valid > 0
+
+    def _decoded(self, chunks: list[Raw]) -> list[Any]:
+        spec = self._call.command.spec
+        of = get_args(spec.returns)[0] if spec.generator and get_args(spec.returns) else Any
+        data = b"[" + b",".join(map(bytes, chunks)) + b"]"
+        found: list[Any] = self._services.codec.decode(data, list[of], f"the chunks of {self._op}")  # type: ignore[valid-type]
+        return found
+
+    # --- on the loop ----------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        loop = self._services.loop
+        if threading.get_ident() == self._services.thread:
+            loop.call_soon(self._look)
+            return
+        try:
+            loop.call_soon_threadsafe(self._look)
+        except RuntimeError:  # the loop is closed: the engine is gone
+            self._cancelled = True
+
+    def _look(self) -> None:
+        """Record what is due, and come back for the rest."""
+        with self._lock:
+            self._scheduled = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        driver = self._channels.driver
+        if not driver.hears(self._call):
+            return  # it comes back here when its append has arrived, or when another driver has taken over
+        self._record(self._take(everything=False))
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        moments = []
+        with self._lock:
+            if self._pending and self._call.command.spec.stream.count:
+                moments.append(self._flush_at)
+            if self._progress is not None:
+                moments.append(self._progress_at + PROGRESS_SECONDS)
+            if moments and self._timer is None and not self._closed:
+                self._timer = self._services.loop.call_at(min(moments), self._look)
+
+    def _take(self, everything: bool) -> list[Report]:
+        """The events that are to be recorded now."""
+        # A timer may ring a hair too early.
+        now = self._services.loop.time() + 0.001
+        events: list[Report] = []
+        op, attempt = self._op, self._call.attempt
+        with self._lock:
+            by_time = bool(self._call.command.spec.stream.count) and now >= self._flush_at
+            if (self._due or by_time or everything) and (self._pending or self._mark):
+                chunk = ChunkAppended(op, attempt, self._next, tuple(self._pending), self._mark)
+                self._valid = len(self._pending) + (0 if self._mark else self._valid)
+                self._next = chunk.end
+                self._pending.clear()
+                self._mark = False
+                events.append(chunk)
+            self._due = False
+            if self._progress is not None and (everything or now >= self._progress_at + PROGRESS_SECONDS):
+                events.append(StepProgressed(op, attempt, self._progress))
+                self._progress, self._progress_at = None, now
+        return events
+
+    def _record(self, events: list[Report]) -> None:
+        if events:
+            size = sum(_size(event) for event in events)
+            next_seq = self._channels.driver.report(events, size)
+            with self._lock:
+                self._sent += [(next_seq, event) for event in events]
+
+    def settle(self, succeeded: bool) -> None:
+        """The attempt has ended: record what is left, before its outcome."""
+        if self._settled:
+            return
+        with self._lock:
+            self._settled = True
+            if not succeeded and not self._call.command.spec.stream.count:
+                self._begin_again()
+                self._mark = False
+            if self._timer is not None:
+                self._timer.cancel()
+            self._wake()
+        self._record(self._take(everything=True))
+
+    def record_again(self) -> None:
+        """Another driver has taken over: what it does not find in the journal is recorded once more."""
+        with self._lock:
+            sent, self._sent = self._sent, []
+        open_op = self._channels.driver.state.ops.get(self._op)
+        count = open_op.shown.count if open_op is not None and open_op.shown is not None else 0
+        lost: list[Report] = []
+        with self._lock:
+            for _, event in sent:
+                if isinstance(event, ChunkAppended) and event.start < count:
+                    self._saved(event)
+                else:
+                    lost.append(event)
+        self._record(lost)
+        if self._pending or self._progress is not None or self._mark:
+            self._due = True
+            self._services.loop.call_soon(self._look)
+
+    def committed(self, next_seq: int) -> None:
+        """The journal is durable up to this number."""
+        with self._lock:
+            while self._sent and self._sent[0][0] <= next_seq:
+                self._saved(self._sent.pop(0)[1])
+            if not self.full:
+                self._wake()
+            more = not self._closed and (self._mark or bool(self._pending) or self._progress is not None)
+        if more:
+            # All that came while the last append was on its way goes together.
+            self._look()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing more can come, and everything is in the store."""
+        return self._closed and not self._sent
+
+    def _saved(self, event: Report) -> None:
+        if isinstance(event, ChunkAppended):
+            self._unsaved -= len(event.chunks)
+            self._bytes -= _size(event)
+
+    def _wake(self) -> None:
+        self._room.notify_all()
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _size(event: Report) -> int:
+    return sum(map(len, event.chunks)) if isinstance(event, ChunkAppended) else len(event.progress)
+
+
+# --- steps that are generators --------------------------------------------------------------------------------------
+
+
+async def drain(
+    fn: Callable[..., AsyncIterator[Any]], args: list[Any], kwargs: dict[str, Any], context: StepContext
+) -> list[Any]:
+    """Run an async generator to its end, showing each thing it yields, and return all that is valid."""
+    channel = context.channel()
+    loop = asyncio.get_running_loop()
+    turn = loop.time()
+    try:
+        async with aclosing(fn(*args, **kwargs)) as items:  # type: ignore[type-var]
+            async for item in items:
+                channel.emit(item)
+                if channel.full:
+                    await channel.room()
+                elif loop.time() - turn > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                else:
+                    continue
+                turn = loop.time()
+    except SystemExit as error:
+        raise StepError("builtins.SystemExit", str(error)) from None
+    return channel.result()
+
+
+def drain_in_thread(
+    fn: Callable[..., Iterator[Any]], args: list[Any], kwargs: dict[str, Any], context: StepContext
+) -> list[Any]:
+    """As `drain`, for a plain generator in a thread."""
+    channel = context.channel()
+    for item in fn(*args, **kwargs):
+        channel.emit(item)
+    return channel.result()

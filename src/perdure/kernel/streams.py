@@ -1,0 +1,124 @@
+"""The stream of a step, or of a whole run, told from a journal; and when a step's chunks are written. Writes nothing.
+
+A chunk is numbered by its place in what is asked for, and the mark of a restart has a number too: so a reader who has
+seen the numbers up to n goes on with n + 1, and misses nothing and sees nothing twice, whatever happened meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.events import NULL, Batch, ChunkAppended, RunFinished, StepFailed, StepStarted, StepSucceeded
+from perdure.kernel.ids import op_name
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMode:
+    """When the chunks of a step are written: after `count` of them or `seconds`, whichever is first.
+
+    `count=0`: with the outcome of the step, and not before.
+    """
+
+    count: int = 1
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if self == IMMEDIATE:
+            return "immediate"
+        return "on_complete" if self == ON_COMPLETE else f"batched({self.count}, {self.seconds:g})"
+
+
+IMMEDIATE = StreamMode()
+ON_COMPLETE = StreamMode(0)
+
+
+def batched(n: int, seconds: float) -> StreamMode:
+    """Write chunks when there are `n` of them, or `seconds` after the first: `@step(stream=batched(20, 0.5))`."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"batched({n!r}, ...): give a number of chunks, at least 1")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
+        raise ValueError(f"batched({n}, {seconds!r}): give a number of seconds, not negative")
+    return StreamMode(n, float(seconds))
+
+
+def stream_mode(mode: str | StreamMode) -> StreamMode:
+    """The mode that a name or an object stands for."""
+    if isinstance(mode, StreamMode):
+        return mode
+    known = {"immediate": IMMEDIATE, "on_complete": ON_COMPLETE}
+    if mode not in known:
+        raise ValueError(f"stream={mode!r} is not a mode; write 'immediate', 'on_complete' or batched(20, 0.5)")
+    return known[mode]
+
+
+class Numbered(msgspec.Struct, frozen=True, gc=False):
+    """One chunk of a stream, or the mark of a restart."""
+
+    index: int
+    path: str
+    value: Raw
+    attempt: int
+    restart: bool
+
+
+class Reading:
+    """A stream as far as its journal has been read.
+
+    `step` is an op path, or a name, which stands for the first step of that name; None is the whole run.
+    """
+
+    __slots__ = ("_index", "_named", "_paths", "_start", "_step", "ended", "found", "next_seq")
+
+    def __init__(self, step: str | None, start: int) -> None:
+        self._step, self._start = step, start
+        self._named = step is not None and ":" not in step
+        self._index = 0
+        self._paths: list[str] = []
+        self.next_seq = 0
+        # Whether nothing more can come, and whether the step has begun at all.
+        self.ended = False
+        self.found = step is None
+
+    def feed(self, batches: Iterable[Batch]) -> Iterator[Numbered]:
+        """The chunks in what follows in the journal, from the number that was asked for on."""
+        for batch in batches:
+            for event in batch.events:
+                self.next_seq += 1
+                if self.ended:
+                    continue
+                if isinstance(event, ChunkAppended):
+                    if self._step is None or event.op == self._step:
+                        yield from self._chunks(event)
+                elif isinstance(event, StepStarted):
+                    self._began(event.op)
+                elif isinstance(event, RunFinished) or (
+                    isinstance(event, StepSucceeded | StepFailed) and event.op == self._step
+                ):
+                    self.ended = True
+
+    def _began(self, op: str) -> None:
+        if self._step is None or self.found:
+            return
+        if self._named and op_name(op) == self._step:
+            self._step = op
+        self.found = op == self._step
+        self._paths.append(op)
+
+    @property
+    def begun(self) -> list[str]:
+        """The steps that have begun, while the one that is asked for has not."""
+        return self._paths
+
+    def _chunks(self, event: ChunkAppended) -> Iterator[Numbered]:
+        if event.restart:
+            if self._index >= self._start:
+                yield Numbered(self._index, event.op, NULL, event.attempt, True)
+            self._index += 1
+        for chunk in event.chunks:
+            if self._index >= self._start:
+                yield Numbered(self._index, event.op, chunk, event.attempt, False)
+            self._index += 1
