@@ -18,6 +18,7 @@ import perdure
 from perdure import NoSuchRun, RunStatus, UsageError, assembly, blocking, step, workflow
 from perdure.client.client import Client
 from perdure.client.handle import RunHandle
+from perdure.client.locks import Locks
 from perdure.ports.blobs import Blobs
 
 PAIRS = [
@@ -25,12 +26,14 @@ PAIRS = [
     (blocking.Engine, assembly.Engine),
     (blocking.RunHandle, RunHandle),
     (blocking.Blobs, Blobs),
+    (blocking.Locks, Locks),
 ]
 # What callers of the async classes reach through attributes, and has no meaning for blocking code.
-INNER = {"watch"}
+INNER = {"watch", "locker"}
 RETURNS = {
     "AsyncIterator[Entry]": "Iterator[Entry]",
     "AsyncIterator[Chunk]": "Iterator[Chunk]",
+    "AsyncIterator[LockView]": "Iterator[LockView]",
 }
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.authoring.code.workflow import Workflow, workflow
     from perdure.client.client import Client
     from perdure.client.handle import RunHandle
+    from perdure.client.locks import Locks, LockView
     from perdure.client.views import Chunk, RunPage, RunResult, RunView, StepView
     from perdure.config import Limits, Recovery
     from perdure.engine.step_context import StepContext, step_context
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
         HeartbeatTimeout,
         HistoryTooLarge,
         InvalidId,
+        InvalidLock,
         InvalidStoreUrl,
+        LockLost,
+        LockTimeout,
         NoSuchRun,
         NotAStore,
         NotDecodable,
@@ -68,6 +72,8 @@ if TYPE_CHECKING:
     from perdure.kernel.invocation import Invocation, call
     from perdure.kernel.retry import Retry
     from perdure.kernel.streams import StreamMode, batched
+    from perdure.locks import Lock, lock
+    from perdure.ports.leases import HeldBy
 
 __version__ = "0.1.0"
 
@@ -89,11 +95,18 @@ __all__ = [
     "Entry",
     "Finished",
     "HeartbeatTimeout",
+    "HeldBy",
     "HistoryTooLarge",
     "InvalidId",
+    "InvalidLock",
     "InvalidStoreUrl",
     "Invocation",
     "Limits",
+    "Lock",
+    "LockLost",
+    "LockTimeout",
+    "LockView",
+    "Locks",
     "NoSuchRun",
     "NotAStore",
     "NotDecodable",
@@ -138,6 +151,7 @@ __all__ = [
     "checkpoint",
     "connect",
     "every",
+    "lock",
     "now",
     "random",
     "run",
@@ -166,13 +180,14 @@ _HOMES = {
         "perdure.authoring.code.workflow": ("Workflow workflow"),
         "perdure.client.client": ("Client"),
         "perdure.client.handle": ("RunHandle"),
+        "perdure.client.locks": ("LockView Locks"),
         "perdure.client.views": ("Chunk RunPage RunResult RunView StepView"),
         "perdure.config": ("Limits Recovery"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected CompensationFailed Corrupt DeadlineExceeded Diverged HeartbeatTimeout "
-            "HistoryTooLarge InvalidId InvalidStoreUrl NoSuchRun NotAStore NotDecodable NotDurable NotOwner "
-            "NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
+            "HistoryTooLarge InvalidId InvalidLock InvalidStoreUrl LockLost LockTimeout NoSuchRun NotAStore "
+            "NotDecodable NotDurable NotOwner NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram "
             "UsageError "
         ),
@@ -184,6 +199,8 @@ _HOMES = {
         "perdure.kernel.invocation": ("Invocation call"),
         "perdure.kernel.retry": ("Retry"),
         "perdure.kernel.streams": ("StreamMode batched"),
+        "perdure.locks": ("Lock lock"),
+        "perdure.ports.leases": ("HeldBy"),
     }.items()
     for name in names.split()
 }

@@ -93,6 +93,7 @@ class Engine(Client):
         return self
 
     async def _start(self) -> None:
+        self._locks = self._make_locks()
         orchestrator = self._orchestrator = Orchestrator(
             self.store,
             self._programs,
@@ -103,6 +104,7 @@ class Engine(Client):
             codec=self.codec,
             executor=self._executor,
             clock=self.clock,
+            locker=self._locks.locker,
             on_finished=self._finished,
             on_commit=self._committed,
         )

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future
-from datetime import datetime
+from contextlib import AsyncExitStack, contextmanager
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -30,6 +32,8 @@ from perdure.assembly import DEFAULT_STORE, run
 from perdure.client import client as asynchronous
 from perdure.client.client import Duration
 from perdure.client.handle import RunHandle as AsyncRunHandle
+from perdure.client.locks import Locks as AsyncLocks
+from perdure.client.locks import LockView
 from perdure.client.views import Chunk, RunPage, RunResult, RunView, StepView
 from perdure.config import Limits, Recovery
 from perdure.errors import UsageError
@@ -43,10 +47,10 @@ from perdure.kernel.reuse import Reuse
 from perdure.ports.blobs import Blobs as AsyncBlobs
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
-from perdure.ports.leases import Leases
+from perdure.ports.leases import HeldBy, Leases
 from perdure.ports.store import Store
 
-__all__ = ["Blobs", "Client", "Engine", "RunHandle", "connect", "run"]
+__all__ = ["Blobs", "Client", "Engine", "Locks", "RunHandle", "connect", "run"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -89,6 +93,11 @@ class Client:
     def blobs(self) -> Blobs:
         """The blob store: `put(bytes) -> id`, `get(id) -> bytes | None`."""
         return Blobs(self._client.blobs, self._loop)
+
+    @property
+    def locks(self) -> Locks:
+        """The locks of the store: `with engine.locks.hold(key)`."""
+        return Locks(self._client.locks, self._loop)
 
     # --- starting -------------------------------------------------------------------------------------------------
 
@@ -280,6 +289,49 @@ class Blobs:
     def get(self, blob_id: str) -> bytes | None:
         """The bytes, or None when there is no such blob. Raises Corrupt when they are not what was put."""
         return self._loop.wait(self._blobs.get(blob_id))
+
+
+class Locks:
+    """The locks of a store."""
+
+    def __init__(self, locks: AsyncLocks, loop: _Loop) -> None:
+        self._locks, self._loop = locks, loop
+
+    @contextmanager
+    def hold(self, key: str, ttl: float | timedelta = 30, timeout: float | None = None) -> Iterator[LockView]:
+        """Hold a lock for the length of a block, renewed as long as it lasts: `with engine.locks.hold(key)`."""
+        stack = AsyncExitStack()
+        view = self._loop.wait(stack.enter_async_context(self._locks.hold(key, ttl, timeout)))
+        try:
+            yield view
+        except BaseException:
+            self._loop.wait(stack.__aexit__(*sys.exc_info()))
+            raise
+        self._loop.wait(stack.aclose())
+
+    def acquire(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView | HeldBy:
+        """Take a lock that is free, expired or already the owner's, without waiting."""
+        return self._loop.wait(self._locks.acquire(key, owner, ttl))
+
+    def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
+        """Hold on to a lock; raises NotOwner when it is not the owner's."""
+        return self._loop.wait(self._locks.renew(key, owner, ttl))
+
+    def release(self, key: str, owner: str) -> None:
+        """Give a lock back; raises NotOwner when it is not the owner's."""
+        self._loop.wait(self._locks.release(key, owner))
+
+    def force_release(self, key: str) -> LockView | None:
+        """Take a lock away from whoever holds it, and say who that was; None when nobody does."""
+        return self._loop.wait(self._locks.force_release(key))
+
+    def get(self, key: str) -> LockView | None:
+        """A lock that somebody holds, or None."""
+        return self._loop.wait(self._locks.get(key))
+
+    def list(self) -> list[LockView]:
+        """Every lock that somebody holds, by key."""
+        return self._loop.wait(self._locks.list())
 
 
 def connect(

@@ -7,6 +7,7 @@
     │   ├── UnknownProgram
     │   ├── AlreadyExists
     │   ├── AnswerRejected
+    │   ├── InvalidLock
     │   └── NoSuchRun
     ├── NotDurable            a workflow body suspended on something that cannot be replayed
     ├── ValueProblem           a value cannot be kept
@@ -21,6 +22,8 @@
     ├── OutcomeUnknown        an at-most-once step was under way when its process died
     ├── CompensationFailed    something went wrong, and so did undoing it (also an ExceptionGroup)
     ├── SignalTimeout         no signal or answer came in time (also a TimeoutError)
+    ├── LockTimeout           a lock did not come free in time (also a TimeoutError)
+    ├── LockLost              a lock was taken away or ran out while it was held
     ├── DeadlineExceeded      the run did not finish before its deadline (also a TimeoutError)
     ├── RunError              how a run ended, or why it stands still
     │   ├── RunFailed
@@ -100,6 +103,14 @@ class AnswerRejected(UsageError):
     def __init__(self, name: str, path: str, reason: str) -> None:
         self.name, self.path, self.reason = name, path, reason
         super().__init__(f"the answer to {name!r} was not accepted: {path} {reason}; the question is still open")
+
+
+class InvalidLock(UsageError):
+    """The key of a lock cannot be stored, or its ttl is no time to live."""
+
+    def __init__(self, key: str, reason: str, cure: str = "choose a short name, such as 'account:7'") -> None:
+        self.key, self.reason, self.cure = key[:60], reason, cure
+        super().__init__(f"the lock {key[:60]!r} {reason}; {cure}")
 
 
 class NoSuchRun(UsageError):
@@ -225,6 +236,27 @@ class SignalTimeout(PerdureError, TimeoutError):
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self.name = kind, name
         super().__init__(f"no {kind} {name!r} came in time")
+
+
+class LockTimeout(PerdureError, TimeoutError):
+    """A lock did not come free in time."""
+
+    def __init__(self, key: str, seconds: float) -> None:
+        self.key, self.seconds = key, seconds
+        super().__init__(
+            f"the lock {key!r} did not come free within {seconds:g} s; `perdure locks ls` shows who holds it"
+        )
+
+
+class LockLost(PerdureError):
+    """A lock was taken away, or ran out, while it was held: somebody else may have been inside too."""
+
+    def __init__(self, key: str, token: int) -> None:
+        self.key, self.token = key, token
+        super().__init__(
+            f"the lock {key!r} (token {token}) was lost while it was held, so somebody else may have been inside too; "
+            "let what the lock guards refuse tokens that are older than the newest it has seen"
+        )
 
 
 class OutcomeUnknown(PerdureError):

@@ -8,11 +8,13 @@ from typing import Any, Self
 
 import msgspec
 
+from perdure.client.locks import Locks
 from perdure.client.news import News
 from perdure.client.states import States
 from perdure.client.views import Loaded
 from perdure.client.watch import Watch
 from perdure.config import Limits
+from perdure.engine.locks import Locker
 from perdure.engine.payloads import Payloads
 from perdure.errors import Corrupt, NoSuchRun, UsageError
 from perdure.kernel.codec import Codec, TypeCodec
@@ -22,6 +24,7 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.blobs import Blobs
 from perdure.ports.clock import Clock, SystemClock
 from perdure.ports.journal import Append, Appended, Head, Outcome
+from perdure.ports.leases import Leases
 from perdure.ports.store import Store
 
 
@@ -42,8 +45,10 @@ class Connection:
         self.clock: Clock = clock or SystemClock()
         self.payloads = Payloads(store.blobs, limits or Limits())
         self._durability = durability_of(durability)
+        self._leases: Leases = store.leases
         self._watch: Watch | None = None
         self._news = News(store)
+        self._locks: Locks | None = None
         self._last_run_id = ""
         self._states = States()
 
@@ -51,6 +56,7 @@ class Connection:
         """Connect. `async with` and `await` do this too."""
         await self.store.open(migrate=False)
         self._watch = Watch(self.store)
+        self._locks = self._make_locks()
         return self
 
     async def close(self) -> None:
@@ -59,6 +65,8 @@ class Connection:
             await self._watch.close()
             await self._news.close()
             self._watch = None
+            if self._locks is not None:
+                await self._locks.locker.close()
             await self.store.close()
 
     async def __aenter__(self) -> Self:
@@ -88,6 +96,16 @@ class Connection:
     def blobs(self) -> Blobs:
         """The blob store: `put(bytes) -> id`, `get(id) -> bytes | None`."""
         return self.store.blobs
+
+    @property
+    def locks(self) -> Locks:
+        """The locks of the store: `async with engine.locks.hold(key)`."""
+        self._check_open()
+        assert self._locks is not None
+        return self._locks
+
+    def _make_locks(self) -> Locks:
+        return Locks(self._leases, self.clock, Locker(self._leases, self.clock, self.store.version))
 
     async def _append(self, append: Append) -> bool:
         outcomes = self.store.journal.append([append])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perdure.engine.locks import Locker
 from perdure.errors import PerdureError, UsageError
 from perdure.kernel.events import moment
 from perdure.kernel.plan import Call
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class StepContext:
     """One attempt of a step, seen from inside. All of it may be used from any thread."""
 
-    __slots__ = ("_call", "_cancelled", "_channel", "_channels", "attempt", "beat", "ends", "id", "run_id")
+    __slots__ = ("_call", "_cancelled", "_channel", "_channels", "attempt", "beat", "ends", "id", "locker", "run_id")
 
     def __init__(
         self,
@@ -41,6 +42,8 @@ class StepContext:
         self._channels, self._call = channels, call
         self._channel: Channel | None = None
         self._cancelled = False
+        # Takes locks for the step; None in another process.
+        self.locker: Locker | None = None
 
     @property
     def deadline(self) -> datetime | None:

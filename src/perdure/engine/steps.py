@@ -11,6 +11,7 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from perdure.engine.jobs import GeneratorJob, Job, follow_parent
+from perdure.engine.locks import Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import Channels, drain
 from perdure.errors import HeartbeatTimeout, StepError, StepTimeout
@@ -103,10 +104,13 @@ class Attempt:
 class StepRunner:
     """Runs attempts, at most `limit` at a time."""
 
-    def __init__(self, codec: Codec, clock: Clock, limit: int, executor: Executor | None) -> None:
+    def __init__(
+        self, codec: Codec, clock: Clock, limit: int, executor: Executor | None, locker: Locker | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self._clock = clock
         self._codec = codec
+        self._locker = locker
         self._limit = limit
         self._running = 0
         # Attempts that were promised room and found none: retries and those of a dead owner.
@@ -135,6 +139,7 @@ class StepRunner:
         it shows what it has before it ends.
         """
         context = StepContext(step_key(run_id, call.command.op), run_id, call.attempt, deadline, channels, call)
+        context.locker = self._locker
         attempt = Attempt(self, call, context, variables, done)
         if self._running >= self._limit:
             self._queue.append(attempt)

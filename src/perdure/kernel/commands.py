@@ -59,7 +59,7 @@ class StartTimer(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenWait(msgspec.Struct, frozen=True, gc=False):
-    """Tell the program when a signal or an answer has come, or `deadline` has passed."""
+    """Tell the program when a signal or an answer has come, or a lock is its own, or `deadline` has passed."""
 
     op: str
     kind: str
@@ -71,6 +71,7 @@ class OpenWait(msgspec.Struct, frozen=True, gc=False):
     approvers: tuple[str, ...] = ()
     escalate_at: float | None = None
     escalate_to: tuple[str, ...] = ()
+    ttl: float = 0.0
 
 
 class SetState(msgspec.Struct, frozen=True, gc=False):

@@ -143,7 +143,10 @@ class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
-    """A value that a body may not compute twice: `now`, `uuid`, `random`, or the mark of a `checkpoint`."""
+    """A value that a body may not compute twice: `now`, `uuid`, `random`, or the mark of a `checkpoint`.
+
+    `unlock`: the lock that was taken under the op `value` is given up. `lock`: the one under `op` has a new token.
+    """
 
     op: str
     kind: str
@@ -151,7 +154,7 @@ class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
-    """The run waits: for a `timer`, which fires at `deadline`, or for a `signal` or `approval`, until then at most."""
+    """The run waits: for a `timer`, which fires at `deadline`, or until then for a `signal`, `approval` or `lock`."""
 
     op: str
     kind: str
@@ -164,10 +167,12 @@ class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
     approvers: tuple[str, ...] = ()
     escalate_at: float | None = None
     escalate_to: tuple[str, ...] = ()
+    # How long a lock outlives its holder.
+    ttl: float = 0.0
 
 
 class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
-    """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal` or `answer:` and who gave it.
+    """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal`, `lock` or `answer:` and who gave it.
 
     By a signal: the oldest one of that name that no wait has taken.
     """

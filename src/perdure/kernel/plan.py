@@ -88,6 +88,8 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
             _cancel(state, command.op, "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
             events.append(ValueRecorded(command.op, command.kind, command.value))
+            # What was done under a lock is in the store before the next holder comes.
+            result.barrier |= command.kind == "unlock"
         elif isinstance(command, Checkpoint):
             events.append(ValueRecorded(command.op, "checkpoint"))
             result.barrier = True
@@ -115,6 +117,7 @@ def _open(command: OpenWait) -> WaitOpened:
         command.approvers,
         command.escalate_at,
         command.escalate_to,
+        command.ttl,
     )
 
 

@@ -77,6 +77,9 @@ class Replay:
             self._advance(event, at)
         elif isinstance(event, StateSet):
             self._match(event, event.op, SetState, f"set_state({event.key!r})", "")
+        elif isinstance(event, ValueRecorded) and event.kind == "lock":
+            # The owner's word, not an answer to a wish: the run has its lock again, under a new token.
+            self._advance(event, at)
         elif isinstance(event, ValueRecorded):
             wish = Checkpoint if event.kind == "checkpoint" else RecordValue
             self._match(event, event.op, wish, f"{event.kind}()", "")

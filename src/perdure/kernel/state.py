@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from perdure.kernel.events import (
@@ -33,6 +34,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.locking import HeldLock
 
 ANSWER = "answer:"
 
@@ -84,6 +86,8 @@ class RunState:
         "finished",
         "finished_at",
         "inbox",
+        "lock_waits",
+        "locks",
         "next_seq",
         "ops",
         "owner",
@@ -96,6 +100,7 @@ class RunState:
         "started",
         "steps",
         "stirred",
+        "uses_locks",
         "values",
         "waits",
     )
@@ -122,6 +127,10 @@ class RunState:
         self.signal_ids: set[str] = set()
         self.answers: dict[str, str] = {}
         self.approvals = 0
+        # Locks that the run holds and waits for, by the op that asked for them, in that order.
+        self.locks: dict[str, HeldLock] = {}
+        self.lock_waits: dict[str, HeldLock] = {}
+        self.uses_locks = False
         # The payload of the signal that the last event took out of the inbox.
         self.delivery: Raw = NULL
         # Whether somebody else than the owner has given it something to do that the owner has not answered yet.
@@ -152,8 +161,14 @@ class RunState:
             return RunStatus.PAUSED
         if self.epoch == 0:
             return RunStatus.QUEUED
-        # No op at all: the body is between two of them, and its owner is about to say what comes next.
-        return RunStatus.RUNNING if self.running or not self.ops else RunStatus.WAITING
+        return RunStatus.RUNNING if self._busy else RunStatus.WAITING
+
+    @property
+    def _busy(self) -> bool:
+        """Whether the run needs its owner now, and not only when something comes or is due."""
+        # No op at all: the body is between two of them, and its owner is about to say what comes next. A lock must be
+        # renewed, and asked for, also while the run waits for something else.
+        return bool(self.running or not self.ops or self.locks or self.lock_waits)
 
     @property
     def wake_at(self) -> float | None:
@@ -168,7 +183,7 @@ class RunState:
         if self.epoch == 0:
             # One in a queue is begun by whoever looks after the queue.
             return None if self.started.queue else self.started.not_before or self.created_at
-        if self.owner is None and (self.running or not self.ops):
+        if self.owner is None and self._busy:
             return self.at
         if self._wake is None and self._due:
             self._wake = min(self._due.values())
@@ -242,6 +257,9 @@ class RunState:
         if event.kind == "approval":
             op.opened = event
             self.approvals += 1
+        elif event.kind == "lock":
+            self.uses_locks = True
+            self.lock_waits[event.op] = HeldLock(event.name, event.ttl)
         if event.deadline is not None:
             self._set_due(event.op, event.deadline)
 
@@ -254,6 +272,10 @@ class RunState:
             self.waits[op.name].remove(event.op)
             if event.by == "signal":
                 self.delivery = self.inbox[op.name].popleft()
+        if op is not None and op.kind == "lock":
+            asked = self.lock_waits.pop(event.op)
+            if event.by == "lock":
+                self.locks[event.op] = HeldLock(asked.key, asked.ttl, msgspec.json.decode(event.value))
         if event.answer_id:
             self.answers[event.answer_id] = event.op
         self.stirred = event.by.startswith(ANSWER)
@@ -297,7 +319,11 @@ class RunState:
         self.paused = event
 
     def _value_recorded(self, event: ValueRecorded, at: float) -> None:
-        pass
+        if event.kind == "unlock":
+            self.locks.pop(msgspec.json.decode(event.value), None)
+        elif event.kind == "lock" and event.op in self.locks:
+            token: int = msgspec.json.decode(event.value)
+            self.locks[event.op] = msgspec.structs.replace(self.locks[event.op], token=token)
 
     def _cancel_requested(self, event: CancelRequested, at: float) -> None:
         self.cancel_requested = event
@@ -318,6 +344,8 @@ class RunState:
         self.ops.clear()
         self.waits.clear()
         self._due.clear()
+        self.locks.clear()
+        self.lock_waits.clear()
         self.running = self.approvals = 0
 
 

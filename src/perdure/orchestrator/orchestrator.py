@@ -14,6 +14,7 @@ import msgspec
 
 from perdure.config import Limits, Recovery
 from perdure.engine.driver import Driver, NotKnown
+from perdure.engine.locks import Locker
 from perdure.engine.payloads import Payloads
 from perdure.engine.services import Services
 from perdure.engine.steps import StepRunner
@@ -37,6 +38,7 @@ from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState, fold
+from perdure.orchestrator.locks import RunLocks
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.store import Store
@@ -66,6 +68,7 @@ class Orchestrator:
         codec: Codec,
         executor: Executor | None,
         clock: Clock,
+        locker: Locker,
         on_finished: Callable[[RunRow | Corrupt], None],
         on_commit: Callable[[str, Append], None] | None = None,
     ) -> None:
@@ -85,7 +88,8 @@ class Orchestrator:
         self.on_due: Callable[[float], None] = lambda at: None
         # Steps of a run that was started here see the context variables of its caller, those of others ours.
         self._variables = copy_context()
-        runner = StepRunner(codec, clock, max_concurrency, executor)
+        runner = StepRunner(codec, clock, max_concurrency, executor, locker)
+        self.locks = RunLocks(self, locker)
         writer = Writer(store.journal, self._on_conflict, self._on_refused)
         self.services = Services(codec, clock, writer, runner, self.payloads, self._committed)
         self.closing = False
@@ -124,7 +128,10 @@ class Orchestrator:
         wanted = [
             run_id
             for run_id in run_ids
-            if run_id not in self.active and run_id not in self._loading and run_id not in self.unreadable
+            if run_id not in self.active
+            and run_id not in self._loading
+            and run_id not in self.unreadable
+            and run_id not in self.locks.regaining
         ]
         if not wanted or self.closing:
             return 0
@@ -187,21 +194,27 @@ class Orchestrator:
             return
         state = fold(run_id, batches)
         if state.finished is not None:
+            self.locks.ended(run_id)
             self._on_finished(row(state))
             return
         if state.owner not in (None, self.name) and state.owner not in dead:
+            self.locks.left(run_id)
+            return
+        if state.locks and not self.locks.regained(state):
             return
         try:
             driver = self._driver(self._replay(started, run_id, batches), batches, self._variables)
             self.active[run_id] = driver
             ours = state.session == self.session and state.owner == self.name
             claim = [] if ours else [RunClaimed(self.name, state.epoch + 1, self.session)]
-            driver.adopt(*claim, *([RunResumed()] if state.parked is not None else []))
+            driver.adopt(*claim, *([RunResumed()] if state.parked is not None else []), *self.locks.renewed(state))
+            self.locks.join(state)
             driver.wake()
             self._acknowledge(driver)
         except Exception as error:  # whatever it is, it stops this run and no other
             if run_id in self.active:
                 self._drop(self.active[run_id])
+            self.locks.left(run_id)
             if state.parked is None:
                 self._park(state, error)
             return
@@ -281,6 +294,8 @@ class Orchestrator:
         if self._observer is not None:
             self._observer(driver.id, append)
         state = driver.state
+        if state.uses_locks:
+            self.locks.committed(driver.run_id, append)
         if state.finished is not None or not state.running:
             self._settle(driver)
 
@@ -301,7 +316,15 @@ class Orchestrator:
     def _drop(self, driver: Driver) -> None:
         if self.active.get(driver.run_id) is driver:
             del self.active[driver.run_id]
+            if driver.state.uses_locks:
+                over = driver.state.finished is not None and driver.saved
+                (self.locks.ended if over else self.locks.left)(driver.run_id)
         driver.close()
+
+    def restart(self, driver: Driver) -> None:
+        """Take a run out of memory at once, and bring it back from its journal."""
+        self._drop(driver)
+        self.load_soon(driver.run_id)
 
     def _on_refused(self, source: Source, error: Exception) -> bool:
         """Whether a source keeps what it has and tries again. A run that was never accepted does not."""
@@ -353,6 +376,8 @@ class Orchestrator:
         state = fold(old.run_id, batches)
         mine = state.session == self.session and state.owner == self.name
         if state.finished is not None or state.parked is not None or not mine or self.closing:
+            if state.finished is not None:
+                self.locks.ended(old.run_id)
             self._drop(old)
             if state.finished is not None or state.parked is not None:
                 self._on_finished(row(state))
@@ -369,6 +394,7 @@ class Orchestrator:
         new = self._driver(replay, batches, old.variables)
         self.active[old.run_id] = new
         new.succeed(old)
+        self.locks.join(state)
         self._acknowledge(new)
 
     async def read_tails(self) -> None:
@@ -436,6 +462,7 @@ class Orchestrator:
             self._drop(driver)
         for task in list(self._tasks):
             task.cancel()
+        self.locks.close()
         self.services.runner.close()
 
     async def close(self) -> None:

@@ -133,7 +133,7 @@ class Service:
                 skip = self._ownership.others
             ours = [due.run_id for due in found if due.owner not in skip]
             dead = {due.owner for due in found if due.owner not in skip}
-            known = {*orchestrator.active, *orchestrator.unreadable}
+            known = {*orchestrator.active, *orchestrator.unreadable, *orchestrator.locks.regaining}
             asleep = [run_id for run_id in ours if run_id not in known][:DUE_LIMIT]
             if not asleep:
                 # All of it is in memory and has its own alarm: look again when those have had their turn.

@@ -32,6 +32,14 @@ class Lease(msgspec.Struct, frozen=True):
     expires: float
 
 
+class Renewal(msgspec.Struct, frozen=True):
+    """A wish to hold on to a lease for another `ttl` seconds."""
+
+    key: str
+    owner: str
+    ttl: float
+
+
 class Leases(Protocol):
     """Rights that run out. `now` is a parameter; expiry is `expires <= now`."""
 
@@ -41,6 +49,10 @@ class Leases(Protocol):
 
     async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
         """Hold on to your lease; raises NotOwner when it is not yours."""
+        ...
+
+    async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
+        """Renew many leases in one call, each or not at all; returns the keys of those that are not their owner's."""
         ...
 
     async def release(self, key: str, owner: str) -> None:

@@ -26,7 +26,15 @@ from perdure.authoring.code.loop import (
     user_line,
     waiting_line,
 )
-from perdure.errors import NotDecodable, NotDurable, NotSerializable, PerdureError, SignalTimeout
+from perdure.errors import (
+    LockTimeout,
+    NotDecodable,
+    NotDurable,
+    NotSerializable,
+    PerdureError,
+    SignalTimeout,
+    UsageError,
+)
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
     CancelOp,
@@ -65,6 +73,17 @@ class Wait(msgspec.Struct, frozen=True):
     kind: str
     name: str
     type: Any
+    # How long it waits for a lock at most.
+    seconds: float = 0.0
+
+
+class BodyLock:
+    """A lock that a body holds. The token changes when the run lost the lock and has it again."""
+
+    __slots__ = ("key", "op", "scope", "token")
+
+    def __init__(self, key: str, op: str, scope: object, token: int) -> None:
+        self.key, self.op, self.scope, self.token = key, op, scope, token
 
 
 class Body:
@@ -90,6 +109,8 @@ class Body:
         self._finish: Finish | None = None
         self._refusals = 0
         self._cancelled: CancelRequested | None = None
+        # Locks that the body holds, by the op that asked for them.
+        self.locks: dict[str, BodyLock] = {}
 
     # --- Execution ------------------------------------------------------------------------------------------------
 
@@ -128,6 +149,8 @@ class Body:
                 return ()
             self._task.cancel(event.reason)
         elif isinstance(event, ValueRecorded):
+            if event.kind == "lock" and event.op in self.locks:
+                self.locks[event.op].token = self.codec.decode(event.value, int, event.op)
             if event.kind != "checkpoint":
                 return ()
             self._resolve_with(event.op, None)
@@ -171,7 +194,8 @@ class Body:
         if not isinstance(wait, Wait):
             self._resolve_with(event.op, None)
         elif event.by == "timeout":
-            self._resolve_with(event.op, SignalTimeout(wait.kind, wait.name))
+            late = LockTimeout(wait.name, wait.seconds) if wait.kind == "lock" else SignalTimeout(wait.kind, wait.name)
+            self._resolve_with(event.op, late)
         else:
             try:
                 value = self.codec.decode(event.value, wait.type, f"the {wait.kind} {wait.name!r}")
@@ -250,6 +274,34 @@ class Body:
         future = self._future(op, wait)
         self._commands.append(OpenWait(op, wait.kind, wait.name, deadline, self._line(), **question))
         return future
+
+    async def lock(self, key: str, ttl: float, timeout: float | None) -> BodyLock:
+        """Wish for a lock, and wait until the run holds it."""
+        scope = self.loop.scope()
+        if any(held.key == key and held.scope is scope for held in self.locks.values()):
+            raise UsageError(
+                f"{self._line()}: this part of the workflow holds the lock {key!r} already and would wait for itself; "
+                "take it once, around everything it is for"
+            )
+        if self.loop.closing:
+            await self._refuse()
+        op = scope.path("lock")
+        future = self._future(op, Wait("lock", key, int, timeout or 0.0))
+        deadline = None if timeout is None else self.loop.now + timeout
+        self._commands.append(OpenWait(op, "lock", key, deadline, self._line(), ttl=ttl))
+        try:
+            held = BodyLock(key, op, scope, await future)
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.record("unlock", lambda _: op)  # it came in the very moment that nobody wanted it any more
+            raise
+        self.locks[op] = held
+        return held
+
+    def unlock(self, held: BodyLock) -> None:
+        """Wish to give a lock up. Nothing waits for that: it happens once it is in the journal."""
+        if self.locks.pop(held.op, None) is not None:
+            self.record("unlock", lambda _: held.op)
 
     def set_state(self, key: str, value: Any) -> None:
         """Wish to publish a value."""

@@ -11,7 +11,7 @@ from perdure.kernel.events import Batch, RunStatus, decode_events, encode_events
 from perdure.kernel.payload import blob_id
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
-from perdure.ports.leases import Acquired, HeldBy, Lease
+from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Due
 
@@ -226,6 +226,17 @@ class MemoryLeases:
         held = self._own(key, owner)
         self._leases[key] = Lease(key, owner, held.epoch, now + ttl)
         return Acquired(owner, held.epoch, now + ttl)
+
+    async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
+        """Renew many leases in one call."""
+        lost = []
+        for renewal in renewals:
+            held = self._leases.get(renewal.key)
+            if held is None or held.owner != renewal.owner:
+                lost.append(renewal.key)
+            else:
+                self._leases[renewal.key] = msgspec.structs.replace(held, expires=now + renewal.ttl)
+        return lost
 
     async def release(self, key: str, owner: str) -> None:
         """Give your lease back; raises NotOwner when it is not yours."""

@@ -1,8 +1,9 @@
 """Leases in an SQLite file, with the operating system as a witness of who is alive.
 
-A lease runs out by time. On one machine more can be known: each holder also keeps a lock on a small file beside the
-database, which the system drops when the process dies however it dies. A holder whose file can be locked by somebody
-else is dead, and its leases are free at once.
+A lease runs out by time. On one machine more can be known: each orchestrator also keeps a lock on a small file beside
+the database, which the system drops when the process dies however it dies. A holder whose file can be locked by
+somebody else is dead, and its leases are free at once. Other leases are held by runs and steps, which outlive a
+process, and run out by time alone.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 import apsw
+import msgspec
 
 from perdure.errors import NotOwner, StoreUnavailable
-from perdure.ports.leases import Acquired, HeldBy, Lease
+from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.stores.sql.database import Database
 
 try:
@@ -26,18 +28,36 @@ except ImportError:  # Windows: leases run out by time alone
 
 T = TypeVar("T")
 
+# The keys whose holders show themselves by a file.
+WITNESSED = "orchestrator:"
+
 _GET = "select key, owner, epoch, expires from perdure_leases where key = ?"
 _PUT = """
     insert into perdure_leases (key, owner, epoch, expires) values (?1, ?2, ?3, ?4)
     on conflict (key) do update set owner = ?2, epoch = ?3, expires = ?4
 """
 _RENEW = "update perdure_leases set expires = ? where key = ? and owner = ? returning epoch"
+_RENEW_ALL = """
+    update perdure_leases set expires = ?2 + wish.value ->> 'ttl' from json_each(?1) as wish
+    where perdure_leases.key = wish.value ->> 'key' and owner = wish.value ->> 'owner' returning perdure_leases.key
+"""
 # A lease that is given back keeps its row, without an owner: the next holder's epoch must be higher.
 _RELEASE = "update perdure_leases set owner = '' where key = ? and owner = ? returning key"
 _RELEASE_ALL = "update perdure_leases set owner = '' where owner = ? returning key"
-_OWNERS = "select distinct owner from perdure_leases where owner <> ''"
+_OWNERS = """
+    select distinct owner from perdure_leases where owner <> '' and key > 'orchestrator:' and key < 'orchestrator;'
+"""
 _EXPIRE = "update perdure_leases set expires = min(expires, ?) where owner = ?"
+# Rows that nobody has used for a day go. The highest epoch among them stays, under a key that no lease has: whoever
+# takes such a lease again must get a higher one than anybody had before.
+_REMEMBER = """
+    insert into perdure_leases (key, owner, epoch, expires)
+    select '', '', max(epoch), 1e18 from perdure_leases where expires <= ? - 86400 having max(epoch) is not null
+    on conflict (key) do update set epoch = max(epoch, excluded.epoch)
+"""
+_STALE = "select exists (select 1 from perdure_leases where expires <= ? - 86400)"
 _SWEEP = "delete from perdure_leases where expires <= ? - 86400"
+_FLOOR = "select coalesce((select epoch from perdure_leases where key = ''), 0)"
 _LIVE = """
     select key, owner, epoch, expires from perdure_leases
     where expires > ?1 and owner <> '' and substr(key, 1, length(?2)) = ?2
@@ -53,7 +73,8 @@ class SqlLeases:
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
-        self._presence.show(owner)
+        if key.startswith(WITNESSED):
+            self._presence.show(owner)
         gone: set[str] = set()
         result: Acquired | HeldBy = await self._write(lambda db: self._acquire(db, key, owner, ttl, now, gone))
         for dead in gone:
@@ -69,10 +90,13 @@ class SqlLeases:
             if self._presence.gone(other):
                 db.execute(_EXPIRE, (now, other))
                 gone.add(other)
-        db.execute(_SWEEP, (now,))
+        if db.execute(_STALE, (now,)).get:
+            db.execute(_REMEMBER, (now,))
+            db.execute(_SWEEP, (now,))
         found = db.execute(_GET, (key,)).fetchone()
-        epoch = 1
-        if found is not None:
+        if found is None:
+            epoch = int(db.execute(_FLOOR).get) + 1
+        else:
             held = Lease(*found)
             if held.owner == owner:
                 epoch = held.epoch
@@ -89,6 +113,12 @@ class SqlLeases:
         if not rows:
             raise NotOwner(key, owner, self._holder(key))
         return Acquired(owner, rows[0][0], now + ttl)
+
+    async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
+        """Renew many leases in one statement."""
+        wishes = msgspec.json.encode(renewals).decode()
+        renewed = {row[0] for row in await self._database.execute(_RENEW_ALL, (wishes, now))}
+        return [renewal.key for renewal in renewals if renewal.key not in renewed]
 
     async def release(self, key: str, owner: str) -> None:
         """Give your lease back; raises NotOwner when it is not yours."""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from perdure.errors import NotOwner
-from perdure.ports.leases import Acquired, HeldBy, Lease
+from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.store import Store
 from perdure.testing.conformance.history import StoreConformance
 
@@ -66,18 +66,6 @@ class LeasesConformance(StoreConformance):
             epochs.append(acquired.epoch)
         assert epochs == sorted(set(epochs))
 
-    async def test_a_lease_given_back_is_taken_with_a_higher_epoch(self, store: Store) -> None:
-        """Giving a lease back does not turn back its epoch."""
-        first = await store.leases.acquire("k", "a", TTL, NOW)
-        await store.leases.release("k", "a")
-        then = await store.leases.acquire("k", "b", TTL, NOW + 1)
-        await store.leases.release_all("b")
-        last = await store.leases.acquire("k", "a", TTL, NOW + 2)
-        assert isinstance(first, Acquired)
-        assert isinstance(then, Acquired)
-        assert isinstance(last, Acquired)
-        assert first.epoch < then.epoch < last.epoch
-
     async def test_renewing_prolongs_a_lease(self, store: Store, second: Store) -> None:
         """The holder stays the holder, of the same epoch, until later."""
         acquired = await store.leases.acquire("k", "a", TTL, NOW)
@@ -120,6 +108,34 @@ class LeasesConformance(StoreConformance):
         await store.leases.release("k", "a")
         assert await second.leases.get("k", NOW) is None
         assert isinstance(await second.leases.acquire("k", "b", TTL, NOW), Acquired)
+
+    async def test_many_leases_are_renewed_at_once_and_those_of_others_are_named(
+        self, store: Store, second: Store
+    ) -> None:
+        """`renew_all` prolongs what is still its owner's, expired or not, and says what is not."""
+        for key in ("k1", "k2", "k3"):
+            await store.leases.acquire(key, "a", TTL, NOW)
+        await store.leases.release("k3", "a")
+        await second.leases.acquire("k4", "b", TTL, NOW)
+        wishes = [Renewal("k1", "a", 60.0), Renewal("k2", "a", 90.5)]
+        wishes += [Renewal(key, "a", TTL) for key in ("k3", "k4", "k5")]
+        assert sorted(await store.leases.renew_all(wishes, NOW + TTL)) == ["k3", "k4", "k5"]
+        kept = [await second.leases.get(key, NOW + TTL) for key in ("k1", "k2", "k3", "k4", "k5")]
+        assert [lease and lease.expires for lease in kept] == [NOW + TTL + 60, NOW + TTL + 90.5, None, None, None]
+        assert list(await store.leases.renew_all([], NOW)) == []
+
+    async def test_a_lease_given_back_is_taken_with_a_higher_epoch(self, store: Store) -> None:
+        """Giving a lease back does not turn back its epoch, and neither does tidying up after a long while."""
+        epochs = []
+        for day in range(3):
+            for owner in "ab":
+                acquired = await store.leases.acquire("lock:k", owner, TTL, NOW + day * 200_000)
+                assert isinstance(acquired, Acquired)
+                epochs.append(acquired.epoch)
+                await store.leases.release_all(owner) if day else await store.leases.release("lock:k", owner)
+            # Somebody else comes by, and the store may tidy up.
+            await store.leases.acquire("other", "c", TTL, NOW + day * 200_000 + 150_000)
+        assert epochs == sorted(set(epochs))
 
     async def test_releasing_a_lease_of_another_raises_not_owner(self, store: Store) -> None:
         """Only the holder may give a lease back; it stays held."""

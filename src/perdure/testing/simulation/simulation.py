@@ -15,6 +15,7 @@ from perdure.client import watch
 from perdure.client.client import Client
 from perdure.client.views import RunResult
 from perdure.config import Recovery
+from perdure.engine import locks
 from perdure.engine.steps import StepRunner
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.kernel.commands import Program
@@ -133,6 +134,8 @@ class Simulation:
         for engine in self._opened:
             if engine._service is not None:
                 self._playing.loop.call_soon(engine._service._stir.set)
+                if engine._locks is not None:
+                    self._playing.loop.call_soon(engine._locks.locker.look_soon)
                 self._playing.loop.call_later(service.LOOK_SECONDS, engine._service._stir.set)
 
     async def advance(self, duration: float | timedelta = 0.0, /, **parts: float) -> None:
@@ -197,7 +200,7 @@ class Simulation:
     def _world_in_force(self, watch_seconds: float) -> Iterator[None]:
         if events._get_running_loop() is not None:
             raise UsageError("a simulation has event loops of its own: call it from a plain function")
-        pool, intervals = StepRunner._pool, (service.WATCH_SECONDS, watch.WATCH_SECONDS)
+        pool, intervals = StepRunner._pool, (service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS)
 
         def virtual(runner: StepRunner, cpu: bool) -> Any:
             executor = runner._executor
@@ -205,12 +208,12 @@ class Simulation:
 
         with seeded_entropy(self._entropy):
             setattr(StepRunner, "_pool", virtual)  # noqa: B010 - mypy refuses to see a method replaced
-            service.WATCH_SECONDS = watch.WATCH_SECONDS = watch_seconds
+            service.WATCH_SECONDS = watch.WATCH_SECONDS = locks.WATCH_SECONDS = watch_seconds
             try:
                 yield
             finally:
                 setattr(StepRunner, "_pool", pool)  # noqa: B010
-                service.WATCH_SECONDS, watch.WATCH_SECONDS = intervals
+                service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS = intervals
 
     def _engine(self, machine: Machine, programs: Iterable[Program], options: dict[str, Any]) -> Engine:
         engine = Engine(

@@ -1,0 +1,105 @@
+"""Locks for callers: `engine.locks`. What runs and steps hold is taken with `lock()`, and seen here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from perdure.engine.locks import Locker
+from perdure.errors import InvalidLock, LockLost, NotOwner
+from perdure.kernel.events import moment
+from perdure.kernel.locking import PREFIX, check_key, check_ttl, lease_key
+from perdure.ports.clock import Clock
+from perdure.ports.leases import Acquired, HeldBy, Lease, Leases
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """A lock in force. `token` grows each time it changes hands; `owner` is a run and its op, a step, or a caller."""
+
+    key: str
+    owner: str
+    token: int
+    expires_at: datetime
+
+
+class Locks:
+    """The locks of a store."""
+
+    def __init__(self, leases: Leases, clock: Clock, locker: Locker) -> None:
+        self._leases, self._clock, self.locker = leases, clock, locker
+
+    @asynccontextmanager
+    async def hold(
+        self, key: str, ttl: float | timedelta = 30, timeout: float | None = None
+    ) -> AsyncIterator[LockView]:
+        """Hold a lock for the length of a block, renewed as long as it lasts: `async with engine.locks.hold(key)`.
+
+        Raises LockTimeout when it does not come free within `timeout` seconds, and LockLost at the end of a block
+        during which somebody else took it.
+        """
+        check_key(key)
+        seconds = check_ttl(ttl, key)
+        held = await self.locker.take(key, f"caller:{secrets.token_hex(6)}", seconds, timeout=timeout)
+        try:
+            yield LockView(key, held.owner, held.token, moment(held.expires))
+        finally:
+            await self.locker.release(held)
+        if held.lost:
+            raise LockLost(key, held.token)
+
+    async def acquire(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView | HeldBy:
+        """Take a lock that is free, expired or already the owner's, without waiting. Nobody renews it but the owner."""
+        check_key(key)
+        answer = await self._leases.acquire(lease_key(key), _owner(key, owner), check_ttl(ttl, key), self._clock.now())
+        return answer if isinstance(answer, HeldBy) else _acquired(key, owner, answer)
+
+    async def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
+        """Hold on to a lock; raises NotOwner when it is not the owner's."""
+        check_key(key)
+        now = self._clock.now()
+        return _acquired(key, owner, await self._leases.renew(lease_key(key), owner, check_ttl(ttl, key), now))
+
+    async def release(self, key: str, owner: str) -> None:
+        """Give a lock back; raises NotOwner when it is not the owner's."""
+        await self._leases.release(lease_key(check_key(key)), _owner(key, owner))
+
+    async def force_release(self, key: str) -> LockView | None:
+        """Take a lock away from whoever holds it, and say who that was; None when nobody does.
+
+        Its holder learns of it at its next renewal, and a run then waits until it has the lock again. Until then two
+        may be inside: only the token tells them apart.
+        """
+        while (held := await self.get(key)) is not None:
+            try:
+                await self._leases.release(lease_key(key), held.owner)
+                return held
+            except NotOwner:
+                continue  # it has just changed hands
+        return None
+
+    async def get(self, key: str) -> LockView | None:
+        """A lock that somebody holds, or None."""
+        lease = await self._leases.get(lease_key(check_key(key)), self._clock.now())
+        return None if lease is None else _view(lease)
+
+    async def list(self) -> list[LockView]:
+        """Every lock that somebody holds, by key."""
+        return sorted(map(_view, await self._leases.live(PREFIX, self._clock.now())), key=lambda view: view.key)
+
+
+def _owner(key: str, owner: str) -> str:
+    if not isinstance(owner, str) or not owner:
+        raise InvalidLock(key, f"has owner={owner!r}, which names nobody", cure="give the name of who holds it")
+    return owner
+
+
+def _acquired(key: str, owner: str, acquired: Acquired) -> LockView:
+    return LockView(key, owner, acquired.epoch, moment(acquired.expires))
+
+
+def _view(lease: Lease) -> LockView:
+    return LockView(lease.key.removeprefix(PREFIX), lease.owner, lease.epoch, moment(lease.expires))

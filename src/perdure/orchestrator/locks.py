@@ -1,0 +1,187 @@
+"""Locks of runs: taken when a body waits for one, given back when its journal says so, taken again after a takeover.
+
+The journal knows what a run holds. The lease behind a lock bears the name of the run and the op that asked for it, so
+any orchestrator that owns the run can renew it, and nobody else can give it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Raw
+
+from perdure.engine.driver import Driver
+from perdure.engine.locks import RETRY_SECONDS, Hold, Locker
+from perdure.errors import StoreUnavailable
+from perdure.kernel.events import Batch, RunClaimed, ValueRecorded, WaitOpened, WaitResolved
+from perdure.kernel.ids import step_key
+from perdure.kernel.locking import HeldLock
+from perdure.kernel.projection import row
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Append, Appended
+
+if TYPE_CHECKING:
+    from perdure.orchestrator.orchestrator import Orchestrator
+
+
+class RunLocks:
+    """What the runs of one orchestrator hold and wait for."""
+
+    def __init__(self, orchestrator: Orchestrator, locker: Locker) -> None:
+        self._orchestrator, self._locker = orchestrator, locker
+        self._holds: dict[str, dict[str, Hold]] = {}
+        self._waits: dict[str, dict[str, asyncio.Task[None]]] = {}
+        # Runs that were taken over and go on when they have their locks again.
+        self.regaining: dict[str, asyncio.Task[None]] = {}
+
+    # --- what the journal says ------------------------------------------------------------------------------------
+
+    def committed(self, run_id: str, append: Append) -> None:
+        """Act on what is durable now."""
+        for batch in append.batches:
+            for event in batch.events:
+                if isinstance(event, WaitOpened) and event.kind == "lock":
+                    self._want(run_id, event.op, HeldLock(event.name, event.ttl))
+                elif isinstance(event, WaitResolved) and event.by != "lock":
+                    self._give_up(run_id, event.op)
+                elif isinstance(event, ValueRecorded) and event.kind == "unlock":
+                    self._give_up(run_id, msgspec.json.decode(event.value))
+
+    def join(self, state: RunState) -> None:
+        """Agree with the journal of a run that was read anew."""
+        run_id = state.run_id
+        for op in {*self._holds.get(run_id, ()), *self._waits.get(run_id, ())}:
+            if op not in state.locks and op not in state.lock_waits:
+                self._give_up(run_id, op)
+        for op, asked in state.lock_waits.items():
+            self._want(run_id, op, asked)
+
+    def ended(self, run_id: str) -> None:
+        """Give back everything that a run holds: it is finished."""
+        for op in [*self._holds.get(run_id, ()), *self._waits.get(run_id, ())]:
+            self._give_up(run_id, op)
+
+    def left(self, run_id: str) -> None:
+        """Let go of a run without giving anything back: whoever goes on with it takes its locks over."""
+        for task in self._waits.pop(run_id, {}).values():
+            task.cancel()
+        for hold in self._holds.pop(run_id, {}).values():
+            self._locker.forget(hold)
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _want(self, run_id: str, op: str, asked: HeldLock) -> None:
+        if op in self._holds.get(run_id, ()):
+            self._orchestrator.loop.call_soon(self._deliver, run_id, op)
+        elif op not in self._waits.get(run_id, ()):
+            task = self._orchestrator.loop.create_task(self._wait(run_id, op, asked))
+            self._waits.setdefault(run_id, {})[op] = task
+
+    async def _wait(self, run_id: str, op: str, asked: HeldLock) -> None:
+        await self._take(run_id, op, asked, again=False)
+        waits = self._waits.get(run_id, {})
+        waits.pop(op, None)
+        if not waits:
+            self._waits.pop(run_id, None)
+        # In a callback: a body must not be driven from inside a task.
+        self._orchestrator.loop.call_soon(self._deliver, run_id, op)
+
+    async def _take(self, run_id: str, op: str, asked: HeldLock, *, again: bool) -> None:
+        owner = step_key(run_id, op)
+        hold = await self._locker.take(asked.key, owner, asked.ttl, patient=True, again=again)
+        hold.on_lost = lambda: self._lost(run_id, op)
+        self._holds.setdefault(run_id, {})[op] = hold
+
+    def _deliver(self, run_id: str, op: str) -> None:
+        """Tell the run that it holds a lock. A run that cannot be told now asks again when it can."""
+        driver, hold = self._orchestrator.active.get(run_id), self._holds.get(run_id, {}).get(op)
+        if driver is None or hold is None or driver.closed or driver.stale or self._orchestrator.closing:
+            return
+        given_up = f"cancel {op}" in driver.replay.wishes
+        if op in driver.state.lock_waits and not given_up:
+            driver.record(WaitResolved(op, "lock", _raw(hold.token)))
+
+    def _give_up(self, run_id: str, op: str) -> None:
+        task = self._waits.get(run_id, {}).pop(op, None)
+        if task is not None:
+            task.cancel()
+        holds = self._holds.get(run_id, {})
+        hold = holds.pop(op, None)
+        if hold is not None:
+            self._locker.release_soon(hold)
+        for of_runs in (self._holds, self._waits):
+            if not of_runs.get(run_id, True):
+                del of_runs[run_id]
+
+    # --- taking over ----------------------------------------------------------------------------------------------
+
+    def regained(self, state: RunState) -> bool:
+        """Whether a run has all locks that its journal says it holds. If not, it is loaded again when it has."""
+        holds = self._holds.get(state.run_id, {})
+        if all(op in holds for op in state.locks):
+            return True
+        if state.run_id not in self.regaining:
+            task = self._orchestrator.loop.create_task(self._regain(state))
+            self.regaining[state.run_id] = task
+        return False
+
+    def renewed(self, state: RunState) -> list[ValueRecorded]:
+        """What to record of locks that somebody else has held meanwhile: their tokens are new."""
+        holds = self._holds.get(state.run_id, {})
+        return [
+            ValueRecorded(op, "lock", _raw(holds[op].token))
+            for op, held in state.locks.items()
+            if holds[op].token != held.token
+        ]
+
+    async def _regain(self, state: RunState) -> None:
+        run_id = state.run_id
+        try:
+            # Claimed first: the owner before us must not go on while we wait.
+            if await self._claim(state):
+                # In the order in which they were taken, so that whoever takes several in one order never waits in a
+                # circle.
+                for op, held in list(state.locks.items()):
+                    if op not in self._holds.get(run_id, {}):
+                        await self._take(run_id, op, held, again=True)
+        except StoreUnavailable:
+            await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            del self.regaining[run_id]
+        self._orchestrator.load_soon(run_id)
+
+    async def _claim(self, state: RunState) -> bool:
+        """Become the owner of a run, and do nothing else with it; False when somebody else appended first."""
+        orchestrator = self._orchestrator
+        if (state.owner, state.session) == (orchestrator.name, orchestrator.session):
+            return True
+        claim = RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session)
+        seq, at = state.next_seq, max(orchestrator.clock.now(), state.at)
+        state.fold(claim, at)
+        outcomes = orchestrator.store.journal.append([Append(state.run_id, seq, [Batch(seq, at, [claim])], row(state))])
+        done = outcomes if isinstance(outcomes, Sequence) else await outcomes
+        return isinstance(done[0], Appended)
+
+    def _lost(self, run_id: str, op: str) -> None:
+        """A run inside its block no longer holds the lock: stop it, and let it go on when it has the lock again."""
+        self._holds.get(run_id, {}).pop(op, None)
+        self._orchestrator.loop.call_soon(self._stop, run_id)
+
+    def _stop(self, run_id: str) -> None:
+        driver: Driver | None = self._orchestrator.active.get(run_id)
+        if driver is not None and not self._orchestrator.closing:
+            self._orchestrator.restart(driver)
+
+    def close(self) -> None:
+        """Stop waiting, and leave what runs hold to whoever goes on with them."""
+        for task in self.regaining.values():
+            task.cancel()
+        for run_id in [*self._holds, *self._waits]:
+            self.left(run_id)
+
+
+def _raw(token: int) -> Raw:
+    return Raw(str(token).encode())
