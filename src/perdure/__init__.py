@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.handle import RunHandle
     from perdure.client.locks import Locks, LockView
-    from perdure.client.views import Chunk, RunPage, RunResult, RunView, StepView
+    from perdure.client.views import ApprovalView, Chunk, RunPage, RunResult, RunView, StepView
     from perdure.config import Limits, Recovery
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
         AlreadyExists,
         AnswerRejected,
+        ApprovalRejected,
         CompensationFailed,
         Corrupt,
         DeadlineExceeded,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         HistoryTooLarge,
         InvalidId,
         InvalidLock,
+        InvalidName,
         InvalidStoreUrl,
         LockLost,
         LockTimeout,
@@ -82,6 +84,8 @@ __all__ = [
     "AlreadyExists",
     "AlreadyFinished",
     "AnswerRejected",
+    "ApprovalRejected",
+    "ApprovalView",
     "Cancelled",
     "Chunk",
     "Client",
@@ -99,6 +103,7 @@ __all__ = [
     "HistoryTooLarge",
     "InvalidId",
     "InvalidLock",
+    "InvalidName",
     "InvalidStoreUrl",
     "Invocation",
     "Limits",
@@ -181,15 +186,15 @@ _HOMES = {
         "perdure.client.client": ("Client"),
         "perdure.client.handle": ("RunHandle"),
         "perdure.client.locks": ("LockView Locks"),
-        "perdure.client.views": ("Chunk RunPage RunResult RunView StepView"),
+        "perdure.client.views": ("ApprovalView Chunk RunPage RunResult RunView StepView"),
         "perdure.config": ("Limits Recovery"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
-            "AlreadyExists AnswerRejected CompensationFailed Corrupt DeadlineExceeded Diverged HeartbeatTimeout "
-            "HistoryTooLarge InvalidId InvalidLock InvalidStoreUrl LockLost LockTimeout NoSuchRun NotAStore "
-            "NotDecodable NotDurable NotOwner NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
-            "SchemaMismatch SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram "
-            "UsageError "
+            "AlreadyExists AnswerRejected ApprovalRejected CompensationFailed Corrupt DeadlineExceeded Diverged "
+            "HeartbeatTimeout HistoryTooLarge InvalidId InvalidLock InvalidName InvalidStoreUrl LockLost "
+            "LockTimeout NoSuchRun NotAStore NotDecodable NotDurable NotOwner NotSerializable OutcomeUnknown "
+            "PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch SignalTimeout "
+            "StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),

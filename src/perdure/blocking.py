@@ -34,7 +34,7 @@ from perdure.client.client import Duration
 from perdure.client.handle import RunHandle as AsyncRunHandle
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
-from perdure.client.views import Chunk, RunPage, RunResult, RunView, StepView
+from perdure.client.views import ApprovalView, Chunk, RunPage, RunResult, RunView, StepView
 from perdure.config import Limits, Recovery
 from perdure.errors import UsageError
 from perdure.kernel.codec import TypeCodec
@@ -144,6 +144,12 @@ class Client:
         """Answer an open approval of a run."""
         return self._loop.wait(self._client.approve(id, name, payload, approval_id, by))
 
+    def reject(
+        self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Say no to an open approval of a run."""
+        return self._loop.wait(self._client.reject(id, name, reason, approval_id, by))
+
     def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask a run to end."""
         return self._loop.wait(self._client.cancel(id, reason))
@@ -176,6 +182,12 @@ class Client:
         return self._loop.wait(
             self._client.list(status=status, program=program, tags=tags, since=since, limit=limit, cursor=cursor)
         )
+
+    def approvals(
+        self, *, name: str | None = None, approver: str | None = None, program: str | None = None
+    ) -> Sequence[ApprovalView]:
+        """Every open approval of all runs, the oldest first."""
+        return self._loop.wait(self._client.approvals(name=name, approver=approver, program=program))
 
     def steps(self, id: str) -> Sequence[StepView]:
         """The steps of a run with their attempts, in the order they began."""
@@ -267,6 +279,18 @@ class RunHandle(Generic[R]):
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
         return self._loop.wait(self._handle.signal(name, payload, signal_id))
+
+    def approve(
+        self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of the run."""
+        return self._loop.wait(self._handle.approve(name, payload, approval_id, by))
+
+    def reject(
+        self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Say no to an open approval of the run."""
+        return self._loop.wait(self._handle.reject(name, reason, approval_id, by))
 
     def stream(self, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
         """What a step of the run, or all of them, show before they end."""

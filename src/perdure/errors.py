@@ -3,6 +3,7 @@
     PerdureError
     ├── UsageError            the call was wrong; nothing was written
     │   ├── InvalidId
+    │   ├── InvalidName        (also a ValueError)
     │   ├── InvalidStoreUrl
     │   ├── UnknownProgram
     │   ├── AlreadyExists
@@ -22,6 +23,7 @@
     ├── OutcomeUnknown        an at-most-once step was under way when its process died
     ├── CompensationFailed    something went wrong, and so did undoing it (also an ExceptionGroup)
     ├── SignalTimeout         no signal or answer came in time (also a TimeoutError)
+    ├── ApprovalRejected      a person was asked, and said no
     ├── LockTimeout           a lock did not come free in time (also a TimeoutError)
     ├── LockLost              a lock was taken away or ran out while it was held
     ├── DeadlineExceeded      the run did not finish before its deadline (also a TimeoutError)
@@ -62,6 +64,21 @@ class InvalidId(UsageError):
     def __init__(self, id: str, reason: str) -> None:
         self.id, self.reason = id, reason
         super().__init__(f"the run id {id[:60]!r} {reason}; choose another id, or leave it out to have one made")
+
+
+class InvalidName(UsageError, ValueError):
+    """A name cannot be part of an op path."""
+
+    def __init__(self, what: str, name: object) -> None:
+        self.what, self.name = what, name
+        if not isinstance(name, str):
+            shown, reason = repr(name)[:60], f"is a {type(name).__name__}"
+        else:
+            shown = repr(name if len(name) <= 60 else name[:59] + "…")
+            reason = f"has {len(name):,} characters" if not 1 <= len(name) <= 200 else "holds one of '/', ':', '[', ']'"
+            if "holds" in reason and not any(c in "/:[]" for c in name):
+                reason = "holds a control character or a lone surrogate"
+        super().__init__(f"{what} {shown} {reason}; give a text of 1 to 200 characters without '/', ':', '[' and ']'")
 
 
 class InvalidStoreUrl(UsageError):
@@ -236,6 +253,14 @@ class SignalTimeout(PerdureError, TimeoutError):
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self.name = kind, name
         super().__init__(f"no {kind} {name!r} came in time")
+
+
+class ApprovalRejected(PerdureError):
+    """Somebody who was asked said no. `by` and `reason` are empty when they were not given."""
+
+    def __init__(self, name: str, by: str = "", reason: str = "") -> None:
+        self.name, self.by, self.reason = name, by, reason
+        super().__init__(f"{name!r} was rejected" + (f" by {by}" if by else "") + (f": {reason}" if reason else ""))
 
 
 class LockTimeout(PerdureError, TimeoutError):

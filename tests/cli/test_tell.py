@@ -1,15 +1,20 @@
-"""`perdure signal`, `approve`, `cancel`, `pause` and `resume`."""
+"""`perdure signal`, `approve`, `reject`, `approvals ls`, `cancel`, `pause` and `resume`."""
 
 from __future__ import annotations
 
 import asyncio
+import shlex
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
+import msgspec
 import pytest
 
 from perdure import Engine, approval, wait_signal, workflow
+from perdure.cli.approvals import example
 from perdure.kernel.events import WaitOpened
 from tests.cli.conftest import Cli, Ended
 from tests.engine.harness import Recorded
@@ -18,6 +23,26 @@ from tests.engine.harness import Recorded
 @dataclass
 class Decision:
     ok: bool
+
+
+class Level(Enum):
+    HIGH = "high"
+    LOW = "low"
+
+
+@dataclass
+class Inner:
+    level: Level
+    names: list[str]
+
+
+@dataclass
+class Answer:
+    inner: Inner
+    count: int
+    ratio: float
+    maybe: str | None
+    note: str = "left out"
 
 
 @workflow
@@ -67,6 +92,48 @@ async def test_a_run_is_told_from_the_command_line_and_goes_on_with_the_next_eng
     assert (late.code, "is completed already" in late.err) == (1, True)
 
 
+async def test_open_questions_are_listed_with_the_command_to_type(store: str, cli: Cli) -> None:
+    none = await aside(cli, "approvals", "ls", "--store", store)
+    assert (none.code, none.out, "nothing is asked" in none.err) == (0, "", True)
+    await aside(cli, "signal", "p1", "picked-up", "--input", '"Ann"', "--store", store)
+    await until_it_asks(store)
+    shown = await aside(cli, "approvals", "ls", "--store", store)
+    assert shown.code == 0
+    for part in ("ship (ship:0)", "p1 of parcel", "anyone", f"--input '{{\"ok\":true}}' --store {store}"):
+        assert part in shown.out
+    [asked] = (await aside(cli, "approvals", "ls", "--store", store, "--json")).json["approvals"]
+    assert (asked["id"], asked["name"], asked["path"], asked["approvers"]) == ("p1", "ship", "ship:0", [])
+    other = await aside(cli, "approvals", "ls", "--name", "pay", "--store", store, "--json")
+    assert other.json == {"approvals": []}
+    [line] = [line for line in shown.out.splitlines() if line.startswith("to accept")]
+    typed = shlex.split(line.removeprefix("to accept"))
+    assert typed[0] == "perdure"
+    accepted = await aside(cli, *typed[1:])
+    assert (accepted.code, accepted.err) == (0, "perdure: run 'p1': ship:0 accepted\n")
+
+
+async def test_a_question_is_rejected_from_the_command_line(store: str, cli: Cli) -> None:
+    await aside(cli, "signal", "p1", "picked-up", "--store", store)
+    early = await aside(cli, "reject", "p1", "ship", "--store", store)
+    assert (early.code, "asks no question named 'ship' now; `perdure approvals ls`" in early.err) == (2, True)
+    await until_it_asks(store)
+    options = ("--reason", "too heavy", "--by", "ann", "--approval-id", "m1", "--store", store)
+    no = await aside(cli, "reject", "p1", "ship", *options)
+    assert (no.code, no.err) == (0, "perdure: run 'p1': ship rejected\n")
+    again = await aside(cli, "reject", "p1", "ship", *options, "--json")
+    assert again.json == {"answer": "Duplicate"}
+    async with Engine(store, [parcel]) as engine:
+        outcome = await (await engine.start(parcel(), id="p1")).outcome(5)
+        assert str(outcome.error).startswith("'ship' was rejected by ann: too heavy")
+
+
+def test_the_example_of_an_answer_fits_its_schema() -> None:
+    for kind in (Answer, Level, bool, list[int], dict[str, int], str):
+        schema = msgspec.json.schema(kind)
+        jsonschema_rs.validate(schema, example(schema))
+    assert example({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}) is None
+
+
 async def test_a_run_is_paused_resumed_and_cancelled(store: str, cli: Cli) -> None:
     for command in ("pause", "resume", "cancel"):
         assert (await aside(cli, command, "p1", "--store", store)).code == 0
@@ -74,7 +141,9 @@ async def test_a_run_is_paused_resumed_and_cancelled(store: str, cli: Cli) -> No
         assert (await (await engine.start(parcel(), id="p1")).outcome(5)).status == "cancelled"
 
 
-@pytest.mark.parametrize("command", [["signal", "x", "y"], ["approve", "x", "y"], ["cancel", "x"], ["pause", "x"]])
+@pytest.mark.parametrize(
+    "command", [["signal", "x", "y"], ["approve", "x", "y"], ["reject", "x", "y"], ["cancel", "x"], ["pause", "x"]]
+)
 async def test_an_unknown_run_is_named(store: str, cli: Cli, command: list[str]) -> None:
     ended = await aside(cli, *command, "--store", store)
     assert (ended.code, "no run with id 'x'" in ended.err) == (3, True)

@@ -22,6 +22,8 @@ COMMANDS = {
     "runs": ("perdure.cli.runs:app", "Look at runs: ls, show, steps, journal, watch."),
     "signal": ("perdure.cli.tell:signal", "Send a run a signal."),
     "approve": ("perdure.cli.tell:approve", "Answer a question of a run."),
+    "reject": ("perdure.cli.tell:reject", "Say no to a question of a run."),
+    "approvals": ("perdure.cli.approvals:app", "See what people are asked: ls."),
     "cancel": ("perdure.cli.tell:cancel", "Ask a run to end."),
     "pause": ("perdure.cli.tell:pause", "Let no new step of a run begin."),
     "resume": ("perdure.cli.tell:resume", "Let a paused run go on."),
@@ -107,7 +109,9 @@ def _help_command(tokens: list[str]) -> str:
     commands: list[str] = []
     if tokens and tokens[0] in COMMANDS:
         commands.append(tokens[0])
-        if tokens[0] == "runs" and tokens[1:2] and tokens[1] in ("ls", "show", "steps", "journal", "watch"):
+        # A line that ends in a list of commands is about a group of them.
+        inner = COMMANDS[tokens[0]][1].rstrip(".").partition(": ")[2].split(", ")
+        if tokens[1:2] and tokens[1] in inner:
             commands.append(tokens[1])
     return " ".join(["perdure", *commands, "--help"])
 

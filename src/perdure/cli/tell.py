@@ -1,4 +1,4 @@
-"""`perdure signal`, `approve`, `cancel`, `pause`, `resume`: tell a run something, whoever executes it."""
+"""`perdure signal`, `approve`, `reject`, `cancel`, `pause`, `resume`: tell a run something, whoever executes it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from perdure.stores.open import open_store
 
 Input = Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")]
 Reason = Annotated[str | None, Parameter(help="Why; it is kept in the journal.")]
+Question = Annotated[str, Parameter(help="The name of the question, or its path.")]
+Person = Annotated[str | None, Parameter(help="Who answers.")]
+AnswerId = Annotated[str | None, Parameter(help="Given again under this id, it counts once.")]
 
 
 def signal(
@@ -38,25 +41,43 @@ def signal(
 
 def approve(
     id: RunId,
-    name: Annotated[str, Parameter(help="The name of the question.")],
+    name: Question,
     /,
     *,
     input: Input = None,
-    by: Annotated[str | None, Parameter(help="Who answers.")] = None,
-    approval_id: Annotated[str | None, Parameter(help="Given again under this id, it counts once.")] = None,
+    by: Person = None,
+    approval_id: AnswerId = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
-    """Answer a question of a run; `perdure runs show ID` shows what it asks."""
+    """Answer a question of a run; `perdure approvals ls` shows what is asked."""
     answer = None if input is None else read(input)
+    return _answer(store, id, name, json, "accepted", lambda client: client.approve(id, name, answer, approval_id, by))
 
+
+def reject(
+    id: RunId,
+    name: Question,
+    /,
+    *,
+    reason: Reason = None,
+    by: Person = None,
+    approval_id: AnswerId = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Say no to a question of a run; `perdure approvals ls` shows what is asked."""
+    return _answer(store, id, name, json, "rejected", lambda client: client.reject(id, name, reason, approval_id, by))
+
+
+def _answer(store: str, id: str, name: str, json: bool, done: str, tell: Callable[[Client], Awaitable[Any]]) -> int:
     async def give(client: Client) -> Any:
-        verdict = await client.approve(id, name, answer, approval_id, by)
+        verdict = await tell(client)
         if isinstance(verdict, NotFound) and await client.get(id) is not None:
-            raise Problem(f"run {id!r} asks no question named {name!r}; `perdure runs show` tells what it waits for")
+            raise Problem(f"run {id!r} asks no question named {name!r} now; `perdure approvals ls` tells what is asked")
         return verdict
 
-    return _tell(store, id, json, "answer accepted", give)
+    return _tell(store, id, json, f"{name} {done}", give)
 
 
 def cancel(id: RunId, /, *, reason: Reason = None, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:

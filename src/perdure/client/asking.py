@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from perdure.client.connection import Connection, checked_tags
-from perdure.client.views import Chunk, RunPage, RunView, StepView, run_view, step_view
+from perdure.client.views import ApprovalView, Chunk, RunPage, RunView, StepView, approval_views, run_view, step_view
 from perdure.client.watch import WATCH_SECONDS
 from perdure.errors import UsageError
 from perdure.kernel.events import Entry, RunFinished, RunStatus, entries
@@ -20,6 +20,8 @@ from perdure.ports.runs import RunFilter
 
 # How many events of a journal are read at a time for a stream.
 PAGE = 1000
+# How many runs that ask something are read at a time.
+ASKING_PAGE = 200
 
 
 class Asking(Connection):
@@ -68,6 +70,28 @@ class Asking(Connection):
         lives = run.status.finished or await self._lives(run.owner)
         records = steps_of(await self.store.journal.read(run.run_id))
         return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives) for r in records]
+
+    async def approvals(
+        self, *, name: str | None = None, approver: str | None = None, program: str | None = None
+    ) -> Sequence[ApprovalView]:
+        """Every open approval of all runs, the oldest first; of one `name`, or those that `approver` may answer now."""
+        self._check_open()
+        found: list[ApprovalView] = []
+        now, cursor = self.clock.now(), None
+        while True:
+            filter = RunFilter(program=program, cursor=cursor, limit=ASKING_PAGE, asking=True)
+            page = [row for row, _ in await self.store.runs.list(filter)]
+            journals = await self.store.journal.read_many([row.run_id for row in page]) if page else {}
+            for row in page:
+                batches = journals.get(row.run_id, [])
+                # A journal that cannot be read hides its own questions and no others; `doctor` tells of it.
+                if not isinstance(batches, Exception):
+                    found += approval_views(row, fold(row.run_id, batches), now)
+            if len(page) < ASKING_PAGE:
+                break
+            cursor = page[-1].run_id
+        wanted = [a for a in found if name in (None, a.name) and (approver is None or a.answerable_by(approver))]
+        return sorted(wanted, key=lambda asked: (asked.asked_at, asked.run_id))
 
     async def _lives(self, owner: str | None) -> bool:
         if owner is None:

@@ -20,6 +20,7 @@ from perdure.errors import Corrupt, NoSuchRun, UsageError
 from perdure.kernel.codec import Codec, TypeCodec
 from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
+from perdure.kernel.ids import check_id
 from perdure.kernel.projection import RunRow
 from perdure.ports.blobs import Blobs
 from perdure.ports.clock import Clock, SystemClock
@@ -114,6 +115,8 @@ class Connection:
 
     async def _find(self, id: str) -> tuple[RunRow, Head] | None:
         self._check_open()
+        if not isinstance(id, str) or not id.isascii():
+            check_id(id)
         found = await self.store.runs.find(id)
         if found is not None:
             return found

@@ -82,6 +82,18 @@ class RunHandle(Generic[R]):
         """Send the run a signal."""
         return await self._client.signal(self.run_id, name, payload, signal_id)
 
+    async def approve(
+        self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of the run."""
+        return await self._client.approve(self.run_id, name, payload, approval_id, by)
+
+    async def reject(
+        self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Say no to an open approval of the run."""
+        return await self._client.reject(self.run_id, name, reason, approval_id, by)
+
     def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """What a step of the run, or all of them, show before they end; see `Client.stream`."""
         return self._client.stream(self.run_id, step, start)

@@ -13,11 +13,13 @@ from perdure.client.states import check_answer
 from perdure.errors import NoSuchRun
 from perdure.kernel import inbound
 from perdure.kernel.events import Batch
-from perdure.kernel.ids import check_name
+from perdure.kernel.ids import check_name, check_text
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
+
+MAX_REASON = 10_000
 
 
 class Telling(Connection):
@@ -30,38 +32,52 @@ class Telling(Connection):
         check_name(name, "the name of a signal")
         data = self.codec.encode(payload, f"the payload of the signal {name!r}")
         self.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
-        # With an id of its own even if the caller has none: a write whose reply is lost is tried again.
-        key = signal_id or f"~{secrets.token_hex(8)}"
-        verdict: Accepted | Duplicate | NotFound | Finished
+        key = _key(signal_id, "signal_id")
         verdict = await self._tell(id, lambda state: inbound.signal(state, name, Raw(data), key))
-        return verdict
+        return _own(verdict, signal_id)
 
     async def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of a run. Raises AnswerRejected when the answer does not fit what was asked."""
+        """Answer an open approval of a run, by its name or its path; of several of one name, the oldest.
+
+        Raises AnswerRejected when the answer does not fit what was asked, or `by` is not among those who may answer.
+        """
+        check_text(name, "the name of an approval")
         data = self.codec.encode(payload, f"the answer to {name!r}")
-        key = approval_id or f"~{secrets.token_hex(8)}"
+        self.payloads.fits_inline(len(data), f"the answer to {name!r}")
+        key, person = _key(approval_id, "approval_id"), check_text(by, "by")
 
         def decide(state: RunState) -> Any:
             now = self.clock.now()
-            return inbound.answer(state, name, Raw(data), key, by or "", now, lambda asked: check_answer(asked, data))
+            return inbound.answer(state, name, Raw(data), key, person, now, lambda asked: check_answer(asked, data))
 
-        verdict: Accepted | Duplicate | NotFound | Finished = await self._tell(id, decide)
-        return verdict
+        return _own(await self._tell(id, decide), approval_id)
+
+    async def reject(
+        self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Say no to an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
+        check_text(name, "the name of an approval")
+        why = check_text(reason, "the reason", MAX_REASON)
+        key, person = _key(approval_id, "approval_id"), check_text(by, "by")
+        verdict = await self._tell(id, lambda state: inbound.reject(state, name, why, key, person, self.clock.now()))
+        return _own(verdict, approval_id)
 
     async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
+        why = check_text(reason, "the reason", MAX_REASON)
         verdict: Accepted | AlreadyFinished | NotFound
-        verdict = await self._tell(id, lambda state: inbound.cancel(state, reason or ""))
+        verdict = await self._tell(id, lambda state: inbound.cancel(state, why))
         if isinstance(verdict, NotFound):
             raise NoSuchRun(id)
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
     async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
         """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
+        why = check_text(reason, "the reason", MAX_REASON)
         verdict: Accepted | NotFound | Finished
-        verdict = await self._tell(id, lambda state: inbound.pause(state, reason or ""))
+        verdict = await self._tell(id, lambda state: inbound.pause(state, why))
         if isinstance(verdict, NotFound):
             raise NoSuchRun(id)
         return verdict
@@ -101,3 +117,15 @@ class Telling(Connection):
         if state.finished is not None:
             self.watch.resolve(row(state))
         return Accepted()
+
+
+def _key(given: str | None, what: str) -> str:
+    """The id of what is sent: one of its own even if the caller has none, since a write may be tried again."""
+    return check_text(given, what) or f"~{secrets.token_hex(8)}"
+
+
+def _own(
+    verdict: Accepted | Duplicate | NotFound | Finished, given: str | None
+) -> Accepted | Duplicate | NotFound | Finished:
+    """What to tell a caller who gave no id: what has come before under an id that we made is this very call's."""
+    return Accepted() if isinstance(verdict, Duplicate) and not given else verdict

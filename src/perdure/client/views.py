@@ -11,6 +11,7 @@ import msgspec
 from perdure.kernel.events import RunStatus, StepStatus, moment
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name
+from perdure.kernel.inbound import may_answer
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.steps import StepRecord
@@ -31,6 +32,30 @@ class WaitView:
     request: Any = None
     schema: Any = None
     approvers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalView:
+    """A question that is open. `approvers` may answer it now, those it has been escalated to among them; () is anyone.
+
+    `path` tells it from others of the same name, and `approve` and `reject` take it in place of the name.
+    """
+
+    id: str
+    run_id: str
+    program: str
+    name: str
+    path: str
+    request: Any
+    schema: Any
+    approvers: tuple[str, ...]
+    asked_at: datetime
+    deadline: datetime | None
+    escalates_at: datetime | None
+
+    def answerable_by(self, person: str) -> bool:
+        """Whether this person may answer."""
+        return not self.approvers or person in self.approvers
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +195,30 @@ def _wait_view(path: str, op: OpenOp) -> WaitView:
         return WaitView(path, kind, _moment(op.due), op.source, op.name)
     request, schema = msgspec.json.decode(asked.request), msgspec.json.decode(asked.schema)
     return WaitView(path, kind, _moment(op.due), op.source, op.name, request, schema, asked.approvers)
+
+
+def approval_views(row: RunRow, state: RunState, now: float) -> list[ApprovalView]:
+    """What a run asks, in the order it asked."""
+    views = []
+    for path, op in state.ops.items():
+        asked = op.opened
+        if asked is not None:
+            views.append(
+                ApprovalView(
+                    id=row.id,
+                    run_id=row.run_id,
+                    program=row.program,
+                    name=asked.name,
+                    path=path,
+                    request=msgspec.json.decode(asked.request),
+                    schema=msgspec.json.decode(asked.schema),
+                    approvers=may_answer(asked, now),
+                    asked_at=moment(op.opened_at),
+                    deadline=_moment(asked.deadline),
+                    escalates_at=_moment(asked.escalate_at),
+                )
+            )
+    return views
 
 
 def step_view(record: StepRecord, output: msgspec.Raw, owner_lives: bool) -> StepView:

@@ -172,9 +172,9 @@ class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
-    """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal`, `lock` or `answer:` and who gave it.
+    """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal`, `lock`, or `answer:` or `rejected:` and who.
 
-    By a signal: the oldest one of that name that no wait has taken.
+    By a signal: the oldest one of that name that no wait has taken. By a rejection: `value` is the reason, a text.
     """
 
     op: str

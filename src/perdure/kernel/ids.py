@@ -6,7 +6,7 @@ from base64 import urlsafe_b64encode
 from hashlib import blake2b
 from uuid import UUID
 
-from perdure.errors import InvalidId
+from perdure.errors import InvalidId, InvalidName, UsageError
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 MAX_ID = 255
@@ -40,10 +40,25 @@ def check_id(id: str) -> str:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a name that can be part of an op path, or raise ValueError."""
-    if not isinstance(name, str) or not name or any(c in "/:[]" or ord(c) < 32 for c in name) or len(name) > 200:
-        raise ValueError(f"{what} {name!r} must be 1 to 200 characters without '/', ':', '[' and ']'")
+    """Return a name that can be part of an op path, or raise InvalidName, which is a ValueError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= 200:
+        raise InvalidName(what, name)
+    if any(c in "/:[]" or ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
+        raise InvalidName(what, name)
     return name
+
+
+def check_text(text: str | None, what: str, limit: int = 1000) -> str:
+    """Return a text that can be kept in a journal, empty for None, or raise UsageError."""
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise UsageError(f"{what} must be a text, not a {type(text).__name__}: {repr(text)[:60]}")
+    if len(text) > limit:
+        raise UsageError(f"{what} has {len(text):,} characters, and {limit:,} is the limit; put what is long elsewhere")
+    if not text.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in text):
+        raise UsageError(f"{what} holds a lone surrogate, which no store can keep: {text[:60]!r}")
+    return text
 
 
 def op_name(op: str) -> str:

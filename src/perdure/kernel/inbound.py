@@ -24,7 +24,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.state import ANSWER, RunState
+from perdure.kernel.state import ANSWER, REJECTED, RunState
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -76,22 +76,51 @@ def answer(
     now: float,
     check: Callable[[WaitOpened], None],
 ) -> Events | Duplicate | NotFound | Finished:
-    """Answer the oldest open approval of this name; `check` raises AnswerRejected when the answer does not fit."""
+    """Answer an open approval; `check` raises AnswerRejected when the answer does not fit what was asked."""
+    found = _question(state, name, answer_id, by, now)
+    if not isinstance(found, tuple):
+        return found
+    op, question = found
+    check(question)
+    return [WaitResolved(op, ANSWER + by, payload, answer_id)]
+
+
+def reject(
+    state: RunState, name: str, reason: str, answer_id: str, by: str, now: float
+) -> Events | Duplicate | NotFound | Finished:
+    """Refuse an open approval, under the rules of an answer."""
+    found = _question(state, name, answer_id, by, now)
+    if not isinstance(found, tuple):
+        return found
+    return [WaitResolved(found[0], REJECTED + by, Raw(msgspec.json.encode(reason)), answer_id)]
+
+
+def may_answer(question: WaitOpened, now: float) -> tuple[str, ...]:
+    """Who may answer a question at `now`; empty when anyone may."""
+    if question.escalate_at is None or now < question.escalate_at or not question.approvers:
+        return question.approvers
+    return tuple(dict.fromkeys((*question.approvers, *question.escalate_to)))
+
+
+def _question(
+    state: RunState, name: str, answer_id: str, by: str, now: float
+) -> tuple[str, WaitOpened] | Duplicate | NotFound | Finished:
+    """The oldest open question of this name, or the one at this path, that `by` may answer."""
     if answer_id and answer_id in state.answers:
         return Duplicate()
     if state.finished is not None:
         return Finished(state.finished.status)
+    closed_to: set[str] = set()
     for op, open_op in state.ops.items():
         question = open_op.opened
-        if question is None or question.name != name:
+        if question is None or name not in (question.name, op):
             continue
-        allowed = set(question.approvers)
-        if question.escalate_at is not None and now >= question.escalate_at:
-            allowed |= set(question.escalate_to)
-        if allowed and by not in allowed:
-            raise AnswerRejected(name, "$", f"{by or 'an unnamed person'} is not among {', '.join(sorted(allowed))}")
-        check(question)
-        return [WaitResolved(op, ANSWER + by, payload, answer_id)]
+        allowed = may_answer(question, now)
+        if not allowed or by in allowed:
+            return op, question
+        closed_to.update(allowed)
+    if closed_to:
+        raise AnswerRejected(name, "$", f"{by or 'an unnamed person'} is not among {', '.join(sorted(closed_to))}")
     return NotFound()
 
 

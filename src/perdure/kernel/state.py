@@ -36,7 +36,8 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.locking import HeldLock
 
-ANSWER = "answer:"
+# How a person ends a wait, followed by who it was.
+ANSWER, REJECTED = "answer:", "rejected:"
 
 
 class Shown:
@@ -54,7 +55,7 @@ class Shown:
 class OpenOp:
     """An op that has begun and has no outcome yet."""
 
-    __slots__ = ("attempt", "due", "failures", "kind", "name", "opened", "running", "shown", "source")
+    __slots__ = ("attempt", "due", "failures", "kind", "name", "opened", "opened_at", "running", "shown", "source")
 
     def __init__(self, kind: str, source: str) -> None:
         self.kind = kind
@@ -65,8 +66,9 @@ class OpenOp:
         self.due: float | None = None
         self.name = ""
         self.shown: Shown | None = None
-        # For an approval: what was asked.
+        # For an approval: what was asked, and when.
         self.opened: WaitOpened | None = None
+        self.opened_at = 0.0
 
 
 class RunState:
@@ -255,7 +257,7 @@ class RunState:
         op = self.ops[event.op] = OpenOp(event.kind, event.source)
         op.name, op.due = event.name, event.deadline
         if event.kind == "approval":
-            op.opened = event
+            op.opened, op.opened_at = event, at
             self.approvals += 1
         elif event.kind == "lock":
             self.uses_locks = True
@@ -278,7 +280,7 @@ class RunState:
                 self.locks[event.op] = HeldLock(asked.key, asked.ttl, msgspec.json.decode(event.value))
         if event.answer_id:
             self.answers[event.answer_id] = event.op
-        self.stirred = event.by.startswith(ANSWER)
+        self.stirred = event.by.startswith((ANSWER, REJECTED))
 
     def deliverable(self) -> list[str]:
         """The waits whose signal has come, in the order of the waits."""

@@ -22,6 +22,8 @@ class RunFilter(msgspec.Struct, frozen=True):
     since: float | None = None
     limit: int = 100
     cursor: str | None = None
+    # Only runs that ask somebody something now, with all that their children ask.
+    asking: bool = False
 
 
 class Runs(Protocol):

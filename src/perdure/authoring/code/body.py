@@ -27,6 +27,7 @@ from perdure.authoring.code.loop import (
     waiting_line,
 )
 from perdure.errors import (
+    ApprovalRejected,
     LockTimeout,
     NotDecodable,
     NotDurable,
@@ -61,6 +62,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import describe, rebuild
 from perdure.kernel.ids import inputs_hash
+from perdure.kernel.state import REJECTED
 
 
 class Bail(BaseException):
@@ -196,9 +198,13 @@ class Body:
         elif event.by == "timeout":
             late = LockTimeout(wait.name, wait.seconds) if wait.kind == "lock" else SignalTimeout(wait.kind, wait.name)
             self._resolve_with(event.op, late)
+        elif event.by.startswith(REJECTED):
+            by, reason = event.by.removeprefix(REJECTED), msgspec.json.decode(event.value, type=str)
+            self._resolve_with(event.op, ApprovalRejected(wait.name, by, reason))
         else:
+            what = "answer to the approval" if wait.kind == "approval" else wait.kind
             try:
-                value = self.codec.decode(event.value, wait.type, f"the {wait.kind} {wait.name!r}")
+                value = self.codec.decode(event.value, wait.type, f"the {what} {wait.name!r} taken by {event.op}")
             except NotDecodable as error:
                 # What came is not what was asked for; the body decides what that means.
                 self._resolve_with(event.op, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, overload
 
@@ -11,7 +11,8 @@ from msgspec import Raw
 
 from perdure.authoring.code.body import Body, Wait, require_body
 from perdure.authoring.code.step import seconds
-from perdure.kernel.ids import check_name
+from perdure.errors import UsageError
+from perdure.kernel.ids import check_name, check_text
 
 T = TypeVar("T")
 
@@ -74,18 +75,20 @@ async def approval(
     """Ask a person, and return the answer. `request` is what they are shown, `schema` the type of the answer.
 
     `approvers` may answer, anyone if there are none; `escalate=(after, people)` lets others answer too after a while.
-    Raises SignalTimeout when no answer comes in time.
+    Raises SignalTimeout when no answer comes in time, and ApprovalRejected when somebody says no.
     """
     body = require_body("approval()")
     check_name(name, "the name of an approval")
     question: dict[str, Any] = {
         "request": Raw(body.codec.encode(request, f"the request of {name!r}")),
         "schema": Raw(msgspec.json.encode(_json_schema(schema))),
-        "approvers": tuple(approvers),
+        "approvers": _people(approvers, "approvers"),
     }
     if escalate is not None:
-        question["escalate_at"] = _deadline(body, escalate[0])
-        question["escalate_to"] = tuple(escalate[1])
+        if not isinstance(escalate, tuple | list) or len(escalate) != 2:
+            raise UsageError(f"approval(escalate={escalate!r}): write escalate=(after, people), as in (3600, ['boss'])")
+        question["escalate_at"] = _deadline(body, escalate[0], "escalate")
+        question["escalate_to"] = _people(escalate[1], "escalate")
     wait = Wait("approval", name, Any if schema is None else schema)
     return await body.wait(wait, _deadline(body, timeout), **question)
 
@@ -94,11 +97,17 @@ def set_state(key: str, value: Any) -> None:
     """Publish a value that callers see in `get(id).state` while the run goes on."""
     if not isinstance(key, str) or not key:
         raise ValueError(f"set_state({key!r}, ...): the key is a string that is not empty")
-    require_body("set_state()").set_state(key, value)
+    require_body("set_state()").set_state(check_text(key, "the key of set_state()"), value)
 
 
-def _deadline(body: Body, timeout: float | timedelta | None) -> float | None:
-    return None if timeout is None else body.loop.now + seconds(timeout, "timeout")
+def _deadline(body: Body, timeout: float | timedelta | None, what: str = "timeout") -> float | None:
+    return None if timeout is None else body.loop.now + seconds(timeout, what)
+
+
+def _people(given: Any, what: str) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UsageError(f"approval({what}=...): name people in a list, as in ['ann'], not {given!r}")
+    return tuple(check_text(person, f"a name in {what}") for person in given)
 
 
 def _json_schema(type: Any) -> Any:
@@ -110,5 +119,5 @@ def _json_schema(type: Any) -> Any:
         return of_model()
     try:
         return msgspec.json.schema(type)
-    except TypeError:
+    except (TypeError, NameError):  # NameError: made inside a function, out of names that are known there alone
         return None

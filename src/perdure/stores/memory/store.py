@@ -174,6 +174,7 @@ def _matches(row: RunRow, filter: RunFilter) -> bool:
         and (not filter.status or row.status in filter.status)
         and (filter.program is None or row.program == filter.program)
         and (filter.since is None or row.created_at >= filter.since)
+        and (not filter.asking or (row.approvals > 0 and not row.root))
         and all(row.tags.get(key) == value for key, value in (filter.tags or {}).items())
     )
 

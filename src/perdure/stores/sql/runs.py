@@ -17,8 +17,8 @@ from perdure.stores.sql.database import Database
 from perdure.stores.sql.rows import RUN, RUN_AND_HEAD, listed, run_and_head, run_row, run_row_or_damage
 
 # A filter that is not given compares a parameter with null, so that one statement serves every combination.
-LIST_FILTER = """
-    where (:cursor is null or r.run_id < :cursor)
+_FILTER = """
+    (:cursor is null or r.run_id < :cursor)
       and (:status is null or r.status in (select value from json_each(:status)))
       and (:program is null or r.program = :program)
       and (:since is null or r.created_at >= :since)
@@ -28,12 +28,21 @@ LIST_FILTER = """
                             where has.key = wanted.key and has.value = wanted.value)))
     order by r.run_id desc limit :limit
 """
+LIST_FILTER = " where " + _FILTER
+# A condition that only sometimes holds uses no index, so those that ask have a statement of their own.
+_ASKING = """
+    where r.run_id in (
+        select run_id from perdure_runs indexed by perdure_runs_by_approvals where approvals > 0 and root = '')
+      and
+"""
+ASKING_FILTER = _ASKING + _FILTER
 ENDED = """
     where r.run_id in (select value from json_each(?)) and (r.finished_at is not null or r.status = 'parked')
 """
 _GET = RUN + " where r.run_id = ?"
 _FIND = RUN_AND_HEAD + " where r.id = ? order by r.root = '' desc, r.incarnation desc, r.run_id desc limit 1"
 _LIST = RUN_AND_HEAD + LIST_FILTER
+_LIST_ASKING = RUN_AND_HEAD + ASKING_FILTER
 _OWNED = """
     select run_id from perdure_runs
     where finished_at is null and owner in (select value from json_each(?)) and status = ?
@@ -87,7 +96,7 @@ class SqlRuns:
             "tags": _json(filter.tags) if filter.tags else None,
             "limit": filter.limit,
         }
-        rows = await self._database.read(_LIST, bindings)
+        rows = await self._database.read(_LIST_ASKING if filter.asking else _LIST, bindings)
         return [listed(row) for row in rows]
 
     async def owned(

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Raw
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunStatus, StepStarted
+from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunStatus, StepStarted, WaitOpened, WaitResolved
 from perdure.kernel.failures import Failure
 from perdure.kernel.projection import RunRow, row
 from perdure.ports.journal import Append, Appended, Conflict
@@ -172,6 +172,22 @@ class ListConformance(StoreConformance):
         assert await ids(store) == []
         assert list(await store.runs.owners()) == []
         assert list(await store.runs.programs()) == []
+
+    async def test_runs_that_ask_something_are_listed_apart(self, store: Store, second: Store) -> None:
+        """A run asks for as long as an approval of it is open; other filters and pages apply as well."""
+        asking = [History(f"r{i}", program="a" if i % 2 else "b") for i in range(4)]
+        quiet, ended = History("r4"), History("r5")
+        question = WaitOpened("ship:0", "approval", name="ship")
+        await write_all(store, *(run.begin_as("a", question) for run in asking))
+        await write_all(store, quiet.begin_as("a", timer(9.0)), ended.begin_as("a", question))
+        await write_all(store, ended.then(finished()))
+        assert await ids(second, asking=True) == ["r3", "r2", "r1", "r0"]
+        assert await ids(second, asking=True, program="a") == ["r3", "r1"]
+        assert await ids(second, asking=True, limit=2) == ["r3", "r2"]
+        assert await ids(second, asking=True, limit=2, cursor="r2") == ["r1", "r0"]
+        await write_all(store, asking[3].then(WaitResolved("ship:0", "answer:ann")))
+        assert await ids(second, asking=True) == ["r2", "r1", "r0"]
+        assert len(await ids(second)) == 6
 
     async def test_runs_are_listed_by_status(self, store: Store) -> None:
         """One status or several; none means all."""

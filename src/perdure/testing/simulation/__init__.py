@@ -4,6 +4,7 @@
 """
 
 from perdure.testing.simulation.faults import STORMY, Crash, Faults, Pause
+from perdure.testing.simulation.messages import Message, Reply, Sender
 from perdure.testing.simulation.report import Lost, PromiseBroken, Report, StepExecution
 from perdure.testing.simulation.simulation import Simulation, every_crash
 
@@ -12,9 +13,12 @@ __all__ = [
     "Crash",
     "Faults",
     "Lost",
+    "Message",
     "Pause",
     "PromiseBroken",
+    "Reply",
     "Report",
+    "Sender",
     "Simulation",
     "StepExecution",
     "every_crash",

@@ -14,21 +14,24 @@ from perdure.kernel.events import (
     RunClaimed,
     RunFinished,
     RunParked,
+    RunPaused,
     RunResumed,
     RunStarted,
+    SignalReceived,
     StepFailed,
     StepStarted,
     StepSucceeded,
+    WaitResolved,
     encode_events,
 )
 from perdure.kernel.projection import RunRow, row
-from perdure.kernel.state import RunState
+from perdure.kernel.state import ANSWER, REJECTED, RunState
 from perdure.ports.journal import Append, Appended, Outcome
 from perdure.testing.simulation.report import StepExecution
 from perdure.testing.simulation.world import Machine, World
 
 # Anybody may append these; everything else is the owner's alone.
-FREE = RunStarted | RunClaimed | CancelRequested | RunParked | RunResumed
+FREE = RunStarted | RunClaimed | CancelRequested | RunParked | RunPaused | RunResumed | SignalReceived
 
 
 class Watched:
@@ -114,6 +117,8 @@ class Monitor:
             watched.owner = machine
         elif isinstance(event, RunFinished) and state.cancel_requested is not None:
             pass  # whoever cancels a run may end it
+        elif isinstance(event, WaitResolved) and event.by.startswith((ANSWER, REJECTED)):
+            pass  # a person's word
         elif not isinstance(event, FREE) and watched.owner is not machine:
             owner = watched.owner.name if watched.owner else "nobody"
             self.accuse(f"{where}: written by {machine.name}, which is not the owner ({owner} is)")

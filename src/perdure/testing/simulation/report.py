@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.client.views import RunResult
 from perdure.kernel.events import Batch
+
+if TYPE_CHECKING:
+    from perdure.testing.simulation.messages import Reply
 
 
 class PromiseBroken(AssertionError):
@@ -65,6 +68,8 @@ class Report:
     crashes: int = 0
     lost: Sequence[Lost] = ()
     """Results that a machine had when it died, and the store had not."""
+    replies: Sequence[Reply] = ()
+    """What the senders were told."""
 
     @property
     def text(self) -> str:

@@ -26,6 +26,8 @@ from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation.checks import check_journal
 from perdure.testing.simulation.executor import VirtualExecutor
 from perdure.testing.simulation.faults import Crash, Faults, Pause
+from perdure.testing.simulation.messages import Sender, Sending
+from perdure.testing.simulation.messages import judge as judge_senders
 from perdure.testing.simulation.monitor import Monitor
 from perdure.testing.simulation.report import Lost, PromiseBroken, Report
 from perdure.testing.simulation.store import FaultPlan, SimulatedStore
@@ -159,6 +161,7 @@ class Simulation:
         programs: Programs | None = None,
         crashes: Sequence[Crash] = (),
         pauses: Sequence[Pause] = (),
+        senders: Sequence[Sender] = (),
         engines: int = 1,
         limit: float = 36_000.0,
         recovery: Recovery = BRISK,
@@ -167,19 +170,22 @@ class Simulation:
         """Run workflows to their ends, whatever comes between, and check every promise on the way.
 
         The runs get the ids `run-0`, `run-1` and so on. A machine that dies is replaced after a while, under its own
-        name or another. `engines` machines work on the store at once. `programs` may be a function that makes them
-        anew for each machine. Other options go to `Engine`. PromiseBroken is raised when not all is well after
-        `limit` virtual seconds.
+        name or another. `engines` machines work on the store at once. `senders` tell the runs something meanwhile, each
+        from a machine of its own, and every answer they get is held against the journal. `programs` may be a function
+        that makes them anew for each machine. Other options go to `Engine`. PromiseBroken is raised when not all is
+        well after `limit` virtual seconds.
         """
         if self._engines:
             raise UsageError("a Simulation runs once: make another one with the next seed")
         known = programs if programs is not None else [i.program for i in invocations if i.program is not None]
-        storm = Storm(self, invocations, known, {**options, "recovery": recovery})
+        storm = Storm(self, invocations, known, senders, {**options, "recovery": recovery})
         self._plan = FaultPlan(self.faults, crashes, pauses)
         with self._world_in_force(BRISK_WATCH):
             try:
                 for number in range(engines):
                     storm.boot(f"m{number}", serves=number == 0)
+                for sending in storm.senders:
+                    storm.connect(sending)
                 self._engines = engines
                 if not self.world.run(limit):
                     self.monitor.accuse("not every run has ended, and nothing more will happen in time")
@@ -240,9 +246,16 @@ class Storm:
     """What `Simulation.run` is about: the runs that were asked for, and the machines that see to them."""
 
     def __init__(
-        self, sim: Simulation, invocations: Sequence[Invocation[Any]], programs: Programs, options: dict[str, Any]
+        self,
+        sim: Simulation,
+        invocations: Sequence[Invocation[Any]],
+        programs: Programs,
+        senders: Sequence[Sender],
+        options: dict[str, Any],
     ) -> None:
         self._sim, self._programs, self._options = sim, programs, options
+        self.senders = [Sending(number, sender, sim.monitor) for number, sender in enumerate(senders)]
+        self._served = False
         self._wanted = {f"run-{number}": invocation for number, invocation in enumerate(invocations)}
         self._engines: dict[Machine, Engine] = {}
         self._open: list[Machine] = []
@@ -290,9 +303,35 @@ class Storm:
                 async with asyncio.TaskGroup() as group:
                     for id, invocation in self._wanted.items():
                         group.create_task(self._request(engine, id, invocation))
-                self._sim.world.stop()
+                    for sending in self.senders:
+                        if sending.sender.local:
+                            group.create_task(sending.go_on(engine))
+                self._served = True
+                self._stop_when_done()
         except Exception as error:
             self._sim.monitor.accuse(f"{machine.name}: {error!r}")
+
+    def connect(self, sending: Sending) -> None:
+        """Switch the machine of a sender on, if it has one of its own. When it dies it is switched on again."""
+        if sending.sender.local or sending.done or self._leaving:
+            return
+        sim = self._sim
+        machine = sim.world.machine(f"sender-{sending.number}")
+        machine.on_crash = lambda: sim.world.after(sim.world.chance.choice(DOWNTIMES), lambda: self.connect(sending))
+        machine.task = machine.loop.create_task(self._send(machine, sending))
+
+    async def _send(self, machine: Machine, sending: Sending) -> None:
+        sim = self._sim
+        try:
+            client = Client(SimulatedStore(sim.store, machine, sim._plan, sim.monitor), clock=machine.clock)
+            await sending.go_on(await client.open())
+            self._stop_when_done()
+        except Exception as error:
+            sim.monitor.accuse(f"{machine.name}: {error!r}")
+
+    def _stop_when_done(self) -> None:
+        if self._served and all(sending.done for sending in self.senders):
+            self._sim.world.stop()
 
     async def _request(self, engine: Engine, id: str, invocation: Invocation[Any]) -> None:
         while True:
@@ -329,6 +368,7 @@ class Storm:
             # What the tasks of a dead machine raised at its end, nobody could ask for any more.
             for problem in machine.loop.problems if machine.dead else machine.loop.unasked():
                 monitor.accuse(f"{machine.name}: {problem}")
+        judge_senders(self.senders, monitor)
         for run_id in sorted(self.accepted - set(monitor.runs)):
             monitor.accuse(f"the run {run_id} was accepted and is not in the store")
         for engine in self._engines.values():
@@ -359,6 +399,7 @@ class Storm:
             elapsed=sim.world.time,
             crashes=sim._plan.crashed,
             lost=tuple(self.lost),
+            replies=tuple(reply for sending in self.senders for reply in sending.replies),
         )
 
 

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from perdure.errors import StoreUnavailable
-from perdure.kernel.events import Batch, RunResumed
+from perdure.kernel.events import Batch, SignalReceived
 from perdure.kernel.projection import row
+from perdure.kernel.state import fold
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Append, Head, Outcome
 from perdure.ports.leases import Leases
@@ -186,16 +187,18 @@ class SimulatedJournal:
         return outcomes
 
     def _interfere(self, run_id: str) -> None:
-        """Append an event that means nothing, as a signal to nobody would."""
+        """Send a signal that nobody waits for."""
         watched = self._monitor.runs.get(run_id)
         if watched is None or watched.state.finished is not None or watched.state.parked is not None:
             return
-        seq = watched.state.next_seq
-        batch = Batch(seq, watched.state.at, [RunResumed()])
-        append = Append(run_id, seq, [batch], row(watched.state))
-        outcomes = self._base.journal.append([append])
+        journal, seq = self._base.journal, watched.state.next_seq
+        state = fold(run_id, watched.batches)
+        event = SignalReceived("nobody", signal_id=f"~{seq}")
+        state.fold(event, state.at)
+        append = Append(run_id, seq, [Batch(seq, state.at, [event])], row(state))
+        outcomes = journal.append([append])
         self._monitor.note("somebody", f"interferes with {run_id}")
-        self._monitor.answered(self._machine, [append], outcomes, self._base.journal.rows)
+        self._monitor.answered(self._machine, [append], outcomes, journal.rows)
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""

@@ -59,6 +59,8 @@ create table perdure_runs (
 -- Runs that live in the journal of another (root is not '') have ids of their own in it.
 create unique index perdure_runs_by_id on perdure_runs (id, incarnation, root);
 create index perdure_runs_by_wake on perdure_runs (wake_at) where wake_at is not null;
+-- Runs that ask somebody something: few, however many runs there are.
+create index perdure_runs_by_approvals on perdure_runs (run_id) where approvals > 0 and root = '';
 create index perdure_runs_by_owner on perdure_runs (owner, status) where finished_at is null;
 
 create table perdure_leases (

@@ -1,0 +1,186 @@
+"""What people and programs elsewhere tell the runs of a simulation, and whether the answers they got were true.
+
+An answer is held against the store at the moment it is given: what is said to be accepted must be there by then, and
+what is said to have ended must have ended so. Whoever hears nothing, because a reply was lost or a machine died, asks
+again under the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from perdure.client.client import Client
+from perdure.errors import AnswerRejected, NoSuchRun, StoreUnavailable
+from perdure.kernel.events import AnyEvent, RunPaused, RunStatus, SignalReceived, WaitResolved
+from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.testing.simulation.monitor import Monitor, Watched
+
+Kind = Literal["signal", "approve", "reject", "cancel", "pause", "resume"]
+Verdict = Accepted | Duplicate | NotFound | Finished | Cancelled | AlreadyFinished | AnswerRejected
+
+# How long somebody waits before asking again, and how often for a run or a question that is not there yet.
+AGAIN_SECONDS, ASK_TIMES = 0.3, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One thing that a run is told, `wait` virtual seconds after the one before it was answered."""
+
+    kind: Kind
+    name: str = ""
+    payload: Any = None
+    run: str = "run-0"
+    by: str = ""
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Somebody who tells runs one thing after another; `local`, in the process that executes them."""
+
+    messages: Sequence[Message]
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a sender was told in the end. `id` is the id that its message bore."""
+
+    sender: int
+    message: Message
+    id: str
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class Sending:
+    """A sender on its way through its messages. It remembers over the death of its machine where it is."""
+
+    number: int
+    sender: Sender
+    monitor: Monitor
+    replies: list[Reply] = field(default_factory=list)
+    _waited: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether every message has been answered."""
+        return len(self.replies) == len(self.sender.messages)
+
+    async def go_on(self, client: Client) -> None:
+        """Send what has not been answered yet, in order."""
+        while not self.done:
+            number = len(self.replies)
+            message = self.sender.messages[number]
+            if message.wait and not self._waited:
+                await asyncio.sleep(message.wait)
+            self._waited = True
+            id = f"s{self.number}.{number}"
+            verdict = await self._until_answered(client, message, id)
+            self._waited = False
+            self.monitor.note(f"sender-{self.number}", f"{message.kind} {message.name} {id}: {verdict!r}")
+            self.replies.append(Reply(self.number, message, id, verdict))
+            self._hold_against_the_store(message, id, verdict)
+
+    async def _until_answered(self, client: Client, message: Message, id: str) -> Verdict:
+        verdict: Verdict = NotFound()
+        for _ in range(ASK_TIMES):
+            try:
+                verdict = await _tell(client, message, id)
+                if not isinstance(verdict, NotFound):
+                    break
+            except AnswerRejected as error:
+                return error
+            except (StoreUnavailable, NoSuchRun):
+                pass
+            await asyncio.sleep(AGAIN_SECONDS)
+        return verdict
+
+    def _hold_against_the_store(self, message: Message, id: str, verdict: Verdict) -> None:
+        problem = check(message, id, verdict, find(self.monitor, message.run))
+        if problem:
+            self.monitor.accuse(f"{message.kind} {message.name!r} {id} of {message.run}: {verdict!r}, but {problem}")
+
+
+async def _tell(client: Client, message: Message, id: str) -> Verdict:
+    run = message.run
+    match message.kind:
+        case "signal":
+            return await client.signal(run, message.name, message.payload, id)
+        case "approve":
+            return await client.approve(run, message.name, message.payload, id, message.by or None)
+        case "reject":
+            return await client.reject(run, message.name, message.payload, id, message.by or None)
+        case "cancel":
+            return await client.cancel(run, id)
+        case "pause":
+            return await client.pause(run, id)
+        case "resume":
+            return await client.resume(run)
+
+
+def find(monitor: Monitor, id: str) -> Watched | None:
+    """The run of this id, as its journal stands."""
+    found = [w for w in monitor.runs.values() if w.state.started is not None and w.state.started.id == id]
+    return found[-1] if found else None
+
+
+def check(message: Message, id: str, verdict: Verdict, watched: Watched | None) -> str:
+    """What is not true about an answer; empty when it is."""
+    if watched is None:
+        return "" if isinstance(verdict, NotFound) else "there is no such run"
+    state = watched.state
+    ended: RunStatus | None = state.finished.status if state.finished is not None else None
+    there = _times(watched, message, id)
+    if there > 1:
+        return f"it is in the journal {there} times"
+    match verdict:
+        case Finished(status=status) | AlreadyFinished(status=status):
+            if status is not ended:
+                return f"the run is {ended or 'not finished'}"
+            return "it is in the journal" if there and message.kind in ("signal", "approve", "reject") else ""
+        case Cancelled():
+            return "" if state.cancel_requested is not None else "nothing in the journal asks the run to end"
+        case Accepted() | Duplicate() if message.kind in ("signal", "approve", "reject"):
+            return "" if there else "it is not in the journal"
+        case Accepted() if message.kind == "pause":
+            return "" if _events(watched, RunPaused) else "the run was never paused"
+        case NotFound() | AnswerRejected():
+            return "it is in the journal" if there else ""
+    return ""
+
+
+def _times(watched: Watched, message: Message, id: str) -> int:
+    if message.kind == "signal":
+        return sum(event.signal_id == id for event in _events(watched, SignalReceived))
+    if message.kind in ("approve", "reject"):
+        return sum(event.answer_id == id for event in _events(watched, WaitResolved))
+    return 0
+
+
+def _events(watched: Watched, kind: type[Any]) -> list[Any]:
+    events: list[AnyEvent] = [event for batch in watched.batches for event in batch.events]
+    return [event for event in events if isinstance(event, kind)]
+
+
+def judge(senders: Sequence[Sending], monitor: Monitor) -> None:
+    """Check what can be checked only at the end: order, and that no answer has become untrue."""
+    for sending in senders:
+        sent: dict[tuple[str, str], list[str]] = {}
+        for reply in sending.replies:
+            watched = find(monitor, reply.message.run)
+            if not isinstance(reply.verdict, Finished | AlreadyFinished | NotFound):
+                problem = check(reply.message, reply.id, reply.verdict, watched)
+                if problem:
+                    monitor.accuse(f"{reply.id} was answered with {reply.verdict!r}, and now {problem}")
+            if reply.message.kind == "signal" and isinstance(reply.verdict, Accepted | Duplicate):
+                sent.setdefault((reply.message.run, reply.message.name), []).append(reply.id)
+        for (run, name), ids in sent.items():
+            watched = find(monitor, run)
+            assert watched is not None
+            received = [e.signal_id for e in _events(watched, SignalReceived) if e.name == name and e.signal_id in ids]
+            if received != ids:
+                monitor.accuse(f"signals {name!r} were sent to {run} as {ids}, and are in its journal as {received}")
