@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         InvalidId,
         InvalidLock,
         InvalidName,
+        InvalidRule,
         InvalidStoreUrl,
         LockLost,
         LockTimeout,
@@ -70,9 +71,12 @@ if TYPE_CHECKING:
     from perdure.kernel.commands import Program
     from perdure.kernel.durability import Durability, every
     from perdure.kernel.events import Entry, RunStatus, StepStatus
+    from perdure.kernel.fallback import FailedStep, instead, retry_with
     from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
     from perdure.kernel.invocation import Invocation, call
+    from perdure.kernel.policy import Policy, fast_fail, io, llm
     from perdure.kernel.retry import Retry
+    from perdure.kernel.rules import Rule, Rules, StepInfo, default, kind, prepend, replace, rule
     from perdure.kernel.streams import StreamMode, batched
     from perdure.locks import Lock, lock
     from perdure.ports.leases import HeldBy
@@ -97,6 +101,7 @@ __all__ = [
     "Durability",
     "Engine",
     "Entry",
+    "FailedStep",
     "Finished",
     "HeartbeatTimeout",
     "HeldBy",
@@ -104,6 +109,7 @@ __all__ = [
     "InvalidId",
     "InvalidLock",
     "InvalidName",
+    "InvalidRule",
     "InvalidStoreUrl",
     "Invocation",
     "Limits",
@@ -122,9 +128,12 @@ __all__ = [
     "OutcomeUnknown",
     "PayloadTooLarge",
     "PerdureError",
+    "Policy",
     "Program",
     "Recovery",
     "Retry",
+    "Rule",
+    "Rules",
     "RunCancelled",
     "RunFailed",
     "RunHandle",
@@ -140,6 +149,7 @@ __all__ = [
     "StepCancelled",
     "StepContext",
     "StepError",
+    "StepInfo",
     "StepStatus",
     "StepTimeout",
     "StepView",
@@ -155,10 +165,20 @@ __all__ = [
     "call",
     "checkpoint",
     "connect",
+    "default",
     "every",
+    "fast_fail",
+    "instead",
+    "io",
+    "kind",
+    "llm",
     "lock",
     "now",
+    "prepend",
     "random",
+    "replace",
+    "retry_with",
+    "rule",
     "run",
     "saga",
     "set_state",
@@ -191,21 +211,24 @@ _HOMES = {
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected CompensationFailed Corrupt DeadlineExceeded Diverged "
-            "HeartbeatTimeout HistoryTooLarge InvalidId InvalidLock InvalidName InvalidStoreUrl LockLost "
+            "HeartbeatTimeout HistoryTooLarge InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl LockLost "
             "LockTimeout NoSuchRun NotAStore NotDecodable NotDurable NotOwner NotSerializable OutcomeUnknown "
-            "PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch SignalTimeout "
-            "StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
+            "PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch SignalTimeout StepCancelled "
+            "StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),
         "perdure.kernel.durability": ("Durability every"),
         "perdure.kernel.events": ("Entry RunStatus StepStatus"),
+        "perdure.kernel.fallback": ("FailedStep instead retry_with"),
         "perdure.kernel.inbound": ("Accepted AlreadyFinished Cancelled Duplicate Finished NotFound"),
         "perdure.kernel.invocation": ("Invocation call"),
+        "perdure.kernel.policy": ("Policy fast_fail io llm"),
         "perdure.kernel.retry": ("Retry"),
         "perdure.kernel.streams": ("StreamMode batched"),
         "perdure.locks": ("Lock lock"),
         "perdure.ports.leases": ("HeldBy"),
+        "perdure.kernel.rules": ("Rule Rules StepInfo default kind prepend replace rule"),
     }.items()
     for name in names.split()
 }

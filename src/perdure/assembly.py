@@ -21,6 +21,7 @@ from perdure.kernel.events import RunStarted
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
+from perdure.kernel.rules import RulesLike, rules_of
 from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
@@ -55,6 +56,7 @@ class Engine(Client):
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: Leases | None = None,
+        rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
         clock: Clock | None = None,
@@ -66,6 +68,7 @@ class Engine(Client):
         # A name of its own by default: two processes on one store are two orchestrators.
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._programs = _by_name(programs)
+        self._rules = rules_of(rules, "Engine(rules=...)")
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
         self._leases = leases or self.store.leases
@@ -106,6 +109,7 @@ class Engine(Client):
             clock=self.clock,
             locker=self._locks.locker,
             on_finished=self._finished,
+            rules=self._rules,
             on_commit=self._committed,
         )
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)

@@ -44,6 +44,7 @@ from perdure.kernel.events import Entry, RunStatus
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.reuse import Reuse
+from perdure.kernel.rules import RulesLike
 from perdure.ports.blobs import Blobs as AsyncBlobs
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
@@ -111,6 +112,7 @@ class Client:
         deadline: Duration | datetime | None = None,
         max_concurrency: int | None = None,
         durability: str | Durability | None = None,
+        rules: RulesLike = (),
         tags: dict[str, str] | None = None,
     ) -> RunHandle[R]:
         """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says."""
@@ -122,6 +124,7 @@ class Client:
             deadline=deadline,
             max_concurrency=max_concurrency,
             durability=durability,
+            rules=rules,
             tags=tags,
         )
         return RunHandle(self._loop.wait(started), self._loop)
@@ -224,6 +227,7 @@ class Engine(Client):
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: Leases | None = None,
+        rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
         clock: Clock | None = None,
@@ -238,6 +242,7 @@ class Engine(Client):
             limits=limits,
             recovery=recovery,
             leases=leases,
+            rules=rules,
             codecs=codecs,
             executor=executor,
             clock=clock,

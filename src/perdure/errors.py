@@ -9,6 +9,7 @@
     │   ├── AlreadyExists
     │   ├── AnswerRejected
     │   ├── InvalidLock
+    │   ├── InvalidRule       a rule says something that makes no sense, or can match nothing
     │   └── NoSuchRun
     ├── NotDurable            a workflow body suspended on something that cannot be replayed
     ├── ValueProblem           a value cannot be kept
@@ -128,6 +129,14 @@ class InvalidLock(UsageError):
     def __init__(self, key: str, reason: str, cure: str = "choose a short name, such as 'account:7'") -> None:
         self.key, self.reason, self.cure = key[:60], reason, cure
         super().__init__(f"the lock {key[:60]!r} {reason}; {cure}")
+
+
+class InvalidRule(UsageError):
+    """A rule says something that makes no sense, or can never match."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where, self.reason = where, reason
+        super().__init__(f"{where}: {reason}")
 
 
 class NoSuchRun(UsageError):

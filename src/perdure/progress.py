@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from perdure.kernel.events import AttemptFailed, StepFailed, StepStarted, StepSucceeded, WaitOpened, moment
+from perdure.kernel.events import AttemptFailed, StepFailed, StepSkipped, StepStarted, StepSucceeded, WaitOpened, moment
 from perdure.ports.journal import Append
 
 Observer = Callable[[str, Append], None]
@@ -26,7 +26,7 @@ class Progress:
         for batch in append.batches:
             for event in batch.events:
                 match event:
-                    case StepSucceeded() | StepFailed():
+                    case StepSucceeded() | StepFailed() | StepSkipped():
                         self._done[id] = self._done.get(id, 0) + 1
                     case StepStarted(op=op, attempt=1):
                         now = f"now {op}"

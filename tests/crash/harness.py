@@ -28,6 +28,7 @@ from perdure.kernel.events import (
     RunClaimed,
     RunFinished,
     StepFailed,
+    StepSkipped,
     StepStarted,
     StepSucceeded,
     decode_events,
@@ -227,7 +228,7 @@ class Journal:
     @property
     def outcomes(self) -> list[str]:
         """The ops whose outcome is recorded, in order."""
-        return [event.op for event in self.events if isinstance(event, StepSucceeded | StepFailed)]
+        return [event.op for event in self.events if isinstance(event, StepSucceeded | StepFailed | StepSkipped)]
 
     @property
     def started(self) -> Counter[str]:
@@ -246,7 +247,7 @@ class Journal:
         for event in self.events:
             if isinstance(event, StepStarted):
                 running[event.op] = event.attempt
-            elif isinstance(event, StepSucceeded | StepFailed | AttemptFailed):
+            elif isinstance(event, StepSucceeded | StepFailed | StepSkipped | AttemptFailed):
                 running.pop(event.op, None)
         return set(running.items())
 

@@ -27,6 +27,7 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     StepFailed,
+    StepSkipped,
     StepSucceeded,
     WaitResolved,
 )
@@ -83,7 +84,7 @@ class TableExecution:
         commands: list[Command] = []
         if isinstance(event, StepSucceeded):
             self._end(event.op, self._codec.decode(event.value, int, event.op), commands)
-        elif isinstance(event, WaitResolved):
+        elif isinstance(event, WaitResolved | StepSkipped):
             self._end(event.op, 0, commands)
         elif isinstance(event, StepFailed):
             return [Finish(RunStatus.FAILED, error=event.error)]
@@ -288,7 +289,9 @@ def tables(draw: st.DrawFn) -> Table:
         else:
             retry = Retry(attempts=draw(st.integers(1, 3)))
             once = draw(st.integers(0, 4)) == 0
-            rows.append(step_row(f"work:{i}", *after, gives_up=gives_up, retry=retry, at_most_once=once))
+            policy: dict[str, Any] = {"on_failure": draw(st.sampled_from(["halt", "skip"]))}
+            policy |= {"retry": retry, "at_most_once": once, "fallback": draw(st.sampled_from([None, None, total]))}
+            rows.append(step_row(f"work:{i}", *after, gives_up=gives_up, **policy))
     until = draw(st.none() | st.sampled_from([row.op for row in rows]))
     return Table(tuple(rows), until)
 

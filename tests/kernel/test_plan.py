@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -18,12 +20,14 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     StepFailed,
+    StepSkipped,
     StepStarted,
     StepSucceeded,
     ValueRecorded,
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.failures import Failure
 from perdure.kernel.plan import Call, adopt, failed, plan, wake
 from perdure.kernel.retry import Retry, backoff
 from perdure.kernel.state import RunState
@@ -283,12 +287,98 @@ def test_a_step_is_tried_as_often_as_its_policy_allows(attempts: int, crashes: l
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+# --- skipping and falling back --------------------------------------------------------------------------------------
+
+
+def fall_back(failed: object) -> None: ...
+
+
+FALLING = AttemptFailed("charge:0", 1, BOOM, 200.0, fallback=True)
+WORSE = Failure("builtins.KeyError", "worse")
+
+
+def test_a_step_that_may_be_skipped_is_skipped_when_its_attempts_are_used_up() -> None:
+    command = run_step("charge:0", retry=Retry(attempts=2, jitter=False), on_failure="skip")
+    state = after(StepStarted("charge:0"))
+    assert failed(state, Call(command, 1), BOOM, True, 200.0) == AttemptFailed("charge:0", 1, BOOM, 201.0)
+    assert failed(state, Call(command, 1), BOOM, False, 200.0) == StepSkipped("charge:0", 1, BOOM)
+
+
+def test_after_the_last_attempt_the_fallback_has_its_turn_at_once() -> None:
+    command = run_step("charge:0", fallback=fall_back)
+    state = after(StepStarted("charge:0", source="shop.py:3"))
+    assert failed(state, Call(command, 1), BOOM, True, 200.0) == FALLING
+    state.fold(FALLING, 200.0)
+    assert state.wake_at == 200.0
+    made = wake(state, {"charge:0": command}, 200.0, MANY)
+    assert made.events == [StepStarted("charge:0", 2, source="shop.py:3")]
+    assert made.calls == [Call(command, 2, BOOM)]
+
+
+def test_an_error_that_is_not_retried_goes_to_the_fallback_too() -> None:
+    command = run_step("charge:0", retry=Retry(attempts=9), fallback=fall_back)
+    assert failed(after(StepStarted("charge:0")), Call(command, 1), BOOM, False, 200.0) == FALLING
+
+
+@pytest.mark.parametrize(("on_failure", "end"), [("halt", StepFailed), ("skip", StepSkipped)])
+def test_a_fallback_has_one_attempt_and_its_failure_ends_the_step(on_failure: Any, end: type[Any]) -> None:
+    command = run_step("charge:0", retry=Retry(attempts=9), fallback=fall_back, on_failure=on_failure)
+    state = after(StepStarted("charge:0"), FALLING, StepStarted("charge:0", 2))
+    assert failed(state, Call(command, 2, BOOM), WORSE, True, 300.0) == end("charge:0", 2, WORSE)
+
+
+def test_a_fallback_whose_process_died_is_made_again_as_a_fallback() -> None:
+    command = run_step("charge:0", fallback=fall_back)
+    state = after(StepStarted("charge:0"), FALLING, StepStarted("charge:0", 2), StepStarted("charge:0", 3))
+    made = adopt(state, {"charge:0": command})
+    assert made.calls == [Call(command, 4, BOOM)]
+
+
+def test_a_fallback_of_a_step_that_must_not_run_twice_is_unknown_when_its_process_dies() -> None:
+    command = run_step("charge:0", fallback=fall_back, at_most_once=True)
+    state = after(StepStarted("charge:0"), FALLING, StepStarted("charge:0", 2))
+    [event] = adopt(state, {"charge:0": command}).events
+    assert isinstance(event, StepFailed)
+    assert event.unknown
+
+
+@pytest.mark.parametrize(("on_failure", "end"), [("halt", StepFailed), ("skip", StepSkipped)])
+def test_where_the_rules_have_lost_the_fallback_the_step_ends_as_it_had_failed(on_failure: Any, end: type[Any]) -> None:
+    steps = {"charge:0": run_step("charge:0", on_failure=on_failure)}
+    made = wake(after(StepStarted("charge:0"), FALLING), steps, 200.0, MANY)
+    assert (made.events, made.calls) == ([end("charge:0", 1, BOOM)], [])
+    made = adopt(after(StepStarted("charge:0"), FALLING, StepStarted("charge:0", 2)), steps)
+    assert (made.events, made.calls) == ([end("charge:0", 2, BOOM)], [])
+
+
+@given(st.integers(1, 4), st.booleans(), st.lists(st.booleans(), max_size=10))
+def test_a_fallback_comes_after_as_many_failures_as_the_policy_allows(
+    attempts: int, skip: bool, crashes: list[bool]
+) -> None:
+    policy: dict[str, Any] = {"retry": Retry(attempts=attempts), "fallback": fall_back}
+    machine = Machine(Table((step_row("work:0", on_failure="skip" if skip else "halt", **policy),)))
+    machine.begin()
+    told: list[bool] = []
+    for crash in [*crashes, *[False] * (attempts + 1)]:
+        if machine.state.finished is not None:
+            break
+        if not machine.calls:
+            machine.wait()
+        if crash:
+            machine.crash()
+        else:
+            told.append(machine.calls["work:0"].failed is not None)
+            machine.fail("work:0")
+    assert told == [False] * attempts + [True]
+    assert machine.state.status is (RunStatus.COMPLETED if skip else RunStatus.FAILED)
+
+
 # --- any run --------------------------------------------------------------------------------------------------------
 
 
 def outcomes(machine: Machine) -> Counter[str]:
     """How many outcomes each op has."""
-    ends = (StepSucceeded, StepFailed, WaitResolved)
+    ends = (StepSucceeded, StepFailed, StepSkipped, WaitResolved)
     return Counter(event.op for event, _ in machine.journal if isinstance(event, ends))
 
 
@@ -321,7 +411,7 @@ def test_an_at_most_once_step_is_never_started_twice_without_a_failure(story: St
         if isinstance(event, StepStarted) and event.op in once:
             assert event.op not in running
             running.add(event.op)
-        elif isinstance(event, AttemptFailed | StepFailed | StepSucceeded):
+        elif isinstance(event, AttemptFailed | StepFailed | StepSkipped | StepSucceeded):
             running.discard(event.op)
 
 

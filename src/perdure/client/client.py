@@ -24,6 +24,7 @@ from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.reuse import Reuse, decide
+from perdure.kernel.rules import RulesLike, rules_data, rules_of
 from perdure.kernel.state import RunState, fold
 from perdure.ports.journal import Append
 
@@ -44,6 +45,7 @@ class Client(Telling, Asking):
         deadline: Duration | datetime | None = None,
         max_concurrency: int | None = None,
         durability: str | Durability | None = None,
+        rules: RulesLike = (),
         tags: dict[str, str] | None = None,
     ) -> RunHandle[R]:
         """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says."""
@@ -56,7 +58,7 @@ class Client(Telling, Asking):
             check_id(id)
         now = self.clock.now()
         started, recorded = await self._prepare(
-            invocation, program, now, delay, deadline, max_concurrency, durability, tags
+            invocation, program, now, delay, deadline, max_concurrency, durability, rules, tags
         )
         while True:
             found = await self.store.runs.find(id) if id is not None else None
@@ -94,6 +96,7 @@ class Client(Telling, Asking):
         deadline: Duration | datetime | None,
         max_concurrency: int | None,
         durability: str | Durability | None,
+        rules: RulesLike,
         tags: dict[str, str] | None,
     ) -> tuple[RunStarted, RunStarted]:
         """The first event: as the program sees it, and as the journal keeps it when the input is large."""
@@ -110,6 +113,7 @@ class Client(Telling, Asking):
             not_before=None if delay is None else now + _seconds(delay, "delay"),
             deadline=_deadline(deadline, now),
             max_concurrency=_at_least_one(max_concurrency),
+            rules=rules_data(rules_of(rules, "start(rules=...)"), "start(rules=...)"),
         )
         if inline:
             return started, started

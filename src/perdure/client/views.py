@@ -95,6 +95,7 @@ class AttemptView:
     started_at: datetime
     finished_at: datetime | None
     retry_at: datetime | None
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,9 @@ def step_view(record: StepRecord, output: msgspec.Raw, owner_lives: bool) -> Ste
     if status is StepStatus.RUNNING and not owner_lives and record.attempts[-1].status is StepStatus.RUNNING:
         status = StepStatus.UNKNOWN
     attempts = tuple(
-        AttemptView(a.number, a.status, a.error, moment(a.started_at), _moment(a.finished_at), _moment(a.retry_at))
+        AttemptView(
+            a.number, a.status, a.error, moment(a.started_at), _moment(a.finished_at), _moment(a.retry_at), a.fallback
+        )
         for a in record.attempts
     )
     return StepView(

@@ -14,7 +14,7 @@ from perdure.engine.carried import Carried, carry
 from perdure.engine.steps import Attempt
 from perdure.engine.streams import Channels
 from perdure.errors import PerdureError, ValueProblem
-from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSucceeded
+from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.failures import describe
 from perdure.kernel.plan import Call, Plan, failed
 
@@ -125,7 +125,7 @@ class Attempts:
         for op, command in self._driver.replay.open_steps.items():
             open_op = self._state.ops[op]
             if open_op.running:
-                self.calls.append(Call(command, open_op.attempt))
+                self.calls.append(Call(command, open_op.attempt, open_op.failed))
                 self._services.runner.promised += 1
 
     def _hand_over(self, heir: Attempts) -> dict[tuple[str, int], Carried]:
@@ -148,7 +148,7 @@ class Attempts:
         else:
             self._storing.add((call.command.op, call.attempt))
 
-    def _offer(self, call: Call, outcome: StepSucceeded | AttemptFailed | StepFailed) -> None:
+    def _offer(self, call: Call, outcome: StepSucceeded | AttemptFailed | StepFailed | StepSkipped) -> None:
         if self.expects(call):
             large = self.large.get(outcome.op)
             value = outcome if large is None else StepSucceeded(outcome.op, large, outcome.attempt)
@@ -196,7 +196,7 @@ class Attempts:
             services.codec.decode(data, call.command.spec.returns, what)
         self._driver.check_history(len(data))
         if services.payloads.fits_inline(len(data), what):
-            event = StepSucceeded(op, Raw(data), call.attempt)
+            event = StepSucceeded(op, Raw(data), call.attempt, fallback=call.failed is not None)
             self._driver.record_as(event, event)
         else:
             self._storing.add((op, call.attempt))
@@ -214,7 +214,7 @@ class Attempts:
             return
         op = call.command.op
         self.large[op] = Raw(data)
-        value, recorded = Raw(data), StepSucceeded(op, NULL, call.attempt, blob)
+        value, recorded = Raw(data), StepSucceeded(op, NULL, call.attempt, blob, call.failed is not None)
         self._driver.record_as(StepSucceeded(op, value, call.attempt), recorded)
 
     def _failed(self, call: Call, error: BaseException) -> None:

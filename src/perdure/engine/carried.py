@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from perdure.engine.steps import Attempt
-from perdure.kernel.events import AnyEvent, AttemptFailed, StepFailed, StepStarted, StepSucceeded
+from perdure.kernel.events import AnyEvent, AttemptFailed, StepFailed, StepSkipped, StepStarted, StepSucceeded
 
 Key = tuple[str, int]
 
@@ -20,7 +20,7 @@ class Carried(msgspec.Struct):
     attempt: Attempt | None = None
     # How the attempt ended, if it did before the journal came to it.
     ended: tuple[Any, BaseException | None] | None = None
-    outcome: StepSucceeded | AttemptFailed | StepFailed | None = None
+    outcome: StepSucceeded | AttemptFailed | StepFailed | StepSkipped | None = None
 
     def cancel(self) -> None:
         """Nobody will want it any more."""
@@ -41,7 +41,7 @@ def carry(
     for event in unsaved:
         if isinstance(event, StepStarted) and event.attempt == 1:
             inputs[event.op] = event.inputs
-        elif isinstance(event, StepSucceeded | AttemptFailed) or (
+        elif isinstance(event, StepSucceeded | AttemptFailed | StepSkipped) or (
             # What the program gave up it will give up again, or not.
             isinstance(event, StepFailed) and not event.cancelled
         ):

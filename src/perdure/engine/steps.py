@@ -10,13 +10,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import Context
 from typing import Any, Protocol
 
+from perdure.engine.fallback import fall_back
 from perdure.engine.jobs import GeneratorJob, Job, follow_parent
 from perdure.engine.locks import Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import Channels, drain
 from perdure.errors import HeartbeatTimeout, StepError, StepTimeout
 from perdure.kernel.codec import Codec
-from perdure.kernel.commands import RunStep
+from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call
 from perdure.ports.clock import Clock
@@ -53,7 +54,7 @@ class Attempt:
         if timeout is not None:
             self._timer = self._runner.loop.call_later(timeout, self._expired, timeout)
         heartbeat = self.call.command.spec.heartbeat
-        if heartbeat is not None:
+        if heartbeat is not None and self.call.failed is None:
             self.context.beat = self._runner.loop.time()
             self._pulse = self._runner.loop.call_later(heartbeat, self._feel_pulse, heartbeat)
 
@@ -188,17 +189,17 @@ class StepRunner:
         context.run(current.set, attempt.context)
         try:
             args, kwargs = self._arguments(command)
-            if spec.asynchronous:
-                coro = (
-                    drain(spec.fn, args, kwargs, attempt.context)
-                    if spec.generator
-                    else _contained(spec.fn, args, kwargs)
-                )
-                task: asyncio.Future[Any] = self.loop.create_task(coro, context=context)
+            if attempt.call.failed is None:
+                work = self._work(spec, args, kwargs, attempt.context, context)
             else:
-                kind = GeneratorJob if spec.generator else Job
-                job = kind(spec.fn, args, kwargs, attempt.context, context)
-                task = self.loop.create_task(self._call(job, spec.cpu), context=context.copy())
+                work = fall_back(
+                    attempt.call,
+                    args,
+                    kwargs,
+                    self._codec,
+                    lambda spec, args, kwargs: self._work(spec, args, kwargs, attempt.context, context),
+                )
+            task: asyncio.Future[Any] = self.loop.create_task(work, context=context)
         except Exception as error:  # a wrong call, or arguments that do not fit their annotations
             task = self.loop.create_future()
             task.set_exception(error)
@@ -207,6 +208,8 @@ class StepRunner:
     def _timeout(self, attempt: Attempt) -> float | None:
         """Seconds that the attempt may take from now on: its timeout, capped by the run's deadline."""
         timeout, context = attempt.call.command.spec.timeout, attempt.context
+        if attempt.call.failed is not None:
+            timeout = None  # what a fallback asks for has a timeout of its own
         if timeout is None and context.ends is None:
             return None
         now = self._clock.now()
@@ -216,6 +219,15 @@ class StepRunner:
         timeout = min(left)
         context.ends = now + timeout
         return timeout
+
+    def _work(
+        self, spec: StepSpec, args: list[Any], kwargs: dict[str, Any], step: StepContext, context: Context
+    ) -> Coroutine[Any, Any, Any]:
+        """A call of a step's function, where steps of its kind run."""
+        if spec.asynchronous:
+            return drain(spec.fn, args, kwargs, step) if spec.generator else _contained(spec.fn, args, kwargs)
+        kind = GeneratorJob if spec.generator else Job
+        return self._call(kind(spec.fn, args, kwargs, step, context.copy()), spec.cpu)
 
     async def _call(self, job: Job, cpu: bool) -> Any:
         result = await asyncio.wrap_future(self._pool(cpu).submit(job))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -14,6 +14,8 @@ from perdure.kernel.events import NULL, AnyEvent, RunStarted, RunStatus
 from perdure.kernel.failures import Failure
 from perdure.kernel.retry import ONCE, Retry
 from perdure.kernel.streams import IMMEDIATE, StreamMode
+
+OnFailure = Literal["halt", "skip"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +38,9 @@ class StepSpec:
     returns: Any = Any
     # Exception classes that can be found through no module, by name.
     errors: Mapping[str, type[BaseException]] = field(default_factory=dict)
+    # What the last failure comes to: the end of the step, None as its result, or what the fallback makes of it.
+    on_failure: OnFailure = "halt"
+    fallback: Callable[..., Any] | None = None
 
 
 class RunStep(msgspec.Struct, frozen=True, gc=False):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -85,6 +86,8 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     queue: str = ""
     queue_key: str = ""
     priority: int = 0
+    # The rules it was started with, as data: see kernel/rules.py.
+    rules: dict[str, Any] | None = None
 
 
 class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
@@ -112,21 +115,26 @@ class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
-    """The step has its result, for ever."""
+    """The step has its result, for ever. `fallback`: it comes from the fallback, after the last attempt failed."""
 
     op: str
     value: Raw
     attempt: int = 1
     blob: str = ""
+    fallback: bool = False
 
 
 class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
-    """An attempt failed, and the next may start at `retry_at`."""
+    """An attempt failed, and the next may start at `retry_at`.
+
+    `fallback`: it was the last one, and what comes next is an attempt of the fallback.
+    """
 
     op: str
     attempt: int
     error: Failure
     retry_at: float
+    fallback: bool = False
 
 
 class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
@@ -140,6 +148,14 @@ class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
     error: Failure
     unknown: bool = False
     cancelled: bool = False
+
+
+class StepSkipped(Event, frozen=True, tag=True, omit_defaults=True):
+    """The step has failed, for ever, and the program goes on with None in place of its result."""
+
+    op: str
+    attempt: int
+    error: Failure
 
 
 class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
@@ -268,6 +284,7 @@ AnyEvent = (
     | StepSucceeded
     | AttemptFailed
     | StepFailed
+    | StepSkipped
     | ValueRecorded
     | WaitOpened
     | WaitResolved

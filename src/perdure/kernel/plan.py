@@ -31,6 +31,7 @@ from perdure.kernel.events import (
     RunStatus,
     StateSet,
     StepFailed,
+    StepSkipped,
     StepStarted,
     ValueRecorded,
     WaitOpened,
@@ -40,17 +41,21 @@ from perdure.kernel.events import (
 from perdure.kernel.failures import Failure, describe
 from perdure.kernel.ids import step_key
 from perdure.kernel.retry import backoff
-from perdure.kernel.state import RunState
+from perdure.kernel.state import OpenOp, RunState
 
 # Describes perdure's own errors, which hold nothing but text and numbers.
 _PLAIN = Codec()
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """An attempt of a step, to be made once its StepStarted is durable."""
+    """An attempt of a step, to be made once its StepStarted is durable.
+
+    `failed`: it is the fallback's, and this is the failure that it has to make something of.
+    """
 
     command: RunStep
     attempt: int
+    failed: Failure | None = None
 
 
 class Plan(msgspec.Struct, gc=False):
@@ -174,8 +179,7 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
         if open_op.kind != "step":
             result.events.append(WaitResolved(op, "timer" if open_op.kind == "timer" else "timeout"))
         elif len(result.calls) < room:
-            result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
-            result.calls.append(Call(open_steps[op], open_op.attempt + 1))
+            _try_again(op, open_op, open_steps[op], result)
             result.barrier |= open_steps[op].spec.at_most_once
         else:
             result.held = True
@@ -197,18 +201,38 @@ def adopt(state: RunState, open_steps: Mapping[str, RunStep]) -> Plan:
             error = describe(OutcomeUnknown(op, step_key(state.run_id, op)), _PLAIN)
             result.events.append(StepFailed(op, open_op.attempt, error, unknown=True))
         else:
-            result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
-            result.calls.append(Call(command, open_op.attempt + 1))
+            _try_again(op, open_op, command, result)
     return result
 
 
-def failed(state: RunState, call: Call, error: Failure, retryable: bool, now: float) -> AttemptFailed | StepFailed:
-    """What a failed attempt comes to: another one later, or the end of the step."""
+def _try_again(op: str, open_op: OpenOp, command: RunStep, result: Plan) -> None:
+    if open_op.failed is not None and command.spec.fallback is None:
+        # It waited for a fallback that the rules no longer have.
+        result.events.append(_end(command, open_op.attempt, open_op.failed))
+        return
+    result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
+    result.calls.append(Call(command, open_op.attempt + 1, open_op.failed))
+
+
+def failed(
+    state: RunState, call: Call, error: Failure, retryable: bool, now: float
+) -> AttemptFailed | StepFailed | StepSkipped:
+    """What a failed attempt comes to: another one later, one of the fallback, or the end of the step."""
     command = call.command
-    retry = command.spec.retry
-    # Attempts that died with their process are numbered but not held against the step.
-    failures = state.ops[command.op].failures + 1
-    if retryable and failures < retry.attempts:
-        wait = backoff(retry, failures, step_key(state.run_id, command.op))
-        return AttemptFailed(command.op, call.attempt, error, now + wait)
-    return StepFailed(command.op, call.attempt, error)
+    spec = command.spec
+    open_op = state.ops[command.op]
+    if open_op.failed is None:
+        # Attempts that died with their process are numbered but not held against the step.
+        failures = open_op.failures + 1
+        if retryable and failures < spec.retry.attempts:
+            wait = backoff(spec.retry, failures, step_key(state.run_id, command.op))
+            return AttemptFailed(command.op, call.attempt, error, now + wait)
+        if spec.fallback is not None:
+            return AttemptFailed(command.op, call.attempt, error, now, fallback=True)
+    return _end(command, call.attempt, error)
+
+
+def _end(command: RunStep, attempt: int, error: Failure) -> StepFailed | StepSkipped:
+    if command.spec.on_failure == "skip":
+        return StepSkipped(command.op, attempt, error)
+    return StepFailed(command.op, attempt, error)

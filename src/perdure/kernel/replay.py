@@ -7,7 +7,7 @@ owner has to plan next. Never writes, never calls a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from perdure.errors import Diverged
 from perdure.kernel.commands import (
@@ -30,6 +30,7 @@ from perdure.kernel.events import (
     RunFinished,
     StateSet,
     StepFailed,
+    StepSkipped,
     StepStarted,
     StepSucceeded,
     ValueRecorded,
@@ -42,11 +43,16 @@ from perdure.kernel.state import RunState
 class Replay:
     """A run in memory: its folded state, its program, and what the program wishes for."""
 
-    __slots__ = ("execution", "open_steps", "state", "wishes")
+    __slots__ = ("_rules", "execution", "open_steps", "state", "wishes")
 
-    def __init__(self, state: RunState, execution: Execution) -> None:
+    def __init__(
+        self, state: RunState, execution: Execution, rules: Callable[[RunStep], RunStep] | None = None
+    ) -> None:
         self.state = state
         self.execution = execution
+        # What the rules of the engine, the program and the run make of a step's policy. Never of its name or inputs:
+        # rules may change while a run goes on.
+        self._rules = rules
         # Commands whose events are not in the journal yet, in the order they were made.
         self.wishes: dict[str, Command] = {}
         # Steps that have begun and have no outcome: an attempt after the first needs the command again.
@@ -60,8 +66,8 @@ class Replay:
             assert isinstance(event, StepStarted)
             if event.attempt == 1:
                 self._match_step(event)
-        elif kind is StepSucceeded or kind is StepFailed:
-            assert isinstance(event, StepSucceeded | StepFailed)
+        elif kind is StepSucceeded or kind is StepFailed or kind is StepSkipped:
+            assert isinstance(event, StepSucceeded | StepFailed | StepSkipped)
             self.open_steps.pop(event.op, None)
             if not self._match_cancel(event.op):
                 self._advance(event, at)
@@ -104,13 +110,15 @@ class Replay:
         return list(self.wishes.values())
 
     def _advance(self, event: AnyEvent, at: float) -> None:
-        wishes = self.wishes
+        wishes, rules = self.wishes, self._rules
         for command in self.execution.advance(event, at):
             if type(command) is CancelOp:
                 # Wished for and given up in one breath: neither ever happened.
                 if wishes.pop(command.op, None) is None and command.op in self.state.ops:
                     wishes[f"cancel {command.op}"] = command
             else:
+                if rules is not None and type(command) is RunStep:
+                    command = rules(command)
                 wishes[command.op] = command
 
     def _match_cancel(self, op: str) -> bool:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
+
+Backoff = Literal["exponential", "linear", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A step's retry policy: up to `attempts` tries, exponential backoff, only for exceptions in `on`."""
+    """A step's retry policy: up to `attempts` tries, only for exceptions in `on`.
+
+    The wait after a failure grows with each one, by `factor` or (`backoff="linear"`) by `initial`, up to `max`.
+    """
 
     attempts: int = 3
     initial: float = 1.0
@@ -16,12 +22,15 @@ class Retry:
     max: float = 60.0
     jitter: bool = True
     on: tuple[type[BaseException], ...] = (Exception,)
+    backoff: Backoff = "exponential"
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"Retry(attempts={self.attempts}): a step needs at least one attempt")
         if self.initial < 0 or self.max < 0 or self.factor < 1:
             raise ValueError("Retry: initial and max must not be negative, and factor must be at least 1")
+        if self.backoff not in ("exponential", "linear", "none"):
+            raise ValueError(f"Retry(backoff={self.backoff!r}): it is 'exponential', 'linear' or 'none'")
         if isinstance(self.on, type):
             object.__setattr__(self, "on", (self.on,))
 
@@ -34,8 +43,11 @@ def backoff(retry: Retry, failures: int, key: str) -> float:
 
     The jitter is a function of the step's idempotency key: it spreads many runs, and replays to the same moment.
     """
+    if retry.backoff == "none":
+        return 0.0
     try:
-        wait = min(retry.max, retry.initial * float(retry.factor) ** (failures - 1))
+        growth = failures if retry.backoff == "linear" else float(retry.factor) ** (failures - 1)
+        wait = min(retry.max, retry.initial * growth)
     except OverflowError:  # after many failures, or by a large factor: far beyond any `max`
         wait = retry.max if retry.initial else 0.0
     if not retry.jitter:

@@ -28,12 +28,14 @@ from perdure.kernel.events import (
     StateSet,
     StepFailed,
     StepProgressed,
+    StepSkipped,
     StepStarted,
     StepSucceeded,
     ValueRecorded,
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.failures import Failure
 from perdure.kernel.locking import HeldLock
 
 # How a person ends a wait, followed by who it was.
@@ -55,13 +57,27 @@ class Shown:
 class OpenOp:
     """An op that has begun and has no outcome yet."""
 
-    __slots__ = ("attempt", "due", "failures", "kind", "name", "opened", "opened_at", "running", "shown", "source")
+    __slots__ = (
+        "attempt",
+        "due",
+        "failed",
+        "failures",
+        "kind",
+        "name",
+        "opened",
+        "opened_at",
+        "running",
+        "shown",
+        "source",
+    )
 
     def __init__(self, kind: str, source: str) -> None:
         self.kind = kind
         self.source = source
         self.attempt = 0
         self.failures = 0
+        # The failure of the last attempt that was not the fallback's: only the fallback can save the step now.
+        self.failed: Failure | None = None
         self.running = False
         self.due: float | None = None
         self.name = ""
@@ -232,7 +248,7 @@ class RunState:
             op.due = None
             self._clear_due(event.op)
 
-    def _step_ended(self, event: StepSucceeded | StepFailed, at: float) -> None:
+    def _step_ended(self, event: StepSucceeded | StepFailed | StepSkipped, at: float) -> None:
         op = self.ops.pop(event.op, None)
         if op is None:
             return
@@ -245,6 +261,8 @@ class RunState:
     def _attempt_failed(self, event: AttemptFailed, at: float) -> None:
         op = self.ops[event.op]
         op.failures += 1
+        if event.fallback:
+            op.failed = event.error
         if op.running:
             op.running = False
             self.running -= 1
@@ -361,6 +379,7 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     StepStarted: RunState._step_started,
     StepSucceeded: RunState._step_ended,
     StepFailed: RunState._step_ended,
+    StepSkipped: RunState._step_ended,
     AttemptFailed: RunState._attempt_failed,
     ValueRecorded: RunState._value_recorded,
     SignalReceived: RunState._signal_received,

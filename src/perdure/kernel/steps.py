@@ -14,6 +14,7 @@ from perdure.kernel.events import (
     RunFinished,
     StepFailed,
     StepProgressed,
+    StepSkipped,
     StepStarted,
     StepStatus,
     StepSucceeded,
@@ -30,6 +31,8 @@ class AttemptRecord(msgspec.Struct):
     finished_at: float | None = None
     error: Failure | None = None
     retry_at: float | None = None
+    # Whether it is an attempt of the fallback.
+    fallback: bool = False
 
 
 class StepRecord(msgspec.Struct):
@@ -45,6 +48,8 @@ class StepRecord(msgspec.Struct):
     error: Failure | None = None
     finished_at: float | None = None
     progress: Raw = NULL
+    # Whether the last attempt of its own has failed, and the fallback has its turn.
+    fallback: bool = False
 
 
 def steps(batches: Iterable[Batch]) -> list[StepRecord]:
@@ -59,7 +64,7 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
                 elif record.attempts[-1].status is StepStatus.RUNNING:
                     # Another attempt without an outcome of the last: its owner died.
                     record.attempts[-1].status = StepStatus.UNKNOWN
-                record.attempts.append(AttemptRecord(event.attempt, batch.at))
+                record.attempts.append(AttemptRecord(event.attempt, batch.at, fallback=record.fallback))
                 record.status = StepStatus.RUNNING
             elif isinstance(event, StepSucceeded):
                 record = found[event.op]
@@ -69,11 +74,15 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
                 last = found[event.op].attempts[-1]
                 last.status, last.finished_at, last.error = StepStatus.FAILED, batch.at, event.error
                 last.retry_at = event.retry_at
+                found[event.op].fallback = event.fallback
             elif isinstance(event, StepFailed):
                 status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
                 _end(found[event.op], status, batch.at, event.error)
             elif isinstance(event, StepProgressed):
                 found[event.op].progress = event.progress
+            elif isinstance(event, StepSkipped):
+                _end(found[event.op], StepStatus.SKIPPED, batch.at, event.error)
+                found[event.op].attempts[-1].status = StepStatus.FAILED
             elif isinstance(event, RunFinished):
                 for record in found.values():
                     if record.status is StepStatus.RUNNING:

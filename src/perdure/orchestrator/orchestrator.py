@@ -37,6 +37,7 @@ from perdure.kernel.events import (
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay
+from perdure.kernel.rules import NONE, Resolver, Rules, resolver
 from perdure.kernel.state import RunState, fold
 from perdure.orchestrator.locks import RunLocks
 from perdure.ports.clock import Clock
@@ -70,12 +71,14 @@ class Orchestrator:
         clock: Clock,
         locker: Locker,
         on_finished: Callable[[RunRow | Corrupt], None],
+        rules: Rules = NONE,
         on_commit: Callable[[str, Append], None] | None = None,
     ) -> None:
         self.store, self.programs, self.name, self.recovery, self.clock = store, programs, name, recovery, clock
         self.session = secrets.token_hex(4)
         self.loop = asyncio.get_running_loop()
         self._codec = codec
+        self._rules = rules
         self._on_finished = on_finished
         self._observer = on_commit
         self.payloads = Payloads(store.blobs, limits)
@@ -108,7 +111,7 @@ class Orchestrator:
         try:
             program = self.programs[started.program]
             state = RunState(run_id)
-            replay = Replay(state, program.open(run_id, started, self._codec))
+            replay = Replay(state, program.open(run_id, started, self._codec), self._resolver(program, started))
             state.started = recorded
             driver = Driver(self.services, replay, durability(started.durability), variables)
             self.active[run_id] = driver
@@ -229,13 +232,17 @@ class Orchestrator:
 
     def _replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
         program = self.programs[started.program]
-        replay = Replay(RunState(run_id), program.open(run_id, started, self._codec))
+        rules = self._resolver(program, started)
+        replay = Replay(RunState(run_id), program.open(run_id, started, self._codec), rules)
         try:
             replay.fold_all(batches)
         except BaseException:
             replay.execution.close()
             raise
         return replay
+
+    def _resolver(self, program: Program, started: RunStarted) -> Resolver | None:
+        return resolver(self._rules, getattr(program, "rules", NONE), started)
 
     def _driver(self, replay: Replay, batches: Sequence[Batch], variables: Context) -> Driver:
         started = replay.state.started

@@ -219,10 +219,11 @@ async def test_branches_give_compensations_to_one_saga() -> None:
 async def test_a_timeout_around_a_saga_undoes_it_first() -> None:
     @workflow
     async def trip() -> str:
+        flight = await book("flight")
         try:
             async with asyncio.timeout(0.01):
                 async with saga() as s:
-                    s.compensate(cancel_booking, await book("flight"))
+                    s.compensate(cancel_booking, flight)
                     await sleep(3600)
         except TimeoutError:
             return "late"

@@ -56,12 +56,14 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     StepFailed,
+    StepSkipped,
     StepSucceeded,
     ValueRecorded,
     WaitResolved,
 )
 from perdure.kernel.failures import describe, rebuild
 from perdure.kernel.ids import inputs_hash
+from perdure.kernel.rules import NONE
 from perdure.kernel.state import REJECTED
 
 
@@ -139,6 +141,8 @@ class Body:
             if event.error.traceback:
                 error.add_note(f"in step {event.op}:\n{event.error.traceback.rstrip()}")
             self._resolve_with(event.op, error)
+        elif isinstance(event, StepSkipped):
+            self._resolve_with(event.op, None)
         elif isinstance(event, WaitResolved):
             timer = self._timers.pop(event.op, None)
             if timer is not None:
@@ -400,6 +404,7 @@ class CodeProgram:
         self._hints = hints
         self.returns = hints.get("return", Any)
         self.errors: dict[str, type[BaseException]] = {}
+        self.rules = NONE
 
     def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""

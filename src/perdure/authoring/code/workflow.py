@@ -10,6 +10,7 @@ from perdure.authoring.code.body import CodeProgram
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.kernel.ids import check_name
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.rules import RulesLike, rules_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,12 +41,20 @@ class Workflow(CodeProgram, Generic[P, R]):
 def workflow(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
 @overload
 def workflow(
-    *, name: str | None = None, version: str = "1"
+    *, name: str | None = None, version: str = "1", rules: RulesLike = ()
 ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
 def workflow(
-    fn: Callable[..., Coroutine[Any, Any, Any]] | None = None, /, *, name: str | None = None, version: str = "1"
+    fn: Callable[..., Coroutine[Any, Any, Any]] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    version: str = "1",
+    rules: RulesLike = (),
 ) -> Any:
-    """Make an `async def` a workflow: `@workflow` or `@workflow(name="fulfil", version="3")`."""
+    """Make an `async def` a workflow: `@workflow` or `@workflow(name="fulfil", version="3")`.
+
+    `rules` give policies to the steps of its runs: `rules=[rule("charge", timeout=5)]`.
+    """
 
     def make(fn: Callable[..., Coroutine[Any, Any, Any]], depth: int = 2) -> Workflow[..., Any]:
         if not inspect.iscoroutinefunction(fn):
@@ -53,6 +62,7 @@ def workflow(
         program = check_name(name or fn.__name__, "the name of a workflow")
         made: Workflow[..., Any] = Workflow(program, str(version), fn, hints_of(fn, depth + 1))
         made.errors = local_errors(fn, depth + 1)
+        made.rules = rules_of(rules, f"@workflow {program}")
         return made
 
     return make if fn is None else make(fn, 2)

@@ -19,6 +19,7 @@ from perdure.kernel.events import (
     RunStarted,
     SignalReceived,
     StepFailed,
+    StepSkipped,
     StepStarted,
     StepSucceeded,
     WaitResolved,
@@ -128,7 +129,7 @@ class Monitor:
             last = state.ops[event.op].attempt if event.op in state.ops else 0
             if event.attempt != last + 1:
                 self.accuse(f"{where}: attempt {event.attempt} of {event.op} follows {last}")
-        elif isinstance(event, StepSucceeded | StepFailed | AttemptFailed):
+        elif isinstance(event, StepSucceeded | StepFailed | StepSkipped | AttemptFailed):
             open_op = state.ops.get(event.op)
             if event.op in watched.outcomes:
                 self.accuse(f"{where}: {event.op} has an outcome already")
