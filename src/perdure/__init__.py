@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure.assembly import Engine, connect, run
+    from perdure.authoring.code.child import call, child, continue_as
     from perdure.authoring.code.ops import bail, checkpoint, now, random, sleep, sleep_until, uuid4
     from perdure.authoring.code.saga import Saga, saga
     from perdure.authoring.code.step import Step, step, step_inline
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from perdure.kernel.events import Entry, RunStatus, StepStatus
     from perdure.kernel.fallback import FailedStep, instead, retry_with
     from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
-    from perdure.kernel.invocation import Invocation, call
+    from perdure.kernel.invocation import Invocation
     from perdure.kernel.policy import Policy, fast_fail, io, llm
     from perdure.kernel.retry import Retry
     from perdure.kernel.rules import Rule, Rules, StepInfo, default, kind, prepend, replace, rule
@@ -164,7 +165,9 @@ __all__ = [
     "batched",
     "call",
     "checkpoint",
+    "child",
     "connect",
+    "continue_as",
     "default",
     "every",
     "fast_fail",
@@ -201,6 +204,7 @@ _HOMES = {
         "perdure.authoring.code.ops": ("bail checkpoint now random sleep sleep_until uuid4"),
         "perdure.authoring.code.saga": ("Saga saga"),
         "perdure.authoring.code.step": ("Step step step_inline"),
+        "perdure.authoring.code.child": ("call child continue_as"),
         "perdure.authoring.code.waits": ("approval set_state wait_signal"),
         "perdure.authoring.code.workflow": ("Workflow workflow"),
         "perdure.client.client": ("Client"),
@@ -222,7 +226,7 @@ _HOMES = {
         "perdure.kernel.events": ("Entry RunStatus StepStatus"),
         "perdure.kernel.fallback": ("FailedStep instead retry_with"),
         "perdure.kernel.inbound": ("Accepted AlreadyFinished Cancelled Duplicate Finished NotFound"),
-        "perdure.kernel.invocation": ("Invocation call"),
+        "perdure.kernel.invocation": ("Invocation"),
         "perdure.kernel.policy": ("Policy fast_fail io llm"),
         "perdure.kernel.retry": ("Retry"),
         "perdure.kernel.streams": ("StreamMode batched"),

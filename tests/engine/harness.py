@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import Engine, Invocation, Recovery, RunResult
-from perdure.authoring.code.body import CodeProgram
+from perdure.authoring.code.program import CodeProgram
 from perdure.engine.payloads import Payloads
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Finish, RunStep, StartTimer

@@ -12,7 +12,8 @@ from perdure.client.connection import Connection, checked_tags
 from perdure.client.views import ApprovalView, Chunk, RunPage, RunView, StepView, approval_views, run_view, step_view
 from perdure.client.watch import WATCH_SECONDS
 from perdure.errors import UsageError
-from perdure.kernel.events import Entry, RunFinished, RunStatus, entries
+from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
+from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import fold
 from perdure.kernel.steps import steps as steps_of
 from perdure.kernel.streams import Reading
@@ -33,7 +34,7 @@ class Asking(Connection):
         if found is None:
             return None
         run, head = found
-        state = fold(run.run_id, await self.store.journal.read(run.run_id))
+        state = fold(run.root or run.run_id, await self.store.journal.read(run.root or run.run_id))
         return run_view(await self._load(run), head, state)
 
     async def list(
@@ -65,10 +66,13 @@ class Asking(Connection):
         return page
 
     async def steps(self, id: str) -> Sequence[StepView]:
-        """The steps of a run with their attempts, in the order they began."""
+        """The steps of a run and of its children with their attempts, in the order they began."""
         run, _ = await self._require(id)
-        lives = run.status.finished or await self._lives(run.owner)
-        records = steps_of(await self.store.journal.read(run.run_id))
+        root = await self.store.runs.get(run.root) if run.root else run
+        lives = run.status.finished or (root is not None and await self._lives(root.owner))
+        records = steps_of(await self.store.journal.read(run.root or run.run_id))
+        if run.root:
+            records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
         return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives) for r in records]
 
     async def approvals(
@@ -99,24 +103,26 @@ class Asking(Connection):
         return await self.store.leases.get(f"orchestrator:{owner}", self.clock.now()) is not None
 
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
-        """The events of a run from number `start` on."""
+        """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
         run, _ = await self._require(id)
-        return entries(run.run_id, await self.store.journal.read(run.run_id, start), start)
+        root = run.root or run.run_id
+        return _of(run, entries(root, await self.store.journal.read(root, start), start))
 
     async def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
         """The events of a run from number `start` on, as they come, until it ends."""
         run, _ = await self._require(id)
+        root = run.root or run.run_id
         version: object = object()
         while True:
             current = self.store.version()
             if current != version:
                 version = current
-                for entry in entries(run.run_id, await self.store.journal.read(run.run_id, start), start):
+                for entry in _of(run, entries(root, await self.store.journal.read(root, start), start)):
                     yield entry
                     start = entry.seq + 1
-                    if isinstance(entry.event, RunFinished):
+                    if isinstance(entry.event, RunFinished) or _ends(run, entry):
                         return
-                head = await self.store.journal.head(run.run_id)
+                head = await self.store.journal.head(root)
                 found = await self.store.runs.get(run.run_id)
                 if found is None or head is None or (found.status.finished and head.next_seq <= start):
                     return
@@ -149,3 +155,20 @@ def _status(value: RunStatus | str) -> RunStatus:
         return RunStatus(value)
     except ValueError:
         raise UsageError(f"{value!r} is no status; there are {', '.join(RunStatus)}") from None
+
+
+def _of(run: RunRow, found: list[Entry]) -> list[Entry]:
+    """The entries that are a run's own: all of a root's journal, or those about a child and what is in it."""
+    path = child_path(run)
+    if not path:
+        return found
+    return [entry for entry in found if _about(entry.event, path)]
+
+
+def _about(event: AnyEvent, path: str) -> bool:
+    op: str = getattr(event, "op", "") or getattr(event, "child", "")
+    return op == path or op.startswith(f"{path}/")
+
+
+def _ends(run: RunRow, entry: Entry) -> bool:
+    return isinstance(entry.event, ChildFinished) and bool(run.root) and entry.event.op == child_path(run)

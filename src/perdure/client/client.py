@@ -14,11 +14,12 @@ from perdure.client.connection import checked_tags
 from perdure.client.handle import RunHandle
 from perdure.client.telling import Telling
 from perdure.client.views import RunResult
+from perdure.engine.outbox import extend
 from perdure.errors import AlreadyExists, UsageError
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
-from perdure.kernel.events import AnyEvent, Batch, CancelRequested, RunFinished, RunStarted, RunStatus
+from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunStarted, RunStatus
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.invocation import Invocation
@@ -26,7 +27,6 @@ from perdure.kernel.projection import RunRow, row
 from perdure.kernel.reuse import Reuse, decide
 from perdure.kernel.rules import RulesLike, rules_data, rules_of
 from perdure.kernel.state import RunState, fold
-from perdure.ports.journal import Append
 
 R = TypeVar("R")
 Duration = float | timedelta
@@ -62,7 +62,8 @@ class Client(Telling, Asking):
         )
         while True:
             found = await self.store.runs.find(id) if id is not None else None
-            existing = found[0] if found is not None else None
+            # A child of another run may bear the id as well; it is no obstacle.
+            existing = found[0] if found is not None and not found[0].root else None
             decision = decide(reuse, existing.status if existing is not None else None)
             if existing is not None:
                 if decision == "return":
@@ -122,10 +123,7 @@ class Client(Telling, Asking):
 
     async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
         """Put a run into the store for any engine to take up; False when its id is not free."""
-        state = RunState(run_id)
-        now = self.clock.now()
-        state.fold(recorded, now)
-        return await self._append(Append(run_id, 0, [Batch(0, now, [recorded])], row(state)))
+        return await self._append(extend(RunState(run_id), [recorded], self.clock.now()))
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         """End a run by an event of its own, whoever owns it. Of this and its completion one wins."""
@@ -134,11 +132,8 @@ class Client(Telling, Asking):
             state = fold(existing.run_id, batches)
             if state.finished is not None:
                 return
-            seq, now = state.next_seq, max(self.clock.now(), state.at)
             events: list[AnyEvent] = [CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason)]
-            for event in events:
-                state.fold(event, now)
-            if await self._append(Append(existing.run_id, seq, [Batch(seq, now, events)], row(state))):
+            if await self._append(extend(state, events, self.clock.now())):
                 self.watch.resolve(row(state))
                 return
 

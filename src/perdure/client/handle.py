@@ -43,6 +43,8 @@ class RunHandle(Generic[R]):
         """How the run ended; raises nothing but TimeoutError."""
         async with asyncio.timeout(timeout):
             row = await self._client.watch.ended(self.run_id)
+            while row.continued_as:
+                row = await self._client.watch.ended(row.continued_as)
         if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
             output = await self._client.payloads.load(row.output_blob, row.output)
             returns = self._returns if row.status is RunStatus.COMPLETED else Any

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Raw
 
 from perdure.client.connection import Connection
 from perdure.client.states import check_answer
+from perdure.engine.outbox import extend
 from perdure.errors import NoSuchRun
 from perdure.kernel import inbound
-from perdure.kernel.events import Batch
 from perdure.kernel.ids import check_name, check_text
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
-from perdure.kernel.projection import row
+from perdure.kernel.projection import child_path, row
 from perdure.kernel.state import RunState
-from perdure.ports.journal import Append
 
 MAX_REASON = 10_000
 
@@ -33,7 +33,7 @@ class Telling(Connection):
         data = self.codec.encode(payload, f"the payload of the signal {name!r}")
         self.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
         key = _key(signal_id, "signal_id")
-        verdict = await self._tell(id, lambda state: inbound.signal(state, name, Raw(data), key))
+        verdict = await self._tell(id, lambda state, child: inbound.signal(state, name, Raw(data), key, child))
         return _own(verdict, signal_id)
 
     async def approve(
@@ -48,9 +48,10 @@ class Telling(Connection):
         self.payloads.fits_inline(len(data), f"the answer to {name!r}")
         key, person = _key(approval_id, "approval_id"), check_text(by, "by")
 
-        def decide(state: RunState) -> Any:
+        def decide(state: RunState, child: str) -> Any:
             now = self.clock.now()
-            return inbound.answer(state, name, Raw(data), key, person, now, lambda asked: check_answer(asked, data))
+            check = partial(check_answer, answer=data)
+            return inbound.answer(state, name, Raw(data), key, person, now, check, child)
 
         return _own(await self._tell(id, decide), approval_id)
 
@@ -61,14 +62,18 @@ class Telling(Connection):
         check_text(name, "the name of an approval")
         why = check_text(reason, "the reason", MAX_REASON)
         key, person = _key(approval_id, "approval_id"), check_text(by, "by")
-        verdict = await self._tell(id, lambda state: inbound.reject(state, name, why, key, person, self.clock.now()))
+
+        def decide(state: RunState, child: str) -> Any:
+            return inbound.reject(state, name, why, key, person, self.clock.now(), child)
+
+        verdict = await self._tell(id, decide)
         return _own(verdict, approval_id)
 
     async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
         why = check_text(reason, "the reason", MAX_REASON)
         verdict: Accepted | AlreadyFinished | NotFound
-        verdict = await self._tell(id, lambda state: inbound.cancel(state, why))
+        verdict = await self._tell(id, lambda state, child: inbound.cancel(state, why, child))
         if isinstance(verdict, NotFound):
             raise NoSuchRun(id)
         return Cancelled() if isinstance(verdict, Accepted) else verdict
@@ -77,7 +82,7 @@ class Telling(Connection):
         """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
         why = check_text(reason, "the reason", MAX_REASON)
         verdict: Accepted | NotFound | Finished
-        verdict = await self._tell(id, lambda state: inbound.pause(state, why))
+        verdict = await self._tell(id, lambda state, child: inbound.pause(state, why, child))
         if isinstance(verdict, NotFound):
             raise NoSuchRun(id)
         return verdict
@@ -89,15 +94,28 @@ class Telling(Connection):
             raise NoSuchRun(id)
         return verdict
 
-    async def _tell(self, id: str, decide: Callable[[RunState], Any]) -> Any:
-        """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended."""
+    async def _tell(self, id: str, decide: Callable[[RunState, str], Any]) -> Any:
+        """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended.
+
+        A child is told through the journal of its root, and is named by its op path in it.
+        """
         found = await self._find(id)
         if found is None:
             return NotFound()
+        run = found[0]
+        root, child = run.root or run.run_id, child_path(run)
         while True:
-            verdict = await self._try_to_tell(found[0].run_id, decide)
-            if verdict is not None:
-                return verdict
+            verdict = await self._try_to_tell(root, partial(_to, decide, child))
+            if verdict is None:
+                continue
+            if isinstance(verdict, Finished | AlreadyFinished) and id != run.run_id:
+                # It may go on under the same id meanwhile.
+                found = await self._find(id)
+                if found is not None and found[0].run_id != run.run_id:
+                    run = found[0]
+                    root, child = run.root or run.run_id, child_path(run)
+                    continue
+            return verdict
 
     async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
         """As `_tell`; None when another event came first."""
@@ -106,12 +124,9 @@ class Telling(Connection):
         if not isinstance(verdict, Sequence) or not verdict:
             self._states.remember(state)
             return verdict if not isinstance(verdict, Sequence) else Accepted()
-        seq, now = state.next_seq, max(self.clock.now(), state.at)
-        for event in verdict:
-            state.fold(event, now)
         # What is in memory is ahead of the store until this is accepted.
         self._states.forget(run_id)
-        if not await self._append(Append(run_id, seq, [Batch(seq, now, verdict)], row(state))):
+        if not await self._append(extend(state, verdict, self.clock.now())):
             return None
         self._states.remember(state)
         if state.finished is not None:
@@ -129,3 +144,7 @@ def _own(
 ) -> Accepted | Duplicate | NotFound | Finished:
     """What to tell a caller who gave no id: what has come before under an id that we made is this very call's."""
     return Accepted() if isinstance(verdict, Duplicate) and not given else verdict
+
+
+def _to(decide: Callable[[RunState, str], Any], child: str, state: RunState) -> Any:
+    return decide(state, child)

@@ -12,7 +12,7 @@ from perdure.kernel.events import RunStatus, StepStatus, moment
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name
 from perdure.kernel.inbound import may_answer
-from perdure.kernel.projection import RunRow
+from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.steps import StepRecord
 from perdure.ports.journal import Head
@@ -160,7 +160,12 @@ class Loaded:
 def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunView:
     """A run's row as callers see it; its waits are known only with its folded journal."""
     row = loaded.row
-    waits = () if state is None else tuple(_waits(state))
+    path = child_path(row)
+    waits: tuple[WaitView, ...] = ()
+    values: dict[str, msgspec.Raw] = {}
+    if state is not None:
+        waits = tuple(_waits(state, f"{path}/" if path else ""))
+        values = state.child_values.get(path, {}) if path else state.values
     return RunView(
         id=row.id,
         run_id=row.run_id,
@@ -174,7 +179,7 @@ def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunVi
         owner=row.owner,
         epoch=row.epoch,
         tags=row.tags,
-        state={key: msgspec.json.decode(value) for key, value in state.values.items()} if state is not None else {},
+        state={key: msgspec.json.decode(value) for key, value in values.items()},
         waits=waits,
         parent=row.parent or None,
         root=row.root or row.run_id,
@@ -186,14 +191,14 @@ def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunVi
     )
 
 
-def _waits(state: RunState) -> list[WaitView]:
-    return [_wait_view(path, op) for path, op in state.ops.items() if not op.running]
+def _waits(state: RunState, prefix: str) -> list[WaitView]:
+    return [_wait_view(path, op) for path, op in state.ops.items() if not op.running and path.startswith(prefix)]
 
 
 def _wait_view(path: str, op: OpenOp) -> WaitView:
     kind, asked = "retry" if op.kind == "step" else op.kind, op.opened
     if asked is None:
-        return WaitView(path, kind, _moment(op.due), op.source, op.name)
+        return WaitView(path, kind, _moment(op.due), op.source, op.name.rpartition("/")[2])
     request, schema = msgspec.json.decode(asked.request), msgspec.json.decode(asked.schema)
     return WaitView(path, kind, _moment(op.due), op.source, op.name, request, schema, asked.approvers)
 

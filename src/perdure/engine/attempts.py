@@ -111,7 +111,7 @@ class Attempts:
         if self.channels.open:
             self.channels.open.pop((op, call.attempt), None)  # of an attempt that had other inputs
         self.running[op] = self._services.runner.start(
-            call, driver.run_id, driver.deadline, driver.variables, self.channels, self._ended
+            call, driver.run_id, driver.deadline_of(op), driver.variables, self.channels, self._ended
         )
 
     # --- handed over when the journal has to be read anew ---------------------------------------------------------
@@ -132,7 +132,7 @@ class Attempts:
         """Everything that is under way or done and not known to be in the store, by op and attempt."""
         self._heir = heir
         before = {**self._carried, **self._given_up}
-        return carry(before, self._storing, self.running, self._driver.unsaved())
+        return carry(before, self._storing, self.running, self._driver.outbox.unsaved())
 
     def _go_on(self, call: Call, carried: Carried) -> None:
         """An attempt that was under way or done before the journal was read anew is not made again."""

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import Any
+
+import msgspec
 
 from perdure.engine.attempts import Attempts
 from perdure.engine.outbox import Outbox
+from perdure.engine.payloads import LYING_APART, as_kept
 from perdure.engine.services import Services
-from perdure.errors import HistoryTooLarge, PayloadTooLarge
-from perdure.kernel.commands import Command, Finish, RunStep
+from perdure.errors import HistoryTooLarge, PayloadTooLarge, UnknownProgram
+from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
     EVENT_BYTES,
@@ -54,18 +56,19 @@ class Driver:
         assert started is not None
         self.id = started.id
         self.run_id = self.state.run_id
-        self.deadline = started.deadline
+        self._deadline = started.deadline
         self._room = started.max_concurrency or 1 << 30
         # About how large the journal is.
         self.size = size
-        self._outbox = Outbox(self.state)
+        self.outbox = Outbox(self.state)
         self.attempts = Attempts(self)
         # Whether nothing may begin before everything so far is in the store, in a mode that does not wait for it.
         self._barrier = False
         self._unsaved = 0
         self._alarm: asyncio.TimerHandle | None = None
         self._lag: asyncio.TimerHandle | None = None
-        self._offloading = False
+        # Wishes whose value is being stored apart.
+        self._offloading: set[str] = set()
         # Callers who wait until what they sent is durable, by the number after it.
         self._accepting: list[tuple[int, asyncio.Future[None]]] = []
         # Whether somebody else has appended: nothing more is written until their events have been read.
@@ -95,7 +98,7 @@ class Driver:
         old.close(cancel=False)
         self.attempts.take_over(old.attempts)
         self._pump(None)
-        if not self._outbox.events:
+        if not self.outbox.events:
             self._act()
             self._set_alarm()
 
@@ -116,8 +119,8 @@ class Driver:
         if self._held and self.state.running < self._room:
             self.services.runner.wanted(self)
         if plan_.events:
-            if self._outbox.events and self._outbox.at < now:
-                self._outbox.close_batch()  # a timer that fires must not carry a moment before it was due
+            if self.outbox.events and self.outbox.at < now:
+                self.outbox.close_batch()  # a timer that fires must not carry a moment before it was due
             self._pump(plan_)
         else:
             self._set_alarm()
@@ -141,7 +144,7 @@ class Driver:
 
     def hears(self, call: Call) -> bool:
         """Whether what an attempt shows would be recorded now. While an append is on its way it had better wait."""
-        return not self.stale and self._outbox.in_flight is None and self.attempts.expects(call)
+        return not self.stale and self.outbox.in_flight is None and self.attempts.expects(call)
 
     def report(self, events: Sequence[AnyEvent], size: int) -> int:
         """Take in what an attempt shows before it ends, and have it written; says the number after it."""
@@ -153,20 +156,25 @@ class Driver:
         self._touch()
         return next_seq
 
-    def unsaved(self) -> Iterator[AnyEvent]:
-        """Every event that is not known to be in the store."""
-        return self._outbox.unsaved()
+    def deadline_of(self, op: str) -> float | None:
+        """When an op must have ended: the deadline of the run, or of a child around it."""
+        deadline, child = self._deadline, self.state.child_of(op)
+        while child:
+            due = self.state.ops[child].due
+            deadline = due if deadline is None else min(deadline, due or deadline)
+            child = self.state.child_of(child)
+        return deadline
 
     # --- and what follows is planned ------------------------------------------------------------------------------
 
     def moment(self) -> float:
         """The time of the batch that is being recorded; all its events share it."""
-        return self._outbox.at if self._outbox.events else self._outbox.moment(self.services.clock.now())
+        return self.outbox.at if self.outbox.events else self.outbox.moment(self.services.clock.now())
 
     def _fold(self, event: AnyEvent, recorded: AnyEvent) -> None:
         at = self.moment()
         self.replay.fold(event, at)
-        self._outbox.events.append(recorded)
+        self.outbox.events.append(recorded)
         self.size += EVENT_BYTES
 
     def _pump(self, planned: Plan | None) -> None:
@@ -174,8 +182,9 @@ class Driver:
         while True:
             if planned is not None:
                 for event in planned.events:
-                    self._fold(event, event)
+                    self._fold(event, as_kept(event) if type(event) in LYING_APART else event)
                 self.attempts.plan(planned)
+                self.outbox.starts += planned.starts
                 self._barrier |= planned.barrier
             wishes = self.replay.wishes
             if self.state.paused is not None:
@@ -184,11 +193,11 @@ class Driver:
                 self._fold(delivery, delivery)
                 planned = None
                 continue
-            finish = wishes.get("<finish>")
+            finish = wishes.get(FINISH)
             # An engine that is being left records outcomes and ends, and begins nothing: the next owner does.
             if not wishes or (self.services.closing and finish is None):
                 break
-            if finish is not None and not self._keep_output(finish):
+            if (self.replay.bulky or self._offloading) and not self._keep_values():
                 break
             commands = self.replay.take_wishes()
             if self._free() < len(commands):
@@ -198,17 +207,17 @@ class Driver:
             planned = plan(self.state, commands, self.moment())
         self._unsaved += 1
         if self.durability.waits:
-            if self._outbox.events:
+            if self.outbox.events:
                 self._touch()
             return
-        self._outbox.close_batch()
+        self.outbox.close_batch()
         state = self.state
-        due = self.durability.due(self._unsaved) or self._outbox.has_wait
-        if self._barrier or self.attempts.cancels or due or not state.running or self._outbox.committed == 0:
+        due = self.durability.due(self._unsaved) or self.outbox.has_wait
+        if self._barrier or self.attempts.cancels or due or not state.running or self.outbox.committed == 0:
             self._touch()
         elif self.durability.mode == "async" and self._lag is None:
             self._lag = self.services.loop.call_later(self.durability.lag, self._lag_over)
-        if self._outbox.committed > 0:
+        if self.outbox.committed > 0:
             self._act()
             self._set_alarm()
 
@@ -236,7 +245,7 @@ class Driver:
                 self.wake()
 
     def _touch(self) -> None:
-        self._outbox.wanted = True
+        self.outbox.wanted = True
         self.services.writer.touch(self)
 
     def _lag_over(self) -> None:
@@ -244,30 +253,50 @@ class Driver:
         if not self.closed:
             self._touch()
 
-    def _keep_output(self, finish: Any) -> bool:
-        """Whether the output of the run can be recorded now; a large one is stored apart first."""
-        assert isinstance(finish, Finish)
-        if finish.blob or self._offloading:
-            return not self._offloading
-        try:
-            if self.services.payloads.fits_inline(len(finish.value), "the result of the workflow"):
-                return True
-        except PayloadTooLarge as error:
-            self.replay.wishes["<finish>"] = Finish(RunStatus.FAILED, error=describe(error, self.services.codec))
-            return True
-        self._offloading = True
-        self.offload(finish.value, "the result of the workflow", lambda blob: self._output_stored(finish, blob))
-        return False
+    def _keep_values(self) -> bool:
+        """Whether the values that wishes carry can be recorded now; a large one is stored apart first."""
+        for op in sorted(self.replay.bulky):
+            wish = self.replay.wishes.get(op)
+            if isinstance(wish, Finish | StartChild) and op not in self._offloading:
+                self._keep_value(wish)
+        return not self._offloading
 
-    def _output_stored(self, finish: Finish, blob: str | BaseException) -> None:
-        self._offloading = False
-        if self.closed or "<finish>" not in self.replay.wishes:
+    def _keep_value(self, wish: Finish | StartChild) -> None:
+        self.replay.bulky.discard(wish.op)
+        if isinstance(wish, StartChild):
+            what, data = f"the input of {wish.op}", wish.input
+            if not wish.detached and not self.replay.knows(wish.program):
+                self._refuse(wish, UnknownProgram(wish.program))
+                return
+        elif wish.continue_with is not None:
+            what, data = "the input of continue_as()", wish.continue_with
+        else:
+            what, data = "the result of the workflow", wish.value
+        try:
+            if self.services.payloads.fits_inline(len(data), what):
+                return
+        except PayloadTooLarge as error:
+            self._refuse(wish, error)
             return
-        self.replay.wishes["<finish>"] = (
-            Finish(RunStatus.FAILED, error=describe(blob, self.services.codec))
-            if isinstance(blob, BaseException)
-            else Finish(finish.status, b"null", reason=finish.reason, blob=blob)
+        self._offloading.add(wish.op)
+        self.offload(data, what, lambda blob: self._value_kept(wish, blob))
+
+    def _refuse(self, wish: Finish | StartChild, error: BaseException) -> None:
+        failure = describe(error, self.services.codec)
+        self.replay.wishes[wish.op] = (
+            Finish(RunStatus.FAILED, error=failure, op=wish.op)
+            if isinstance(wish, Finish)
+            else msgspec.structs.replace(wish, refused=failure)
         )
+
+    def _value_kept(self, wish: Finish | StartChild, blob: str | BaseException) -> None:
+        self._offloading.discard(wish.op)
+        if self.closed or self.replay.wishes.get(wish.op) is not wish:
+            return
+        if isinstance(blob, BaseException):
+            self._refuse(wish, blob)
+        else:
+            self.replay.wishes[wish.op] = msgspec.structs.replace(wish, blob=blob)
         self._pump(None)
 
     def offload(self, data: bytes, what: str, then: Callable[[str | BaseException], None]) -> None:
@@ -289,13 +318,13 @@ class Driver:
         """Everything that is not in the store yet, as one append."""
         if self.closed or self.stale:
             return None
-        append = self._outbox.take(self.durability.fsync)
+        append = self.outbox.take(self.durability.fsync)
         self._unsaved = 0
         return append
 
     def committed(self) -> None:
         """The append is durable: act on it."""
-        append = self._outbox.settle()
+        append = self.outbox.settle()
         while self._accepting and self._accepting[0][0] <= append.next_seq:
             accepted = self._accepting.pop(0)[1]
             if not accepted.done():
@@ -303,7 +332,7 @@ class Driver:
         if self.saved:
             self.attempts.large.clear()
             self._barrier = False
-        if self._outbox.wanted or self._barrier:
+        if self.outbox.wanted or self._barrier:
             # More came while this was on its way, and the writer has taken its turn for it.
             self.services.writer.touch(self)
         self._act()
@@ -341,7 +370,7 @@ class Driver:
     @property
     def saved(self) -> bool:
         """Whether everything that happened is in the store."""
-        return self._outbox.empty
+        return self.outbox.empty
 
     @property
     def idle(self) -> bool:
@@ -372,4 +401,4 @@ class Driver:
                 handle.cancel()
         if cancel:
             self.attempts.cancel_all()
-        self.replay.execution.close()
+        self.replay.close()

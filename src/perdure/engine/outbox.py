@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from perdure.kernel.events import AnyEvent, Batch, WaitOpened
-from perdure.kernel.projection import row, row_key
+from perdure.kernel.plan import Start
+from perdure.kernel.projection import child_rows, row, row_key
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
+
+
+def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:
+    """The append that adds events to a run in this state; the state is then as it will be."""
+    state.changed.clear()
+    seq, at = state.next_seq, max(now, state.at)
+    for event in events:
+        state.fold(event, at)
+    return Append(state.run_id, seq, [Batch(seq, at, events)], row(state), children=child_rows(state))
 
 
 class Outbox:
     """Closed batches, the events of the moment that is being recorded, and the append that is on its way."""
 
-    __slots__ = ("_batches", "_row_key", "_state", "at", "committed", "events", "in_flight", "wanted")
+    __slots__ = ("_batches", "_row_key", "_state", "at", "committed", "events", "in_flight", "starts", "wanted")
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -23,6 +33,9 @@ class Outbox:
         self._batches: list[Batch] = []
         self._row_key: tuple[object, ...] = row_key(state) if self.committed else ()
         self.in_flight: Append | None = None
+        # Runs that begin with what has not been taken yet.
+        self.starts: list[Start] = []
+        state.changed.clear()
         # Whether somebody asked for what is here to be written, and it has not been taken since.
         self.wanted = False
 
@@ -63,8 +76,11 @@ class Outbox:
         self.wanted = False
         # A start and a timer are accepted as durably as the store can, in every mode.
         fsync = fsync or self.committed == 0 or self.has_wait
-        self.in_flight = Append(state.run_id, self.committed, self._batches, changed, fsync)
+        starts = [extend(RunState(start.run_id), start.events, state.at) for start in self.starts]
+        children = child_rows(state) if state.changed else ()
+        self.in_flight = Append(state.run_id, self.committed, self._batches, changed, fsync, children, starts)
         self._batches = []
+        self.starts = []
         return self.in_flight
 
     def settle(self) -> Append:

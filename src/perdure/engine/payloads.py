@@ -10,12 +10,15 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import Corrupt, PayloadTooLarge, StoreUnavailable
-from perdure.kernel.events import AnyEvent, Batch, RunStarted, StepSucceeded
+from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, ChildStarted, RunStarted, StepSucceeded
 from perdure.kernel.payload import Limits, place
 from perdure.ports.blobs import Blobs
 
 # How long a store that cannot take anything is left alone before the next try.
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
+
+# Events whose value the program needs where it was asked for, and that may lie apart in the journal.
+LYING_APART = frozenset({ChildStarted, ChildFinished})
 
 log = logging.getLogger("perdure")
 
@@ -67,14 +70,17 @@ class Payloads:
 
     async def inflate(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches with the results of steps in place, as the program saw them first."""
-        if not any(isinstance(event, StepSucceeded) and event.blob for batch in batches for event in batch.events):
+        if not any(_blob(event) for batch in batches for event in batch.events):
             return batches
         return [Batch(b.seq, b.at, [await self._inflate(event) for event in b.events]) for b in batches]
 
     async def _inflate(self, event: AnyEvent) -> AnyEvent:
-        if not isinstance(event, StepSucceeded) or not event.blob:
+        blob = _blob(event)
+        if not blob:
             return event
-        return msgspec.structs.replace(event, value=await self.load(event.blob, event.value))
+        value = await self.load(blob, NULL)
+        field = "input" if isinstance(event, ChildStarted) else "value"
+        return msgspec.structs.replace(event, **{field: value})
 
     async def with_input(self, batches: Sequence[Batch]) -> RunStarted:
         """The first event of a journal, with the run's input in place."""
@@ -84,3 +90,18 @@ class Payloads:
         if not started.input_blob:
             return started
         return msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))
+
+
+def _blob(event: AnyEvent) -> str:
+    """Where a value lies that the program will see."""
+    if isinstance(event, StepSucceeded | ChildFinished):
+        return event.blob
+    return event.input_blob if isinstance(event, ChildStarted) else ""
+
+
+def as_kept(event: AnyEvent) -> AnyEvent:
+    """An event as the journal keeps it: without a value that lies apart."""
+    if not _blob(event):
+        return event
+    field = "input" if isinstance(event, ChildStarted) else "value"
+    return msgspec.structs.replace(event, **{field: NULL})

@@ -16,6 +16,8 @@ from perdure.kernel.retry import ONCE, Retry
 from perdure.kernel.streams import IMMEDIATE, StreamMode
 
 OnFailure = Literal["halt", "skip"]
+# The name of the wish for the end of a run.
+FINISH = "<finish>"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,10 +89,28 @@ class SetState(msgspec.Struct, frozen=True, gc=False):
     value: Raw
 
 
-class CancelOp(msgspec.Struct, frozen=True, gc=False):
-    """Give up an op that is under way; its outcome no longer matters."""
+class StartChild(msgspec.Struct, frozen=True, gc=False):
+    """Run another program, here or on its own. `input` is its encoded input, which `blob` names if it lies apart."""
 
     op: str
+    program: str
+    version: str
+    input: bytes
+    inputs_hash: str
+    id: str = ""
+    detached: bool = False
+    deadline: float | None = None
+    source: str = ""
+    blob: str = ""
+    # Why it cannot begin: it ends with this at once.
+    refused: Failure | None = None
+
+
+class CancelOp(msgspec.Struct, frozen=True, gc=False):
+    """Give up an op that is under way; its outcome no longer matters. A child is asked to end, and then ends."""
+
+    op: str
+    reason: str = ""
 
 
 class RecordValue(msgspec.Struct, frozen=True, gc=False):
@@ -115,10 +135,12 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     error: Failure | None = None
     reason: str = ""
     blob: str = ""
-    op: str = "<finish>"
+    op: str = FINISH
+    # The encoded input that the next incarnation begins with.
+    continue_with: bytes | None = None
 
 
-Command = RunStep | StartTimer | OpenWait | SetState | CancelOp | RecordValue | Checkpoint | Finish
+Command = RunStep | StartTimer | OpenWait | StartChild | SetState | CancelOp | RecordValue | Checkpoint | Finish
 
 
 class Execution(Protocol):

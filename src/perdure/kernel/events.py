@@ -82,6 +82,8 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     # The run that started it and lets it go its own way, and the incarnation it goes on for.
     parent: str = ""
     continued_from: str = ""
+    # Ids of signals that the incarnations before it have had.
+    seen: tuple[str, ...] = ()
     # A run in a queue begins when the queue's limits let it.
     queue: str = ""
     queue_key: str = ""
@@ -200,11 +202,46 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class SignalReceived(Event, frozen=True, tag=True, omit_defaults=True):
-    """Somebody sent the run a signal. It is kept until a wait for its name takes it, in order."""
+    """Somebody sent the run a signal. It is kept until a wait for its name takes it, in order.
+
+    `child` is the op path of the child that it was sent to; none: the root.
+    """
 
     name: str
     payload: Raw = NULL
     signal_id: str = ""
+    child: str = ""
+
+
+class ChildStarted(Event, frozen=True, tag=True, omit_defaults=True):
+    """A run began another one: in this journal, under its op path; or detached, in a journal of its own.
+
+    `detached` is the run_id of the latter.
+    """
+
+    op: str
+    program: str
+    version: str = ""
+    input: Raw = NULL
+    input_blob: str = ""
+    inputs: str = ""
+    id: str = ""
+    detached: str = ""
+    deadline: float | None = None
+    source: str = ""
+    # It could not begin: its end follows.
+    refused: bool = False
+
+
+class ChildFinished(Event, frozen=True, tag=True, omit_defaults=True):
+    """A child in this journal ended. Nothing of it follows."""
+
+    op: str
+    status: RunStatus
+    value: Raw = NULL
+    blob: str = ""
+    error: Failure | None = None
+    reason: str = ""
 
 
 class StateSet(Event, frozen=True, tag=True, omit_defaults=True):
@@ -248,9 +285,10 @@ class StepProgressed(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
-    """Somebody wants the run to end."""
+    """Somebody wants the run to end, or the child of it at this op path."""
 
     reason: str = ""
+    child: str = ""
 
 
 class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
@@ -289,6 +327,8 @@ AnyEvent = (
     | WaitOpened
     | WaitResolved
     | SignalReceived
+    | ChildStarted
+    | ChildFinished
     | StateSet
     | ChunkAppended
     | StepProgressed

@@ -71,6 +71,11 @@ def step_key(run_id: str, op: str) -> str:
     return f"{run_id}/{op}"
 
 
+def entropy_of(key: str) -> int:
+    """Bits for `run_id` that depend on `key` alone."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
+
+
 def inputs_hash(data: bytes) -> str:
     """A short fingerprint of a step's encoded inputs."""
     return urlsafe_b64encode(blake2b(data, digest_size=9).digest()).decode()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Raw
 
-from perdure.errors import AnswerRejected
+from perdure.errors import AnswerRejected, UsageError
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
@@ -24,7 +24,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.state import ANSWER, REJECTED, RunState
+from perdure.kernel.state import ANSWER, REJECTED, RunState, signal_key
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -58,13 +58,20 @@ class AlreadyFinished(msgspec.Struct, frozen=True):
 Events = Sequence[AnyEvent]
 
 
-def signal(state: RunState, name: str, payload: Raw, signal_id: str) -> Events | Duplicate | Finished:
+def ended(state: RunState, child: str) -> RunStatus | None:
+    """How a run ended, or the child of it at this op path; None while it goes on."""
+    if child:
+        return state.ended.get(child)
+    return state.finished.status if state.finished is not None else None
+
+
+def signal(state: RunState, name: str, payload: Raw, signal_id: str, child: str = "") -> Events | Duplicate | Finished:
     """Send a signal. One with a `signal_id` that has come before is a duplicate, whatever it carries."""
-    if signal_id and signal_id in state.signal_ids:
+    if signal_id and signal_key(child, signal_id) in state.signal_ids:
         return Duplicate()
-    if state.finished is not None:
-        return Finished(state.finished.status)
-    return [SignalReceived(name, payload, signal_id)]
+    if (status := ended(state, child)) is not None:
+        return Finished(status)
+    return [SignalReceived(name, payload, signal_id, child)]
 
 
 def answer(
@@ -75,9 +82,10 @@ def answer(
     by: str,
     now: float,
     check: Callable[[WaitOpened], None],
+    child: str = "",
 ) -> Events | Duplicate | NotFound | Finished:
     """Answer an open approval; `check` raises AnswerRejected when the answer does not fit what was asked."""
-    found = _question(state, name, answer_id, by, now)
+    found = _question(state, name, answer_id, by, now, child)
     if not isinstance(found, tuple):
         return found
     op, question = found
@@ -86,10 +94,10 @@ def answer(
 
 
 def reject(
-    state: RunState, name: str, reason: str, answer_id: str, by: str, now: float
+    state: RunState, name: str, reason: str, answer_id: str, by: str, now: float, child: str = ""
 ) -> Events | Duplicate | NotFound | Finished:
     """Refuse an open approval, under the rules of an answer."""
-    found = _question(state, name, answer_id, by, now)
+    found = _question(state, name, answer_id, by, now, child)
     if not isinstance(found, tuple):
         return found
     return [WaitResolved(found[0], REJECTED + by, Raw(msgspec.json.encode(reason)), answer_id)]
@@ -103,17 +111,20 @@ def may_answer(question: WaitOpened, now: float) -> tuple[str, ...]:
 
 
 def _question(
-    state: RunState, name: str, answer_id: str, by: str, now: float
+    state: RunState, name: str, answer_id: str, by: str, now: float, child: str
 ) -> tuple[str, WaitOpened] | Duplicate | NotFound | Finished:
-    """The oldest open question of this name, or the one at this path, that `by` may answer."""
+    """The oldest open question of this name, or the one at this path, that `by` may answer.
+
+    Those of its children are a run's own as well.
+    """
     if answer_id and answer_id in state.answers:
         return Duplicate()
-    if state.finished is not None:
-        return Finished(state.finished.status)
+    if (status := ended(state, child)) is not None:
+        return Finished(status)
     closed_to: set[str] = set()
     for op, open_op in state.ops.items():
         question = open_op.opened
-        if question is None or name not in (question.name, op):
+        if question is None or name not in (question.name, op) or (child and not op.startswith(f"{child}/")):
             continue
         allowed = may_answer(question, now)
         if not allowed or by in allowed:
@@ -124,25 +135,36 @@ def _question(
     return NotFound()
 
 
-def cancel(state: RunState, reason: str) -> Events | AlreadyFinished:
+def cancel(state: RunState, reason: str, child: str = "") -> Events | AlreadyFinished:
     """Ask a run to end. One that never began, or cannot go on, ends at once."""
-    if state.finished is not None:
-        return AlreadyFinished(state.finished.status)
+    if (status := ended(state, child)) is not None:
+        return AlreadyFinished(status)
+    if child:
+        return [CancelRequested(reason, child)]
     request = CancelRequested(reason)
     if state.epoch == 0 or state.parked is not None:
         return [request, RunFinished(RunStatus.CANCELLED, reason=reason)]
     return [] if state.cancel_requested is not None else [request]
 
 
-def pause(state: RunState, reason: str) -> Events | Finished:
+def pause(state: RunState, reason: str, child: str = "") -> Events | Finished:
     """Let nothing new begin."""
+    _refuse_child(child, "paused")
     if state.finished is not None:
         return Finished(state.finished.status)
     return [] if state.paused is not None else [RunPaused(reason)]
 
 
-def resume(state: RunState) -> Events | Finished:
+def resume(state: RunState, child: str = "") -> Events | Finished:
     """Let a paused run go on."""
+    _refuse_child(child, "resumed")
     if state.finished is not None:
         return Finished(state.finished.status)
     return [RunResumed()] if state.paused is not None else []
+
+
+def _refuse_child(child: str, what: str) -> None:
+    if child:
+        raise UsageError(
+            f"{child} is a child, and cannot be {what} alone; give the id of the run at the top of its tree"
+        )

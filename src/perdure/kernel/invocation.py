@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Coroutine, Generator
+from typing import Any, Generic, Never, NoReturn, TypeVar
 
 from perdure.errors import UsageError
 from perdure.kernel.codec import Codec
@@ -11,8 +12,12 @@ from perdure.kernel.commands import Program
 R = TypeVar("R", covariant=True)
 
 
-class Invocation(Generic[R]):
-    """A program with its arguments, not started. `R` is what its run will return."""
+class Invocation(Coroutine[object, Never, R], Generic[R]):
+    """A program with its arguments, not started. `R` is what its run will return.
+
+    A coroutine by its type, so that gather, create_task and task groups take it inside a workflow, where awaiting it is
+    a child run. Anywhere else it says what to do instead.
+    """
 
     __slots__ = ("args", "kwargs", "name", "program")
 
@@ -40,15 +45,22 @@ class Invocation(Generic[R]):
         arguments = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
         return f"<{self.name}({', '.join(arguments)}), not started>"
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, R]:
+        self._refuse()
+
+    def send(self, value: Never, /) -> object:
+        """Not here: only a workflow can await it."""
+        self._refuse()
+
+    def throw(self, *error: Any) -> object:
+        """Not here: only a workflow can await it."""
+        self._refuse()
+
+    def close(self) -> None:
+        """Nothing has begun."""
+
+    def _refuse(self) -> NoReturn:
         raise UsageError(
             f"{self.name}(...) is a workflow that has not been started: use `await engine.start(...)`, "
             "`await engine.run(...)` or perdure.run(...)"
         )
-
-
-def call(name: str, *args: Any, **kwargs: Any) -> Invocation[Any]:
-    """An invocation of a program known only by name."""
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"call() needs the name of a program, not {name!r}")
-    return Invocation(name, None, args, kwargs)

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import Raw
 
-from perdure.errors import DeadlineExceeded, OutcomeUnknown, StepCancelled
+from perdure.errors import DeadlineExceeded, OutcomeUnknown, StepCancelled, UsageError
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
+    FINISH,
     CancelOp,
     Checkpoint,
     Command,
@@ -22,12 +23,18 @@ from perdure.kernel.commands import (
     RecordValue,
     RunStep,
     SetState,
+    StartChild,
     StartTimer,
 )
 from perdure.kernel.events import (
+    NULL,
     AnyEvent,
     AttemptFailed,
+    CancelRequested,
+    ChildFinished,
+    ChildStarted,
     RunFinished,
+    RunStarted,
     RunStatus,
     StateSet,
     StepFailed,
@@ -39,7 +46,7 @@ from perdure.kernel.events import (
     moment,
 )
 from perdure.kernel.failures import Failure, describe
-from perdure.kernel.ids import step_key
+from perdure.kernel.ids import entropy_of, run_id, step_key
 from perdure.kernel.retry import backoff
 from perdure.kernel.state import OpenOp, RunState
 
@@ -58,12 +65,20 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     failed: Failure | None = None
 
 
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """A run of its own that begins with these events, in the commit that says so."""
+
+    run_id: str
+    events: list[AnyEvent]
+
+
 class Plan(msgspec.Struct, gc=False):
     """What to record, and what to do once it is durable."""
 
     events: list[AnyEvent]
     calls: list[Call]
     cancels: list[str]
+    starts: list[Start] = msgspec.field(default_factory=list)
     # Whether the caller asked that everything so far be durable before anything else takes effect.
     barrier: bool = False
     # Whether something that is due must wait for room.
@@ -72,10 +87,10 @@ class Plan(msgspec.Struct, gc=False):
 
 def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
     """What the program's wishes come to, in their order."""
-    events: list[AnyEvent] = []
-    calls: list[Call] = []
-    result = Plan(events, calls, [])
+    result = Plan([], [], [])
+    events, calls = result.events, result.calls
     finish: Finish | None = None
+    ends: list[Finish] = []
     for command in commands:
         if type(command) is RunStep:
             events.append(StepStarted(command.op, 1, command.inputs_hash, command.source))
@@ -89,8 +104,13 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
             events.append(_open(command))
         elif isinstance(command, SetState):
             events.append(StateSet(command.op, command.key, command.value))
+        elif isinstance(command, StartChild):
+            _start_child(state, command, now, result)
         elif isinstance(command, CancelOp):
-            _cancel(state, command.op, "the workflow no longer waits for it", result)
+            if command.op in state.children:
+                events.append(CancelRequested(command.reason, command.op))
+            else:
+                _cancel(state, command.op, "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
             events.append(ValueRecorded(command.op, command.kind, command.value))
             # What was done under a lock is in the store before the next holder comes.
@@ -101,13 +121,70 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
             # The program goes on when this is folded, and may no longer want what follows: that stays a wish.
             break
         elif isinstance(command, Finish):
-            finish = command
+            if command.op == FINISH:
+                finish = command
+            else:
+                ends.append(command)
     if finish is not None:
-        # What was asked for in the same breath as the end never begins.
-        calls.clear()
-        events[:] = [event for event in events if not isinstance(event, StepStarted | WaitOpened)]
-        _finish(state, finish, result)
+        _drop_begun("", result)
+        _finish(state, finish, now, result)
+    else:
+        # One at a time: whoever waits for it may no longer want the others. The innermost first: with a child ends what
+        # it left under way.
+        if ends:
+            _finish_child(state, max(ends, key=lambda end: end.op.count("/")), result)
     return result
+
+
+def _drop_begun(prefix: str, result: Plan) -> None:
+    """What was asked for in the same breath as the end never begins."""
+    result.calls = [call for call in result.calls if not call.command.op.startswith(prefix)]
+    result.events = [
+        event
+        for event in result.events
+        if not (isinstance(event, StepStarted | WaitOpened | ChildStarted) and event.op.startswith(prefix))
+    ]
+    if not prefix:
+        result.starts.clear()
+
+
+def _start_child(state: RunState, command: StartChild, now: float, result: Plan) -> None:
+    assert state.started is not None
+    kept = Raw(command.input)
+    event = ChildStarted(
+        command.op,
+        command.program,
+        command.version,
+        kept,
+        command.blob,
+        command.inputs_hash,
+        command.id,
+        deadline=command.deadline,
+        source=command.source,
+        refused=command.refused is not None,
+    )
+    if command.refused is not None:
+        failed = ChildFinished(command.op, RunStatus.FAILED, error=command.refused)
+        result.events += [msgspec.structs.replace(event, input=NULL), failed]
+        return
+    if not command.detached:
+        result.events.append(event)
+        return
+    child = run_id(now, entropy_of(step_key(state.run_id, command.op)))
+    started = RunStarted(
+        id=command.id or f"{state.started.id}/{command.op}",
+        program=command.program,
+        version=command.version,
+        input=NULL if command.blob else kept,
+        input_blob=command.blob,
+        durability=state.started.durability,
+        deadline=command.deadline,
+        parent=state.run_id,
+    )
+    result.events.append(msgspec.structs.replace(event, detached=child, input=NULL, input_blob=""))
+    result.starts.append(Start(child, [started]))
+    # It must not begin before the journal says that it did.
+    result.barrier = True
 
 
 def _open(command: OpenWait) -> WaitOpened:
@@ -141,6 +218,9 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
     open_op = state.ops.get(op)
     if open_op is None:
         return
+    if open_op.kind == "child":
+        result.events.append(ChildFinished(op, RunStatus.CANCELLED, reason=reason))
+        return
     if open_op.kind == "step":
         error = describe(StepCancelled(op, reason), _PLAIN)
         result.events.append(StepFailed(op, open_op.attempt, error, cancelled=True))
@@ -149,13 +229,55 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
         result.events.append(WaitResolved(op, "cancelled"))
 
 
-def _finish(state: RunState, command: Finish, result: Plan) -> None:
-    # What the body left under way has an outcome too: it was given up.
-    given_up = {event.op for event in result.events if isinstance(event, StepFailed | WaitResolved)}
-    for op in state.ops:
-        if op not in given_up:
+def _give_up_open(state: RunState, prefix: str, result: Plan) -> None:
+    """What a body left under way has an outcome too: it was given up. The innermost first."""
+    given_up = {event.op for event in result.events if isinstance(event, StepFailed | WaitResolved | ChildFinished)}
+    for op in sorted(state.ops, key=lambda op: -op.count("/")) if state.children else state.ops:
+        if op.startswith(prefix) and op not in given_up:
             _cancel(state, op, "the run ended without waiting for it", result)
-    result.events.append(RunFinished(command.status, Raw(command.value), command.blob, command.error, command.reason))
+
+
+def _finish(state: RunState, command: Finish, now: float, result: Plan) -> None:
+    _give_up_open(state, "", result)
+    if command.continue_with is not None:
+        next_one = continuation(state, command, now)
+        result.starts.append(next_one)
+        result.events.append(RunFinished(command.status, continued_as=next_one.run_id))
+        return
+    value = NULL if command.blob else Raw(command.value)
+    result.events.append(RunFinished(command.status, value, command.blob, command.error, command.reason))
+
+
+def _finish_child(state: RunState, command: Finish, result: Plan) -> None:
+    path = command.op.removesuffix("/" + FINISH)
+    if command.continue_with is not None:
+        error = UsageError("continue_as() ends a run, and this one is awaited: start it with child(..., detached=True)")
+        command = Finish(RunStatus.FAILED, error=describe(error, _PLAIN))
+    _drop_begun(path + "/", result)
+    _give_up_open(state, path + "/", result)
+    result.events.append(
+        ChildFinished(path, command.status, Raw(command.value), command.blob, command.error, command.reason)
+    )
+
+
+def continuation(state: RunState, command: Finish, now: float) -> Start:
+    """The next incarnation of a run: with new input, and with every signal that the last one has not taken."""
+    started, input = state.started, command.continue_with
+    assert started is not None
+    assert input is not None
+    begin = msgspec.structs.replace(
+        started,
+        input=NULL if command.blob else Raw(input),
+        input_blob=command.blob,
+        incarnation=started.incarnation + 1,
+        not_before=None,
+        continued_from=state.run_id,
+        # The latest of those that callers chose: a signal that is sent again is known as such.
+        seen=tuple(key for key in state.signal_ids if "\0" not in key and not key.startswith("~"))[-1000:],
+        queue="",
+    )
+    unread = [signal for waiting in state.inbox.values() for signal in waiting if not signal.child]
+    return Start(run_id(now, entropy_of(state.run_id)), [begin, *unread])
 
 
 def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: int) -> Plan:
@@ -168,7 +290,7 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
     deadline = state.started.deadline
     if deadline is not None and deadline <= now:
         error = describe(DeadlineExceeded(state.started.id, moment(deadline).isoformat()), _PLAIN)
-        _finish(state, Finish(RunStatus.FAILED, error=error), result)
+        _finish(state, Finish(RunStatus.FAILED, error=error), now, result)
         return result
     # A signal that has come wins over the timeout of the wait for it: see `deliver`.
     served = set(state.deliverable()) if state.inbox else ()
@@ -176,7 +298,13 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
         if op in served:
             continue
         open_op = state.ops[op]
-        if open_op.kind != "step":
+        if open_op.kind == "child":
+            assert open_op.due is not None
+            late = DeadlineExceeded(state.children[op].started.id or op, moment(open_op.due).isoformat())
+            _finish_child(state, Finish(RunStatus.FAILED, error=describe(late, _PLAIN), op=f"{op}/{FINISH}"), result)
+        elif any(op.startswith(f"{event.op}/") for event in result.events if isinstance(event, ChildFinished)):
+            continue
+        elif open_op.kind != "step":
             result.events.append(WaitResolved(op, "timer" if open_op.kind == "timer" else "timeout"))
         elif len(result.calls) < room:
             _try_again(op, open_op, open_steps[op], result)

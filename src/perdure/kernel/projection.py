@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Raw
 
-from perdure.kernel.events import Batch, RunStatus
+from perdure.kernel.events import NULL, Batch, RunStatus
 from perdure.kernel.failures import Failure
-from perdure.kernel.state import RunState, fold
+from perdure.kernel.state import Child, RunState, fold
 
 
 class RunRow(msgspec.Struct, frozen=True):
@@ -83,6 +83,51 @@ def row(state: RunState) -> RunRow:
         began_at=state.began_at if started.queue else None,
         continued_as=finished.continued_as if finished else "",
         approvals=state.approvals,
+    )
+
+
+def child_run_id(root: str, path: str) -> str:
+    """The run_id of the child at an op path."""
+    return f"{root}/{path}"
+
+
+def child_path(row: RunRow) -> str:
+    """The op path of a child in the journal of its root; none for a root."""
+    return row.run_id[len(row.root) + 1 :] if row.root else ""
+
+
+def child_rows(state: RunState) -> list[RunRow]:
+    """The rows of the children that have changed since they were last taken."""
+    if not state.changed:
+        return []
+    changed, state.changed = state.changed, {}
+    return [_child_row(state, child) for child in changed.values()]
+
+
+def _child_row(state: RunState, child: Child) -> RunRow:
+    root, started, finished = state.started, child.started, child.finished
+    assert root is not None
+    return RunRow(
+        run_id=child_run_id(state.run_id, child.path),
+        id=started.id or f"{root.id}/{child.path}",
+        incarnation=child.incarnation,
+        program=started.program,
+        version=started.version,
+        status=finished.status if finished else RunStatus.RUNNING,
+        owner=None,
+        epoch=0,
+        wake_at=None,
+        created_at=child.created_at,
+        finished_at=child.finished_at,
+        tags=root.tags or {},
+        input=NULL if started.input_blob else started.input,
+        input_blob=started.input_blob,
+        output=finished.value if finished and not finished.blob else NULL,
+        output_blob=finished.blob if finished else "",
+        error=finished.error if finished else None,
+        reason=finished.reason if finished else "",
+        parent=child_run_id(state.run_id, child.parent) if child.parent else state.run_id,
+        root=state.run_id,
     )
 
 

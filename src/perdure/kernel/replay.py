@@ -2,32 +2,44 @@
 
 Live execution and replay are one thing here. Each event is folded; facts go to the program, whose commands become
 *wishes*; events that record a wish must find it. What is wished for and not recorded when the journal ends is what the
-owner has to plan next. Never writes, never calls a step.
+owner has to plan next. A child in the same journal is an execution of its own: what it wishes for gets its op path as a
+prefix, and what happens to such an op goes to it. Never writes, never calls a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-from perdure.errors import Diverged
+from msgspec.structs import replace
+
+from perdure.errors import Diverged, UnknownProgram
+from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
+    FINISH,
     CancelOp,
     Checkpoint,
     Command,
     Execution,
     Finish,
     OpenWait,
+    Program,
     RecordValue,
     RunStep,
     SetState,
+    StartChild,
     StartTimer,
 )
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
     CancelRequested,
+    ChildFinished,
+    ChildStarted,
     RunClaimed,
     RunFinished,
+    RunStarted,
+    RunStatus,
     StateSet,
     StepFailed,
     StepSkipped,
@@ -37,24 +49,49 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import RunState
+
+OfOp = StepSucceeded | StepFailed | StepSkipped | WaitResolved | ValueRecorded | ChildStarted | ChildFinished
+_BEGIN = RunClaimed("", 1)
+
+
+Resolve: TypeAlias = Callable[[RunStep], RunStep]
+
+
+class Family:
+    """What the children of a run need: programs by name, the codec of their values, and the rules for their steps."""
+
+    __slots__ = ("codec", "programs", "rules")
+
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        codec: Codec,
+        rules: Callable[[Program], Resolve | None] = lambda program: None,
+    ) -> None:
+        self.programs, self.codec, self.rules = programs, codec, rules
 
 
 class Replay:
     """A run in memory: its folded state, its program, and what the program wishes for."""
 
-    __slots__ = ("_rules", "execution", "open_steps", "state", "wishes")
+    __slots__ = ("_children", "_family", "_rules", "bulky", "execution", "open_steps", "state", "wishes")
 
     def __init__(
-        self, state: RunState, execution: Execution, rules: Callable[[RunStep], RunStep] | None = None
+        self, state: RunState, execution: Execution, rules: Resolve | None = None, family: Family | None = None
     ) -> None:
         self.state = state
         self.execution = execution
         # What the rules of the engine, the program and the run make of a step's policy. Never of its name or inputs:
         # rules may change while a run goes on.
         self._rules = rules
+        self._family = family or Family({}, Codec())
+        self._children: dict[str, tuple[Execution, Resolve | None]] = {}
         # Commands whose events are not in the journal yet, in the order they were made.
         self.wishes: dict[str, Command] = {}
+        # Wishes that carry a value which may have to lie apart.
+        self.bulky: set[str] = set()
         # Steps that have begun and have no outcome: an attempt after the first needs the command again.
         self.open_steps: dict[str, RunStep] = {}
 
@@ -80,7 +117,11 @@ class Replay:
             elif not self._match_cancel(event.op):
                 self._advance(event, at)
         elif isinstance(event, CancelRequested):
-            self._advance(event, at)
+            self._cancel(event, at)
+        elif isinstance(event, ChildStarted):
+            self._start_child(event, at)
+        elif isinstance(event, ChildFinished):
+            self._finish_child(event, at)
         elif isinstance(event, StateSet):
             self._match(event, event.op, SetState, f"set_state({event.key!r})", "")
         elif isinstance(event, ValueRecorded) and event.kind == "lock":
@@ -93,10 +134,12 @@ class Replay:
         elif isinstance(event, RunClaimed):
             # The body begins with the first claim; later claims are no business of the program.
             if event.epoch == 1:
-                self._advance(event, at)
+                self._take(self.execution.advance(event, at), "", self._rules, at)
         elif isinstance(event, RunFinished):
             self.wishes.clear()
+            self.bulky.clear()
             self.open_steps.clear()
+            self._close_children("")
 
     def fold_all(self, batches: Iterable[Batch]) -> None:
         """Take whole batches in."""
@@ -109,17 +152,114 @@ class Replay:
         """The commands to plan now. They stay wishes until their events are folded."""
         return list(self.wishes.values())
 
-    def _advance(self, event: AnyEvent, at: float) -> None:
-        wishes, rules = self.wishes, self._rules
-        for command in self.execution.advance(event, at):
-            if type(command) is CancelOp:
-                # Wished for and given up in one breath: neither ever happened.
-                if wishes.pop(command.op, None) is None and command.op in self.state.ops:
-                    wishes[f"cancel {command.op}"] = command
-            else:
-                if rules is not None and type(command) is RunStep:
-                    command = rules(command)
-                wishes[command.op] = command
+    def knows(self, program: str) -> bool:
+        """Whether a child of this program could begin here."""
+        return program in self._family.programs
+
+    def close(self) -> None:
+        """Let go of the program, and of its children."""
+        self._close_children("")
+        self.execution.close()
+
+    # --- the program hears of it ----------------------------------------------------------------------------------
+
+    def _advance(self, event: OfOp, at: float) -> None:
+        """Tell whoever asked for an op what came of it."""
+        if not self._children:
+            self._take(self.execution.advance(event, at), "", self._rules, at)
+            return
+        path = self._asker(event.op)
+        if path:
+            child, rules = self._children[path]
+            self._take(child.advance(replace(event, op=event.op[len(path) + 1 :]), at), path, rules, at)
+        else:
+            self._take(self.execution.advance(event, at), "", self._rules, at)
+
+    def _asker(self, op: str) -> str:
+        """The op path of the child that asked for an op; none for the root."""
+        while (end := op.rfind("/")) >= 0:
+            op = op[:end]
+            if op in self._children:
+                return op
+        return ""
+
+    def _take(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
+        """Take in what an execution wishes for."""
+        wishes = self.wishes
+        for command in commands:
+            if path:
+                command = replace(command, op=f"{path}/{command.op}")
+            kind = type(command)
+            if kind is CancelOp:
+                self._give_up(command, at)
+                continue
+            if kind is Finish or kind is StartChild:
+                self.bulky.add(command.op)
+            elif rules is not None and isinstance(command, RunStep):
+                command = rules(command)
+            wishes[command.op] = command
+
+    def _give_up(self, command: Command, at: float) -> None:
+        # Wished for and given up in one breath: neither ever happened.
+        wished = self.wishes.pop(command.op, None)
+        if type(wished) is StartChild and not wished.detached:
+            # Whoever waits for a child waits for its end.
+            self._advance(ChildFinished(command.op, RunStatus.CANCELLED), at)
+        elif wished is None and command.op in self.state.ops:
+            self.wishes[f"cancel {command.op}"] = command
+
+    def _cancel(self, event: CancelRequested, at: float) -> None:
+        path = event.child
+        if not path:
+            self._take(self.execution.advance(event, at), "", self._rules, at)
+            return
+        self._match_cancel(path)
+        if path in self._children:
+            child, rules = self._children[path]
+            self._take(child.advance(CancelRequested(event.reason), at), path, rules, at)
+
+    # --- children -------------------------------------------------------------------------------------------------
+
+    def _start_child(self, event: ChildStarted, at: float) -> None:
+        command = self.wishes.pop(event.op, None)
+        self.bulky.discard(event.op)
+        what = f"a run of {event.program}"
+        if type(command) is not StartChild or command.program != event.program:
+            self._missing(event, event.op, what, event.source, command)
+        elif command.inputs_hash != event.inputs:
+            recorded = f"{what} ({event.source}) with inputs {event.inputs}"
+            self._diverge(event, event.op, recorded, f"starts it with other inputs {command.inputs_hash}")
+        if event.detached:
+            self._advance(event, at)
+            return
+        if event.refused:
+            return
+        family = self._family
+        program = family.programs.get(event.program)
+        if program is None:
+            raise UnknownProgram(event.program)
+        started = RunStarted(event.id, event.program, event.version, event.input)
+        child = program.open(child_run_id(self.state.run_id, event.op), started, family.codec)
+        rules = family.rules(program)
+        self._children[event.op] = child, rules
+        self._take(child.advance(_BEGIN, at), event.op, rules, at)
+
+    def _finish_child(self, event: ChildFinished, at: float) -> None:
+        prefix = event.op + "/"
+        self._match_cancel(event.op)
+        for op in [op for op in self.wishes if op.removeprefix("cancel ").startswith(prefix)]:
+            del self.wishes[op]
+            self.bulky.discard(op)
+        for op in [op for op in self.open_steps if op.startswith(prefix)]:
+            del self.open_steps[op]
+        self._close_children(event.op)
+        self._advance(event, at)
+
+    def _close_children(self, path: str) -> None:
+        for child in [c for c in self._children if not path or c == path or c.startswith(path + "/")]:
+            self._children.pop(child)[0].close()
+
+    # --- wishes and what was recorded of them ---------------------------------------------------------------------
 
     def _match_cancel(self, op: str) -> bool:
         return bool(self.wishes) and self.wishes.pop(f"cancel {op}", None) is not None
@@ -164,6 +304,9 @@ def _describe(command: Command) -> str:
         return f"the step {command.op}{where}"
     if isinstance(command, StartTimer):
         return f"a timer {command.op}{where}"
+    if isinstance(command, StartChild):
+        return f"a run of {command.program} {command.op}{where}"
     if isinstance(command, Finish):
-        return f"the end of the run ({command.status})"
+        whose = "run" if command.op == FINISH else f"child {command.op.removesuffix('/' + FINISH)}"
+        return f"the end of the {whose} ({command.status})"
     return f"{type(command).__name__} {command.op}{where}"

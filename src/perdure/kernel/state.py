@@ -15,6 +15,8 @@ from perdure.kernel.events import (
     AttemptFailed,
     Batch,
     CancelRequested,
+    ChildFinished,
+    ChildStarted,
     ChunkAppended,
     RunClaimed,
     RunFinished,
@@ -87,6 +89,19 @@ class OpenOp:
         self.opened_at = 0.0
 
 
+class Child:
+    """A child that lives in this journal, from its beginning to its end."""
+
+    __slots__ = ("created_at", "finished", "finished_at", "incarnation", "parent", "path", "started")
+
+    def __init__(self, started: ChildStarted, parent: str, incarnation: int, at: float) -> None:
+        self.path, self.started, self.incarnation, self.created_at = started.op, started, incarnation, at
+        # The op path of the child that began it; none: the root.
+        self.parent = parent
+        self.finished: ChildFinished | None = None
+        self.finished_at: float | None = None
+
+
 class RunState:
     """Everything a journal says about its run. Ops with an outcome are forgotten: the program has had it."""
 
@@ -98,8 +113,13 @@ class RunState:
         "at",
         "began_at",
         "cancel_requested",
+        "changed",
+        "child_ids",
+        "child_values",
+        "children",
         "created_at",
         "delivery",
+        "ended",
         "epoch",
         "finished",
         "finished_at",
@@ -139,10 +159,17 @@ class RunState:
         self.parked: RunParked | None = None
         self.paused: RunPaused | None = None
         self.cancel_requested: CancelRequested | None = None
-        # Signals that no wait has taken yet, and waits that no signal has come for, by name and in order.
-        self.inbox: dict[str, deque[Raw]] = {}
+        # Children that have not ended, by op path; those that changed since somebody took them from here; how often an
+        # id was given; what those that have ended came to.
+        self.children: dict[str, Child] = {}
+        self.changed: dict[str, Child] = {}
+        self.child_ids: dict[str, int] = {}
+        self.ended: dict[str, RunStatus] = {}
+        self.child_values: dict[str, dict[str, Raw]] = {}
+        # Signals that no wait has taken yet, and waits that no signal has come for, by `address` and in order.
+        self.inbox: dict[str, deque[SignalReceived]] = {}
         self.waits: dict[str, deque[str]] = {}
-        self.signal_ids: set[str] = set()
+        self.signal_ids: dict[str, None] = {}
         self.answers: dict[str, str] = {}
         self.approvals = 0
         # Locks that the run holds and waits for, by the op that asked for them, in that order.
@@ -179,14 +206,23 @@ class RunState:
             return RunStatus.PAUSED
         if self.epoch == 0:
             return RunStatus.QUEUED
-        return RunStatus.RUNNING if self._busy else RunStatus.WAITING
+        return RunStatus.RUNNING if self.advancing else RunStatus.WAITING
 
     @property
-    def _busy(self) -> bool:
+    def advancing(self) -> bool:
         """Whether the run needs its owner now, and not only when something comes or is due."""
-        # No op at all: the body is between two of them, and its owner is about to say what comes next. A lock must be
-        # renewed, and asked for, also while the run waits for something else.
-        return bool(self.running or not self.ops or self.locks or self.lock_waits)
+        # No op but children: a body is between two of them, and its owner is about to say what comes next. A lock must
+        # be renewed, and asked for, also while the run waits for something else.
+        return bool(self.running or len(self.ops) == len(self.children) or self.locks or self.lock_waits)
+
+    def child_of(self, op: str) -> str:
+        """The op path of the child that this op belongs to; none for the root's own."""
+        if self.children:
+            while (end := op.rfind("/")) >= 0:
+                op = op[:end]
+                if op in self.children:
+                    return op
+        return ""
 
     @property
     def wake_at(self) -> float | None:
@@ -201,7 +237,7 @@ class RunState:
         if self.epoch == 0:
             # One in a queue is begun by whoever looks after the queue.
             return None if self.started.queue else self.started.not_before or self.created_at
-        if self.owner is None and self._busy:
+        if self.owner is None and self.advancing:
             return self.at
         if self._wake is None and self._due:
             self._wake = min(self._due.values())
@@ -226,6 +262,7 @@ class RunState:
 
     def _run_started(self, event: RunStarted, at: float) -> None:
         self.started = event
+        self.signal_ids.update(dict.fromkeys(event.seen))
         self.created_at = at
 
     def _run_claimed(self, event: RunClaimed, at: float) -> None:
@@ -270,10 +307,11 @@ class RunState:
         self._set_due(event.op, event.retry_at)
 
     def _wait_opened(self, event: WaitOpened, at: float) -> None:
-        if event.kind == "signal":
-            self.waits.setdefault(event.name, deque()).append(event.op)
         op = self.ops[event.op] = OpenOp(event.kind, event.source)
         op.name, op.due = event.name, event.deadline
+        if event.kind == "signal":
+            op.name = address(self.child_of(event.op), event.name)
+            self.waits.setdefault(op.name, deque()).append(event.op)
         if event.kind == "approval":
             op.opened, op.opened_at = event, at
             self.approvals += 1
@@ -291,7 +329,7 @@ class RunState:
         if op is not None and op.kind == "signal":
             self.waits[op.name].remove(event.op)
             if event.by == "signal":
-                self.delivery = self.inbox[op.name].popleft()
+                self.delivery = self.inbox[op.name].popleft().payload
         if op is not None and op.kind == "lock":
             asked = self.lock_waits.pop(event.op)
             if event.by == "lock":
@@ -310,14 +348,39 @@ class RunState:
 
     def _signal_received(self, event: SignalReceived, at: float) -> None:
         if event.signal_id:
-            self.signal_ids.add(event.signal_id)
-        self.inbox.setdefault(event.name, deque()).append(event.payload)
+            self.signal_ids[signal_key(event.child, event.signal_id)] = None
+        name = address(event.child, event.name)
+        self.inbox.setdefault(name, deque()).append(event)
         # A signal that nobody waits for is no reason to wake the run.
-        if self.waits.get(event.name):
+        if self.waits.get(name):
             self.stirred = True
 
+    def _child_started(self, event: ChildStarted, at: float) -> None:
+        if event.detached:
+            return
+        incarnation = 1
+        if event.id:
+            incarnation = self.child_ids[event.id] = self.child_ids.get(event.id, 0) + 1
+        self.children[event.op] = self.changed[event.op] = Child(event, self.child_of(event.op), incarnation, at)
+        op = self.ops[event.op] = OpenOp("child", event.source)
+        op.name, op.due = event.program, event.deadline
+        if event.deadline is not None:
+            self._set_due(event.op, event.deadline)
+
+    def _child_finished(self, event: ChildFinished, at: float) -> None:
+        self.ops.pop(event.op, None)
+        self._clear_due(event.op)
+        child = self.children.pop(event.op)
+        child.finished, child.finished_at = event, at
+        self.changed[event.op] = child
+        self.ended[event.op] = event.status
+        for op in [op for op in self.locks if op.startswith(f"{event.op}/")]:
+            del self.locks[op]
+
     def _state_set(self, event: StateSet, at: float) -> None:
-        self.values[event.key] = event.value
+        child = self.child_of(event.op)
+        values = self.child_values.setdefault(child, {}) if child else self.values
+        values[event.key] = event.value
 
     def _chunk_appended(self, event: ChunkAppended, at: float) -> None:
         shown = self._shown(event.op)
@@ -340,14 +403,15 @@ class RunState:
 
     def _value_recorded(self, event: ValueRecorded, at: float) -> None:
         if event.kind == "unlock":
-            self.locks.pop(msgspec.json.decode(event.value), None)
+            self.locks.pop(address(self.child_of(event.op), msgspec.json.decode(event.value)), None)
         elif event.kind == "lock" and event.op in self.locks:
             token: int = msgspec.json.decode(event.value)
             self.locks[event.op] = msgspec.structs.replace(self.locks[event.op], token=token)
 
     def _cancel_requested(self, event: CancelRequested, at: float) -> None:
-        self.cancel_requested = event
-        self.paused = None
+        if not event.child:
+            self.cancel_requested = event
+            self.paused = None
         self.stirred = True
 
     def _run_parked(self, event: RunParked, at: float) -> None:
@@ -361,12 +425,24 @@ class RunState:
         self.finished = event
         self.finished_at = at
         self.stirred = False
+        for path in list(self.children):
+            self._child_finished(ChildFinished(path, RunStatus.CANCELLED, reason="the run it belongs to ended"), at)
         self.ops.clear()
         self.waits.clear()
         self._due.clear()
         self.locks.clear()
         self.lock_waits.clear()
         self.running = self.approvals = 0
+
+
+def address(child: str, name: str) -> str:
+    """Where a signal of this name goes: names hold no slash, and a child's op path goes before it."""
+    return f"{child}/{name}" if child else name
+
+
+def signal_key(child: str, signal_id: str) -> str:
+    """What tells a signal that has come before: its id, and whom it was sent to."""
+    return f"{child}\0{signal_id}" if child else signal_id
 
 
 # Events that anyone may append; everything else is the owner's word, who has seen what stands before it.
@@ -383,6 +459,8 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     AttemptFailed: RunState._attempt_failed,
     ValueRecorded: RunState._value_recorded,
     SignalReceived: RunState._signal_received,
+    ChildStarted: RunState._child_started,
+    ChildFinished: RunState._child_finished,
     StateSet: RunState._state_set,
     ChunkAppended: RunState._chunk_appended,
     StepProgressed: RunState._step_progressed,

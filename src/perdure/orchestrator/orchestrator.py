@@ -10,8 +10,6 @@ from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from typing import Any
 
-import msgspec
-
 from perdure.config import Limits, Recovery
 from perdure.engine.driver import Driver, NotKnown
 from perdure.engine.locks import Locker
@@ -28,7 +26,6 @@ from perdure.kernel.events import (
     CancelRequested,
     RunClaimed,
     RunFinished,
-    RunParked,
     RunResumed,
     RunStarted,
     RunStatus,
@@ -36,12 +33,13 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
-from perdure.kernel.replay import Replay
+from perdure.kernel.replay import Family, Replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
 from perdure.kernel.state import RunState, fold
 from perdure.orchestrator.locks import RunLocks
+from perdure.orchestrator.parking import Parking
 from perdure.ports.clock import Clock
-from perdure.ports.journal import Append, Appended, Conflict
+from perdure.ports.journal import Append, Conflict
 from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
@@ -83,7 +81,8 @@ class Orchestrator:
         self._observer = on_commit
         self.payloads = Payloads(store.blobs, limits)
         self.active: dict[str, Driver] = {}
-        self.unreadable: dict[str, Corrupt] = {}
+        self._parking = Parking(store, clock, on_finished)
+        self.unreadable = self._parking.unreadable
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._loading: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,7 +110,7 @@ class Orchestrator:
         try:
             program = self.programs[started.program]
             state = RunState(run_id)
-            replay = Replay(state, program.open(run_id, started, self._codec), self._resolver(program, started))
+            replay = self._open(program, state, started)
             state.started = recorded
             driver = Driver(self.services, replay, durability(started.durability), variables)
             self.active[run_id] = driver
@@ -152,7 +151,7 @@ class Orchestrator:
                 except StoreUnavailable:
                     raise  # out of reach is not damaged
                 except PerdureError as error:
-                    await self._park_unread(run_id, str(error))
+                    await self._parking.park_unread(run_id, str(error))
             await self._in_callback(lambda: self._install_all(ready, dead))
             return len(ready)
         finally:
@@ -219,7 +218,7 @@ class Orchestrator:
                 self._drop(self.active[run_id])
             self.locks.left(run_id)
             if state.parked is None:
-                self._park(state, error)
+                self._spawn(self._parking.park(state, error))
             return
         if driver.idle:
             self._settle(driver)
@@ -232,64 +231,26 @@ class Orchestrator:
 
     def _replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
         program = self.programs[started.program]
-        rules = self._resolver(program, started)
-        replay = Replay(RunState(run_id), program.open(run_id, started, self._codec), rules)
+        replay = self._open(program, RunState(run_id), started)
         try:
             replay.fold_all(batches)
         except BaseException:
-            replay.execution.close()
+            replay.close()
             raise
         return replay
 
-    def _resolver(self, program: Program, started: RunStarted) -> Resolver | None:
-        return resolver(self._rules, getattr(program, "rules", NONE), started)
+    def _open(self, program: Program, state: RunState, started: RunStarted) -> Replay:
+        def rules(program: Program) -> Resolver | None:
+            return resolver(self._rules, getattr(program, "rules", NONE), started)
+
+        execution = program.open(state.run_id, started, self._codec)
+        return Replay(state, execution, rules(program), Family(self.programs, self._codec, rules))
 
     def _driver(self, replay: Replay, batches: Sequence[Batch], variables: Context) -> Driver:
         started = replay.state.started
         assert started is not None
         size = sum(weight(event) for batch in batches for event in batch.events)
         return Driver(self.services, replay, durability(started.durability), variables, size)
-
-    # --- parking --------------------------------------------------------------------------------------------------
-
-    def _park(self, state: RunState, error: Exception) -> None:
-        """Stop advancing a run whose journal does not fit the code, visibly."""
-        reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
-        self._spawn(self._append_parked(state, reason))
-
-    async def _append_parked(self, state: RunState, reason: str) -> None:
-        seq, at = state.next_seq, max(self.clock.now(), state.at)
-        event = RunParked(reason)
-        state.fold(event, at)
-        append = Append(state.run_id, seq, [Batch(seq, at, [event])], row(state))
-        if await self._append(append):
-            log.error("run %r is parked: %s", state.started.id if state.started else state.run_id, reason)
-            self._on_finished(row(state))
-
-    async def _park_unread(self, run_id: str, reason: str) -> None:
-        """Park a run whose journal cannot be read; its row and its head can."""
-        try:
-            found, head = await self.store.runs.get(run_id), await self.store.journal.head(run_id)
-        except Corrupt:
-            found = head = None
-        if found is None or head is None:
-            # Nothing can be appended to it, so it is remembered here: it must not be tried again and again.
-            log.error("run_id %s cannot be read: %s", run_id, reason)
-            self.unreadable[run_id] = Corrupt(f"what the store holds of run_id {run_id}", reason, run_id)
-            self._on_finished(self.unreadable[run_id])
-            return
-        if found.status is RunStatus.PARKED:
-            return
-        parked = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=reason)
-        batch = Batch(head.next_seq, self.clock.now(), [RunParked(reason, "damaged")])
-        if await self._append(Append(run_id, head.next_seq, [batch], parked)):
-            log.error("run %r is parked: %s", found.id, reason)
-            self._on_finished(parked)
-
-    async def _append(self, append: Append) -> bool:
-        outcomes = self.store.journal.append([append])
-        done = outcomes if isinstance(outcomes, Sequence) else await outcomes
-        return isinstance(done[0], Appended)
 
     # --- what the writer reports ----------------------------------------------------------------------------------
 
@@ -300,6 +261,9 @@ class Orchestrator:
                 accepted.set_result(None)
         if self._observer is not None:
             self._observer(driver.id, append)
+        for start in append.starts:
+            if start.row is not None and start.row.program in self.programs:
+                self.load_soon(start.run_id)
         state = driver.state
         if state.uses_locks:
             self.locks.committed(driver.run_id, append)
@@ -372,7 +336,7 @@ class Orchestrator:
             return
         except PerdureError as error:
             self._drop(driver)
-            await self._park_unread(driver.run_id, str(error))
+            await self._parking.park_unread(driver.run_id, str(error))
             return
         await self._in_callback(lambda: self._rejoin(driver, started, batches))
 
@@ -396,7 +360,7 @@ class Orchestrator:
             replay = self._replay(started, old.run_id, batches)
         except Exception as error:
             self._drop(old)
-            self._park(state, error)
+            self._spawn(self._parking.park(state, error))
             return
         new = self._driver(replay, batches, old.variables)
         self.active[old.run_id] = new

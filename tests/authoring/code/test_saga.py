@@ -221,7 +221,7 @@ async def test_a_timeout_around_a_saga_undoes_it_first() -> None:
     async def trip() -> str:
         flight = await book("flight")
         try:
-            async with asyncio.timeout(0.01):
+            async with asyncio.timeout(0.5):
                 async with saga() as s:
                     s.compensate(cancel_booking, flight)
                     await sleep(3600)

@@ -20,6 +20,7 @@ from perdure.authoring.code.loop import (
     BodyLoop,
     BodyTask,
     BodyTimer,
+    ChildFuture,
     Closing,
     OpFuture,
     source_of,
@@ -31,8 +32,8 @@ from perdure.errors import (
     LockTimeout,
     NotDecodable,
     NotDurable,
-    NotSerializable,
     PerdureError,
+    RunCancelled,
     SignalTimeout,
     UsageError,
 )
@@ -46,14 +47,16 @@ from perdure.kernel.commands import (
     RecordValue,
     RunStep,
     SetState,
+    StartChild,
     StartTimer,
     StepSpec,
 )
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
+    ChildFinished,
+    ChildStarted,
     RunClaimed,
-    RunStarted,
     RunStatus,
     StepFailed,
     StepSkipped,
@@ -63,7 +66,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import describe, rebuild
 from perdure.kernel.ids import inputs_hash
-from perdure.kernel.rules import NONE
+from perdure.kernel.invocation import Invocation
 from perdure.kernel.state import REJECTED
 
 
@@ -90,6 +93,17 @@ class BodyLock:
         self.key, self.op, self.scope, self.token = key, op, scope, token
 
 
+class Child(msgspec.Struct, frozen=True):
+    """A child that a body waits for, and what its end is read with."""
+
+    id: str
+    returns: Any
+    errors: dict[str, type[BaseException]]
+
+
+EncodeInput = Callable[[tuple[Any, ...], dict[str, Any], Codec], bytes]
+
+
 class Body:
     """One run of a workflow function."""
 
@@ -99,7 +113,9 @@ class Body:
         make: Callable[[], Coroutine[Any, Any, Any]],
         returns: Any,
         codec: Codec,
+        encode_input: EncodeInput,
     ) -> None:
+        self._encode_input = encode_input
         self.run_id = run_id
         self.codec = codec
         self._make = make
@@ -108,7 +124,7 @@ class Body:
         self._task: BodyTask | None = None
         self._commands: list[Command] = []
         # What each open op resolves: the future of a step or a wait, or a timer.
-        self._futures: dict[str, tuple[OpFuture, StepSpec | Wait | None]] = {}
+        self._futures: dict[str, tuple[OpFuture, StepSpec | Wait | Child | None]] = {}
         self._timers: dict[str, BodyTimer] = {}
         self._finish: Finish | None = None
         self._refusals = 0
@@ -149,6 +165,10 @@ class Body:
                 loop.fire(timer)
             else:
                 self._answered(event)
+        elif isinstance(event, ChildFinished):
+            self._child_ended(event)
+        elif isinstance(event, ChildStarted):
+            self._resolve_with(event.op, None, event.detached)
         elif isinstance(event, CancelRequested):
             self._cancelled = event
             if self._task is None:
@@ -186,11 +206,8 @@ class Body:
             return
         if error is None:
             future.set_result(value)
-        elif isinstance(error, asyncio.CancelledError | StopIteration):
-            # A future refuses StopIteration, and CancelledError would look like a cancel of the body.
-            future.set_exception(PerdureError(f"{type(error).__name__}: {error}"))
         else:
-            future.set_exception(error)
+            future.set_exception(plain_error(error))
 
     def _answered(self, event: WaitResolved) -> None:
         found = self._futures.get(event.op)
@@ -214,6 +231,24 @@ class Body:
                 self._resolve_with(event.op, error)
                 return
             self._resolve_with(event.op, None, value)
+
+    def _child_ended(self, event: ChildFinished) -> None:
+        found = self._futures.pop(event.op, None)
+        if found is None:
+            return
+        future, child = found
+        assert isinstance(future, ChildFuture)
+        assert isinstance(child, Child)
+        if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
+            returns = child.returns if event.status is RunStatus.COMPLETED else Any
+            future.ended(self.codec.decode(event.value, returns, f"the result of {event.op}"), None)
+        elif event.status is RunStatus.CANCELLED or event.error is None:
+            future.ended(None, RunCancelled(child.id, event.reason or None))
+        else:
+            error = rebuild(event.error, self.codec, child.errors)
+            if event.error.traceback:
+                error.add_note(f"in the child {event.op}:\n{event.error.traceback.rstrip()}")
+            future.ended(None, plain_error(error))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if self._finish is not None or self.loop.closing:
@@ -313,6 +348,36 @@ class Body:
         if self.locks.pop(held.op, None) is not None:
             self.record("unlock", lambda _: held.op)
 
+    def start_child(
+        self, invocation: Invocation[Any], id: str = "", detached: bool = False, deadline: float | None = None
+    ) -> OpFuture:
+        """Wish for a run of another program."""
+        if self.loop.closing:
+            return self._refuse()
+        program = invocation.program
+        data = invocation.encode(program, self.codec)
+        op = self.loop.scope().path(invocation.name)
+        future = self.loop.create_future() if detached else self.loop.create_child_future()
+        self._keep(future, op, Child(id or op, invocation.returns, getattr(program, "errors", {})))
+        version = program.version if program is not None else ""
+        fingerprint = inputs_hash(data)
+        self._commands.append(
+            StartChild(op, invocation.name, version, data, fingerprint, id, detached, deadline, self._line())
+        )
+        return future
+
+    def cancel_child(self, op: str, reason: Any) -> None:
+        """Ask a child to end."""
+        if not self.loop.closing:
+            self._commands.append(CancelOp(op, str(reason or "nobody waits for it any more")))
+
+    def continue_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """End this incarnation, and have the next one begin."""
+        if self.loop.closing:
+            raise Closing
+        self.finish(Finish(RunStatus.COMPLETED, continue_with=self._encode_input(args, kwargs, self.codec)))
+        raise Bail
+
     def set_state(self, key: str, value: Any) -> None:
         """Wish to publish a value."""
         if self.loop.closing:
@@ -360,9 +425,12 @@ class Body:
 
     def _future(self, op: str, spec: StepSpec | Wait | None) -> OpFuture:
         future = self.loop.create_future()
+        self._keep(future, op, spec)
+        return future
+
+    def _keep(self, future: OpFuture, op: str, spec: StepSpec | Wait | Child | None) -> None:
         future._op = op
         self._futures[op] = (future, spec)
-        return future
 
     def _refuse(self) -> OpFuture:
         """What an op gives a body that is leaving memory: an exception, or nothing to go on with.
@@ -379,6 +447,13 @@ class Body:
         return user_line(frame)
 
 
+def plain_error(error: BaseException) -> BaseException:
+    """An error that a future can hold: not StopIteration, nor CancelledError, which looks like a cancel of the body."""
+    if isinstance(error, asyncio.CancelledError | StopIteration):
+        return PerdureError(f"{type(error).__name__}: {error}")
+    return error
+
+
 def current_body() -> Body | None:
     """The body that is running, or None outside a workflow."""
     loop = events._get_running_loop()
@@ -391,83 +466,3 @@ def require_body(what: str) -> Body:
     if body is None:
         raise PerdureError(f"{what} works only inside a workflow; this code is not run by one")
     return body
-
-
-class CodeProgram:
-    """A workflow function as the kernel sees it."""
-
-    def __init__(
-        self, name: str, version: str, fn: Callable[..., Coroutine[Any, Any, Any]], hints: dict[str, Any]
-    ) -> None:
-        self.name, self.version, self._fn = name, version, fn
-        self._signature = inspect.signature(fn)
-        self._hints = hints
-        self.returns = hints.get("return", Any)
-        self.errors: dict[str, type[BaseException]] = {}
-        self.rules = NONE
-
-    def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
-        """A fresh body, with its arguments decoded by their annotations when it begins."""
-        return Body(run_id, lambda: self._call(started.input, codec), self.returns, codec)
-
-    def _call(self, input: Raw, codec: Codec) -> Coroutine[Any, Any, Any]:
-        args, kwargs = self.arguments(input, codec)
-        return self._fn(*args, **kwargs)
-
-    def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
-        """The arguments as one JSON object by parameter name."""
-        bound = self._signature.bind(*args, **kwargs)
-        arguments = {**self._defaults(codec), **bound.arguments}
-        return codec.encode(arguments, f"an argument of {self.name}")
-
-    def _defaults(self, codec: Codec) -> dict[str, Any]:
-        """Default values that can be stored: a run keeps those it was started with when the code changes them."""
-        found: dict[str, Any] = {}
-        for name, parameter in self._signature.parameters.items():
-            if parameter.default is not parameter.empty:
-                try:
-                    codec.encode(parameter.default, name)
-                except NotSerializable:
-                    continue
-                found[name] = parameter.default
-        return found
-
-    def arguments(self, input: Raw, codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call that stored input asks for: an object by parameter name, or a list by position."""
-        raw = codec.decode(input, dict[str, Raw] | list[Raw], f"the input of {self.name}")
-        signature = self._signature
-        if isinstance(raw, list):
-            try:
-                bound = signature.bind(*raw)
-            except TypeError as error:
-                raise TypeError(f"{self.name}() cannot take the stored input: {error}") from None
-        else:
-            bound = signature.bind_partial()
-            bound.arguments.update(raw)
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for name, parameter in signature.parameters.items():
-            if name not in bound.arguments:
-                if parameter.default is parameter.empty and parameter.kind not in (
-                    parameter.VAR_POSITIONAL,
-                    parameter.VAR_KEYWORD,
-                ):
-                    raise TypeError(f"{self.name}() is missing its argument {name!r} in the stored input")
-                continue
-            annotation = self._hints.get(name, Any)
-            what = f"the argument {name} of {self.name}"
-            value = bound.arguments[name]
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                items = value if isinstance(value, tuple) else codec.decode(value, list[Raw], what)
-                args.extend(codec.decode(item, annotation, what) for item in items)
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                pairs = value if isinstance(value, dict) else codec.decode(value, dict[str, Raw], what)
-                kwargs.update({key: codec.decode(item, annotation, what) for key, item in pairs.items()})
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                kwargs[name] = codec.decode(value, annotation, what)
-            else:
-                args.append(codec.decode(value, annotation, what))
-        unknown = set(bound.arguments) - set(signature.parameters)
-        if unknown:
-            raise TypeError(f"{self.name}() has no argument {', '.join(sorted(unknown))}, which the stored input holds")
-        return tuple(args), kwargs

@@ -15,12 +15,13 @@ import sysconfig
 import types
 import warnings
 from asyncio import events
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure.errors import NotDurable
+from perdure.kernel.invocation import Invocation
 
 if TYPE_CHECKING:
     from perdure.authoring.code.body import Body
@@ -72,6 +73,34 @@ class OpFuture(asyncio.Future[Any]):
             assert isinstance(loop, BodyLoop)
             loop.body.cancel_op(self._op)
         return True
+
+
+class ChildFuture(OpFuture):
+    """What awaiting a child waits for. Cancelling it asks the child to end; it is done when the child has."""
+
+    _asked = False
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if self.done() or self._op is None:
+            return super().cancel(msg)
+        if not self._asked:
+            self._asked = True
+            loop = self.get_loop()
+            assert isinstance(loop, BodyLoop)
+            loop.body.cancel_child(self._op, msg)
+        return True
+
+    def ended(self, value: Any, error: BaseException | None) -> None:
+        """The child has ended. Whoever asked it to end gets what they asked for, whatever it came to."""
+        self._op = None
+        if self.done():
+            return
+        if self._asked:
+            super().cancel()
+        elif error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error)
 
 
 class BodyTask(asyncio.Task[Any]):
@@ -194,9 +223,15 @@ class BodyLoop(asyncio.AbstractEventLoop):
         future._number = self.number()
         return future
 
+    def create_child_future(self) -> ChildFuture:
+        """What the end of a child resolves."""
+        future = ChildFuture(loop=self)
+        future._number = self.number()
+        return future
+
     def create_task(  # type: ignore[override]
         self,
-        coro: Coroutine[Any, Any, Any] | asyncio.Future[Any],
+        coro: Coroutine[Any, Any, Any] | Awaitable[Any],
         *,
         name: str | None = None,
         context: Context | None = None,
@@ -209,8 +244,10 @@ class BodyLoop(asyncio.AbstractEventLoop):
         if _called_from(_AS_COMPLETED):
             what = "asyncio.as_completed over coroutines, which starts them in no fixed order (pass it tasks instead),"
             raise NotDurable(what, user_line(sys._getframe(1)))
-        scope = Scope(f"{self.scope().path(_task_name(coro))}/")
-        if isinstance(coro, asyncio.Future):
+        # The one op of a task that only awaits a child has its name already.
+        alone = isinstance(coro, Invocation)
+        scope = self.scope() if alone else Scope(f"{self.scope().path(_task_name(coro))}/")
+        if alone or not isinstance(coro, Coroutine):
             coro = _await(coro)
         task = BodyTask(coro, self, scope, name or scope.prefix[:-1], context)
         self._tasks.append(task)
@@ -360,8 +397,8 @@ def _keep_for_ever(coro: Coroutine[Any, Any, Any]) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(coro))
 
 
-async def _await(future: asyncio.Future[Any]) -> Any:
-    return await future
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 def _kind(awaited: object) -> str:

@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from perdure.authoring.code.body import CodeProgram
+from perdure.authoring.code.child import Called
 from perdure.authoring.code.hints import hints_of, local_errors
+from perdure.authoring.code.program import CodeProgram
 from perdure.kernel.ids import check_name
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.rules import RulesLike, rules_of
@@ -31,7 +32,7 @@ class Workflow(CodeProgram, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """What to run, with its arguments; give it to `start` or `run`."""
         self._signature.bind(*args, **kwargs)  # a wrong call fails here, where it is written
-        return Invocation(self.name, self, args, kwargs)
+        return Called(self.name, self, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeGuard
 
 import msgspec
@@ -10,21 +11,36 @@ from msgspec import Raw
 
 from perdure.errors import StepCancelled
 from perdure.kernel.codec import Codec
-from perdure.kernel.commands import Command, Finish, Program, RunStep
-from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted, RunStatus, StepFailed, StepSucceeded
+from perdure.kernel.commands import FINISH, Command, Finish, Program, RunStep
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    ChildFinished,
+    ChildStarted,
+    RunFinished,
+    RunStarted,
+    RunStatus,
+    StepFailed,
+    StepSucceeded,
+)
 from perdure.kernel.failures import type_name
-from perdure.kernel.replay import Replay
+from perdure.kernel.replay import Family, Replay
 from perdure.kernel.state import RunState
 
 
 def check_journal(
-    program: Program, run_id: str, batches: Sequence[Batch], codec: Codec, blobs: Mapping[str, bytes]
+    program: Program,
+    run_id: str,
+    batches: Sequence[Batch],
+    codec: Codec,
+    blobs: Mapping[str, bytes],
+    programs: Mapping[str, Program] = MappingProxyType({}),
 ) -> list[str]:
     """Replay a journal twice from the start; say what does not fit, and nothing when all does."""
     events = [(_inflated(event, blobs), batch.at) for batch in batches for event in batch.events]
     try:
-        commands, finish = _commands(program, run_id, events, codec)
-        again, _ = _commands(program, run_id, events, codec)
+        commands, finish = _commands(program, run_id, events, codec, programs)
+        again, _ = _commands(program, run_id, events, codec, programs)
     except Exception as error:
         return [f"the journal of {run_id} cannot be replayed: {error!r}"]
     if commands != again:
@@ -34,24 +50,29 @@ def check_journal(
 
 
 def _commands(
-    program: Program, run_id: str, events: Sequence[tuple[AnyEvent, float]], codec: Codec
+    program: Program,
+    run_id: str,
+    events: Sequence[tuple[AnyEvent, float]],
+    codec: Codec,
+    programs: Mapping[str, Program],
 ) -> tuple[list[str], Finish | None]:
     """What the program wishes for after each event, and the end it wishes for."""
     started = events[0][0]
     assert isinstance(started, RunStarted)
-    replay = Replay(RunState(run_id), program.open(run_id, started, codec))
+    replay = Replay(RunState(run_id), program.open(run_id, started, codec), family=Family(programs, codec))
     seen: list[str] = []
     finish: Finish | None = None
     try:
         for event, at in events:
-            wish = replay.wishes.get("<finish>")
+            wish = replay.wishes.get(FINISH)
             finish = wish if isinstance(wish, Finish) else finish
-            if _is_cancelled(event) and f"cancel {event.op}" not in replay.wishes and finish is None:
+            ending = any(isinstance(wish, Finish) for wish in replay.wishes.values())
+            if _is_cancelled(event) and f"cancel {event.op}" not in replay.wishes and finish is None and not ending:
                 raise AssertionError(f"{event.op} was recorded as cancelled, and nobody wished for that")
             replay.fold(event, at)
             seen.append(" ".join(_tell(command) for command in replay.wishes.values()))
     finally:
-        replay.execution.close()
+        replay.close()
     return seen, finish
 
 
@@ -72,7 +93,7 @@ def _check_end(run_id: str, end: RunFinished, finish: Finish | None, blobs: Mapp
     if finish.status is not end.status:
         return [f"{run_id} is {end.status}, and its replay {finish.status}"]
     recorded = blobs[end.blob] if end.blob else bytes(end.value)
-    if recorded != finish.value:
+    if recorded != finish.value and not end.continued_as:
         return [f"{run_id} returned {recorded!r}, and its replay {finish.value!r}"]
     if end.error is not None and (finish.error is None or finish.error.type != end.error.type):
         return [f"{run_id} raised {end.error.type}, and its replay {finish.error}"]
@@ -82,6 +103,8 @@ def _check_end(run_id: str, end: RunFinished, finish: Finish | None, blobs: Mapp
 def _inflated(event: AnyEvent, blobs: Mapping[str, bytes]) -> AnyEvent:
     if isinstance(event, StepSucceeded) and event.blob:
         return msgspec.structs.replace(event, value=Raw(blobs[event.blob]))
-    if isinstance(event, RunStarted) and event.input_blob:
+    if isinstance(event, ChildFinished) and event.blob:
+        return msgspec.structs.replace(event, value=Raw(blobs[event.blob]))
+    if isinstance(event, RunStarted | ChildStarted) and event.input_blob:
         return msgspec.structs.replace(event, input=Raw(blobs[event.input_blob]))
     return event

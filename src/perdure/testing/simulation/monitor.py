@@ -25,7 +25,7 @@ from perdure.kernel.events import (
     WaitResolved,
     encode_events,
 )
-from perdure.kernel.projection import RunRow, row
+from perdure.kernel.projection import RunRow, child_rows, row
 from perdure.kernel.state import ANSWER, REJECTED, RunState
 from perdure.ports.journal import Append, Appended, Outcome
 from perdure.testing.simulation.report import StepExecution
@@ -80,9 +80,13 @@ class Monitor:
                 continue
             events = " ".join(f"@{batch.at!r} {encode_events(batch.events).decode()}" for batch in append.batches)
             self.note(machine.name, f"append {place} {events}")
-            self._appended(machine, append, rows.get(append.run_id))
+            self._appended(machine, append, rows)
+            for start in append.starts:
+                # One that is there already was started before.
+                if start.run_id not in self.runs and start.run_id in rows:
+                    self._appended(machine, start, rows)
 
-    def _appended(self, machine: Machine, append: Append, stored: RunRow | None) -> None:
+    def _appended(self, machine: Machine, append: Append, rows: dict[str, RunRow]) -> None:
         watched = self.runs.setdefault(append.run_id, Watched(append.run_id))
         state = watched.state
         if append.expected_next != state.next_seq:
@@ -101,9 +105,10 @@ class Monitor:
                     self.accuse(f"{type(event).__name__} cannot be folded into {append.run_id}: {error!r}")
                     return
             watched.batches.append(batch)
-        implied = row(state)
-        if msgspec.json.encode(stored) != msgspec.json.encode(implied):
-            self.accuse(f"the row of {append.run_id} is not what its journal implies:\n  {stored}\n  {implied}")
+        for implied in (row(state), *child_rows(state)):
+            stored = rows.get(implied.run_id)
+            if msgspec.json.encode(stored) != msgspec.json.encode(implied):
+                self.accuse(f"the row of {implied.run_id} is not what its journal implies:\n  {stored}\n  {implied}")
 
     def _check(self, machine: Machine, watched: Watched, event: AnyEvent) -> None:
         state = watched.state

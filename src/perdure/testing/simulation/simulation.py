@@ -236,7 +236,7 @@ class Simulation:
             before()
             if engine._orchestrator is not None:
                 for driver in engine._orchestrator.active.values():
-                    driver.replay.execution.close()
+                    driver.replay.close()
 
         machine.on_end = end
         return engine
@@ -376,13 +376,14 @@ class Storm:
                 started = watched.state.started
                 assert started is not None
                 program = engine._programs[started.program]
-                for problem in check_journal(program, run_id, watched.batches, engine.codec, sim.store.blobs.blobs):
+                known, blobs = engine._programs, sim.store.blobs.blobs
+                for problem in check_journal(program, run_id, watched.batches, engine.codec, blobs, known):
                     monitor.accuse(problem)
                 row = journal.rows[run_id]
                 if row.status is RunStatus.PARKED:
                     monitor.accuse(f"{row.id} is parked: {row.reason}")
                 result = self.results.get(row.id)
-                if result is not None and result.status is not row.status:
+                if result is not None and result.status is not row.status and not row.continued_as:
                     monitor.accuse(f"{row.id} was said to be {result.status}, and is {row.status}")
             break
 

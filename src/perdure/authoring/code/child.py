@@ -1,0 +1,81 @@
+"""Runs that a workflow begins: awaited, side by side, or let go; and the next incarnation of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator
+from datetime import timedelta
+from typing import Any, Literal, NoReturn, TypeVar, overload
+
+from perdure.authoring.code.body import current_body, require_body
+from perdure.authoring.code.step import seconds
+from perdure.errors import UsageError
+from perdure.kernel.ids import check_id
+from perdure.kernel.invocation import Invocation
+
+R = TypeVar("R", covariant=True)
+T = TypeVar("T")
+
+
+class Called(Invocation[R]):
+    """An invocation that can be awaited inside a workflow: it is a child run then."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, R]:
+        body = current_body()
+        if body is None:
+            return super().__await__()
+        return body.start_child(self).__await__()
+
+
+def call(name: str, *args: Any, **kwargs: Any) -> Invocation[Any]:
+    """An invocation of a program known only by name."""
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"call() needs the name of a program, not {name!r}")
+    return Called(name, None, args, kwargs)
+
+
+@overload
+def child(
+    invocation: Invocation[T],
+    id: str | None = None,
+    detached: Literal[False] = False,
+    *,
+    deadline: float | timedelta | None = None,
+) -> Awaitable[T]: ...
+@overload
+def child(
+    invocation: Invocation[Any],
+    id: str | None = None,
+    *,
+    detached: Literal[True],
+    deadline: float | timedelta | None = None,
+) -> Awaitable[str]: ...
+def child(
+    invocation: Invocation[Any],
+    id: str | None = None,
+    detached: bool = False,
+    *,
+    deadline: float | timedelta | None = None,
+) -> Awaitable[Any]:
+    """Begin a child run, with an id of its own if you like; awaiting it gives what it returns.
+
+    It lives in the journal of this run, ends with it, and is asked to end when nobody waits for it any more. With
+    `detached=True` it is a run of its own, which goes its own way; awaiting it gives its run_id once it has begun.
+    """
+    body = require_body("child()")
+    if not isinstance(invocation, Invocation):
+        raise UsageError(f"child() needs an invocation such as refund(order), not {invocation!r}")
+    if id is not None:
+        check_id(id)
+    due = None if deadline is None else body.loop.now + seconds(deadline, "deadline")
+    return body.start_child(invocation, id or "", detached, due)
+
+
+def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
+    """End this run here, and go on as a new incarnation under the same id, with these arguments and an empty journal.
+
+    For workflows without an end. Signals that nobody has taken go along.
+    """
+    require_body("continue_as()").continue_as(args, kwargs)
+    raise AssertionError("unreachable")
