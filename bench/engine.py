@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +31,8 @@ from bench.workloads import (
     SLEEPING_RUNS,
     START_BATCH,
     START_RUNS,
+    STREAM_CHUNKS,
+    STREAM_LATENCIES,
     WAKING_RUNS,
     StepLog,
     Value,
@@ -128,7 +130,31 @@ async def alarm(moment: datetime) -> None:
     await sleep_until(moment)
 
 
-PROGRAMS = [sequence, fan_out, recovering, long_sequence, sleeper, alarm]
+@step
+async def chunks(n: int) -> AsyncIterator[str]:
+    for _ in range(n):
+        yield "token"
+
+
+@step
+async def stamped(n: int) -> None:
+    """Show the moment, again and again, with a pause in which it can be seen."""
+    for _ in range(n):
+        step_context().emit(time.perf_counter())
+        await asyncio.sleep(0.002)
+
+
+@workflow
+async def streaming(n: int) -> int:
+    return len(await chunks(n))
+
+
+@workflow
+async def stamping(n: int) -> None:
+    await stamped(n)
+
+
+PROGRAMS = [streaming, stamping, sequence, fan_out, recovering, long_sequence, sleeper, alarm]
 
 
 def open_engine(setting: Setting) -> Engine:
@@ -338,6 +364,26 @@ async def sleeping(setting: Setting) -> None:
     )
 
 
+async def stream(setting: Setting) -> None:
+    """One stream as fast as it goes, with a reader; then how long a chunk takes from the step to the reader."""
+    async with open_engine(setting) as engine:
+        began = time.perf_counter()
+        run = await engine.start(streaming(STREAM_CHUNKS), id="stream")
+        read = [chunk.index async for chunk in run.stream()]
+        seconds = time.perf_counter() - began
+        run_again = await engine.start(stamping(STREAM_LATENCIES), id="stamped")
+        latencies = [time.perf_counter() - chunk.value async for chunk in run_again.stream()]
+    emit(
+        "engine",
+        "stream",
+        STREAM_CHUNKS,
+        seconds,
+        durability=setting.durability,
+        lost=STREAM_CHUNKS - len(read) if read == list(range(len(read))) else STREAM_CHUNKS,
+        **latencies_ms(latencies),
+    )
+
+
 async def idle(setting: Setting) -> None:
     """An engine with nothing to do: how many SQL statements does it run?"""
     statements: list[str] = []
@@ -370,6 +416,7 @@ WORKLOADS: dict[str, Callable[[Setting], Awaitable[None]]] = {
     "recover": recover,
     "long": long,
     "sleeping": sleeping,
+    "stream": stream,
     "idle": idle,
 }
 PHASES: dict[str, Callable[[Setting], Awaitable[None]]] = {

@@ -104,6 +104,9 @@ BARS: Sequence[Bar] = (
     Bar(engine("sleeping", "rss_mb"), False, 300, "MB RSS"),
     Bar(engine("sleeping", "wake_seconds"), False, 2, "s to wake 1,000"),
     Bar(engine("sleeping", "lost"), False, 0, "runs lost"),
+    Bar(engine("stream"), True, 20_000, "chunks/s"),
+    Bar(engine("stream", "lost"), False, 0, "chunks lost"),
+    Bar(engine("stream", "p50_ms"), False, 6, "ms p50 / commit", reference=Figure("limit", "commit", "ms")),
     Bar(engine("idle", "per_five_seconds"), False, 1, "statements in 5 s"),
 )
 WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bar in BARS))

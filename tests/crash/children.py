@@ -27,6 +27,10 @@ ALL: list[Program] = [
     programs.patient,
     programs.sleepy,
     programs.crunching,
+    programs.telling,
+    programs.telling_again,
+    programs.telling_in_thread,
+    programs.counting,
     programs.trip,
 ]
 

@@ -7,12 +7,14 @@ import json
 import os
 import signal
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from perdure import (
     OutcomeUnknown,
     Retry,
     bail,
+    batched,
     checkpoint,
     now,
     random,
@@ -297,3 +299,68 @@ async def trip(seconds: float) -> str:
             s.compensate(unbook, await book(what), seconds)
         await broken()
     return "booked"
+
+
+# --- steps that show what they make ---------------------------------------------------------------------------------
+
+
+@step
+async def tell(n: int, seconds: float) -> AsyncIterator[int]:
+    """Goes on from what was shown."""
+    effect()
+    for i in range(len(step_context().chunks), n):
+        yield i
+        await asyncio.sleep(seconds)
+
+
+@step(stream=batched(5, 0.02))
+async def tell_again(n: int, seconds: float) -> AsyncIterator[int]:
+    """Begins again in every attempt."""
+    effect()
+    for i in range(n):
+        yield i
+        await asyncio.sleep(seconds)
+
+
+@step
+def tell_in_thread(n: int, seconds: float) -> Iterator[int]:
+    """As `tell`, in a thread."""
+    effect()
+    for i in range(len(step_context().chunks), n):
+        yield i
+        time.sleep(seconds)
+
+
+@step(heartbeat=30)
+def count(n: int, seconds: float) -> list[int]:
+    """Goes on from its progress, and says from where."""
+    effect()
+    first = step_context().progress or 0
+    for i in range(first, n):
+        time.sleep(seconds)
+        step_context().heartbeat(i + 1)
+    return [first, n]
+
+
+@workflow
+async def telling(n: int, seconds: float) -> list[int]:
+    """One stream that goes on over crashes."""
+    return await tell(n, seconds)
+
+
+@workflow
+async def telling_again(n: int, seconds: float) -> list[int]:
+    """One stream that begins again after a crash."""
+    return await tell_again(n, seconds)
+
+
+@workflow
+async def telling_in_thread(n: int, seconds: float) -> list[int]:
+    """One stream from a thread."""
+    return await tell_in_thread(n, seconds)
+
+
+@workflow
+async def counting(n: int, seconds: float) -> list[int]:
+    """One long step with progress."""
+    return await count(n, seconds)

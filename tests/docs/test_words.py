@@ -12,6 +12,7 @@ WORDS = {
     "op": "task, activity",
     "op path": "",
     "step": "activity",
+    "stream, chunk": "",
     "event": "message",
     "command": "",
     "journal": "log, history table",

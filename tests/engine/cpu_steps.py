@@ -62,3 +62,9 @@ async def plain() -> int:
 def emitting() -> None:
     """Tries what works in the engine's own process only."""
     step_context().emit(1)
+
+
+@step(cpu=True)
+def beating() -> None:
+    """Tries what works in the engine's own process only."""
+    step_context().heartbeat()

@@ -65,4 +65,6 @@ def _text(name: str, value: Any) -> str:
         return when(moment(value))
     if name == "source":
         return str(value).rpartition("/")[2]
+    if name == "chunks":
+        return cut("[" + ",".join(bytes(chunk).decode() for chunk in value[:20]) + "]", 60)
     return cut(value, 60) if isinstance(value, str) else value_text(value)

@@ -27,6 +27,7 @@ COMMANDS = {
     "cancel": ("perdure.cli.tell:cancel", "Ask a run to end."),
     "pause": ("perdure.cli.tell:pause", "Let no new step of a run begin."),
     "resume": ("perdure.cli.tell:resume", "Let a paused run go on."),
+    "stream": ("perdure.cli.stream:stream", "Follow what a step shows before it ends."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }
 

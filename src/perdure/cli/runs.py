@@ -236,6 +236,7 @@ def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
         ("tags", ", ".join(f"{key}={value}" for key, value in view.tags.items())),
         ("waits for", "\n".join(f"{w.path} ({w.kind}) {when(w.deadline)} {_short(w.source)}" for w in view.waits)),
         ("steps", f"{done} of {len(steps)} begun have succeeded" if steps else "none begun"),
+        ("progress", "\n".join(f"{s.path} {value_text(s.progress)}" for s in steps if _shows_progress(s))),
         ("journal", f"{view.next_seq} events"),
         ("input", value_text(view.input, 1000)),
         ("output", value_text(view.output, 1000) if view.status in (RunStatus.COMPLETED, RunStatus.BAILED) else ""),
@@ -257,7 +258,12 @@ def _step_value(step: StepView) -> str:
     failed = next((a.error for a in reversed(step.attempts) if a.error is not None), None)
     if step.status == "succeeded":
         return value_text(step.output)
-    return cut(f"last attempt: {error_name(failed)}", 60) if failed is not None else ""
+    progress = "" if step.progress is None else f"progress: {value_text(step.progress)}"
+    return cut(f"last attempt: {error_name(failed)}", 60) if failed is not None else progress
+
+
+def _shows_progress(step: StepView) -> bool:
+    return step.progress is not None and step.finished_at is None
 
 
 def _short(source: str) -> str:

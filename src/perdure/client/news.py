@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from perdure.client.watch import POLL_SECONDS, WATCH_SECONDS
+from perdure.client import watch
 from perdure.errors import PerdureError, UsageError
 from perdure.ports.store import Store
 
@@ -97,13 +97,13 @@ class News:
         polled = 0.0
         while self._followers:
             current = self._store.version()
-            if current != version or loop.time() - polled > POLL_SECONDS:
+            if current != version or loop.time() - polled > watch.POLL_SECONDS:
                 version, polled = current, loop.time()
                 try:
                     await self._ask()
                 except PerdureError as error:
                     log.warning("%s", error)
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(watch.WATCH_SECONDS)
 
     async def _ask(self) -> None:
         wanted = list(self._followers)

@@ -20,7 +20,19 @@ if TYPE_CHECKING:
 class StepContext:
     """One attempt of a step, seen from inside. All of it may be used from any thread."""
 
-    __slots__ = ("_call", "_cancelled", "_channel", "_channels", "attempt", "beat", "ends", "id", "locker", "run_id")
+    __slots__ = (
+        "_call",
+        "_cancelled",
+        "_channel",
+        "_channels",
+        "attempt",
+        "beat",
+        "capped",
+        "ends",
+        "id",
+        "locker",
+        "run_id",
+    )
 
     def __init__(
         self,
@@ -37,6 +49,8 @@ class StepContext:
         self.attempt = attempt
         # When this attempt is timed out; until it is launched, the deadline of its run.
         self.ends = deadline
+        # Whether the run's deadline comes before the attempt's own timeout.
+        self.capped = False
         # When it gave its last sign of life, on the loop's clock.
         self.beat = 0.0
         self._channels, self._call = channels, call

@@ -67,8 +67,7 @@ class Attempt:
 
     def _expired(self, timeout: float) -> None:
         # None if it is the run whose time is up: the run ends then, and no code of the body can stand in the way.
-        mine = timeout == self.call.command.spec.timeout
-        self._give_up(StepTimeout(self.call.command.op, timeout) if mine else None)
+        self._give_up(None if self.context.capped else StepTimeout(self.call.command.op, timeout))
 
     def _feel_pulse(self, heartbeat: float) -> None:
         loop = self._runner.loop
@@ -213,10 +212,11 @@ class StepRunner:
         if timeout is None and context.ends is None:
             return None
         now = self._clock.now()
-        left = [timeout] if timeout is not None else []
         if context.ends is not None:
-            left.append(max(0.0, context.ends - now))
-        timeout = min(left)
+            left = max(0.0, context.ends - now)
+            context.capped = timeout is None or left <= timeout
+            timeout = left if timeout is None else min(left, timeout)
+        assert timeout is not None
         context.ends = now + timeout
         return timeout
 

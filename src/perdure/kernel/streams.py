@@ -12,7 +12,16 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Raw
 
-from perdure.kernel.events import NULL, Batch, ChunkAppended, RunFinished, StepFailed, StepStarted, StepSucceeded
+from perdure.kernel.events import (
+    NULL,
+    Batch,
+    ChunkAppended,
+    RunFinished,
+    StepFailed,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+)
 from perdure.kernel.ids import op_name
 
 
@@ -96,7 +105,7 @@ class Reading:
                 elif isinstance(event, StepStarted):
                     self._began(event.op)
                 elif isinstance(event, RunFinished) or (
-                    isinstance(event, StepSucceeded | StepFailed) and event.op == self._step
+                    isinstance(event, StepSucceeded | StepFailed | StepSkipped) and event.op == self._step
                 ):
                     self.ended = True
 

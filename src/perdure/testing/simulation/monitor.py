@@ -11,6 +11,7 @@ from perdure.kernel.events import (
     AttemptFailed,
     Batch,
     CancelRequested,
+    ChunkAppended,
     RunClaimed,
     RunFinished,
     RunParked,
@@ -19,6 +20,7 @@ from perdure.kernel.events import (
     RunStarted,
     SignalReceived,
     StepFailed,
+    StepProgressed,
     StepSkipped,
     StepStarted,
     StepSucceeded,
@@ -134,6 +136,14 @@ class Monitor:
             last = state.ops[event.op].attempt if event.op in state.ops else 0
             if event.attempt != last + 1:
                 self.accuse(f"{where}: attempt {event.attempt} of {event.op} follows {last}")
+        elif isinstance(event, ChunkAppended | StepProgressed):
+            open_op = state.ops.get(event.op)
+            if open_op is None or open_op.attempt != event.attempt or not open_op.running:
+                self.accuse(f"{where}: attempt {event.attempt} of {event.op} shows something and is not under way")
+            elif isinstance(event, ChunkAppended):
+                count = open_op.shown.count if open_op.shown is not None else 0
+                if event.start != count:
+                    self.accuse(f"{where}: chunk {event.start} of {event.op} follows {count - 1}")
         elif isinstance(event, StepSucceeded | StepFailed | StepSkipped | AttemptFailed):
             open_op = state.ops.get(event.op)
             if event.op in watched.outcomes:

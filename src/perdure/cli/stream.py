@@ -1,0 +1,85 @@
+"""`perdure stream`: follow what a step shows before it ends, over crashes of its process and of the store's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from perdure.cli.exits import ENDS, Exit, Problem
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.output import clean, note, write_json
+from perdure.client.client import Client
+from perdure.client.views import Chunk
+from perdure.errors import NoSuchRun, StoreUnavailable
+from perdure.kernel.events import RunStatus
+from perdure.stores.open import open_store
+
+# How long to wait before a store that went away is asked again.
+RECONNECT_SECONDS = 0.5
+
+
+def stream(
+    id: RunId,
+    step: Annotated[str | None, Parameter(help="An op path such as tokens:0, or a name: its first call.")] = None,
+    /,
+    *,
+    start: Annotated[int, Parameter(help="The number of the first chunk to show.")] = 0,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Follow what a step shows until it ends; without a step, all of them until the run ends, and exit as it did.
+
+    One chunk a line: text as it is, everything else as JSON. --json gives one object a line, with its number.
+    """
+    if start < 0:
+        raise Problem(f"--start {start}: chunks are numbered from 0")
+    return asyncio.run(_Follower(id, step, start, store, json).follow())
+
+
+class _Follower:
+    """Follows one stream by number: over a store that goes away and comes back, nothing is missed or told twice."""
+
+    def __init__(self, id: str, step: str | None, start: int, store: str, json: bool) -> None:
+        self._id, self._step, self._next, self._store, self._json = id, step, start, store, json
+        self._run_id: str | None = None
+
+    async def follow(self) -> int:
+        while True:
+            try:
+                return await self._follow()
+            except StoreUnavailable as error:
+                if self._run_id is None:
+                    raise
+                note(f"{error}; trying again from chunk {self._next}")
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _follow(self) -> int:
+        async with Client(open_store(self._store)) as client:
+            # By run_id, once it is known: another run under the same id is not what is being followed.
+            view = await client.get(self._run_id or self._id)
+            if view is None:
+                raise NoSuchRun(self._id)
+            self._run_id = view.run_id
+            if view.status is RunStatus.PARKED:
+                note(f"run {view.id!r} is parked; its stream goes on when it does: {view.reason}")
+            async for chunk in client.stream(view.run_id, self._step, self._next):
+                self._write(chunk)
+                self._next = chunk.index + 1
+            if self._step is not None:
+                return Exit.OK
+            ended = await client.get(view.run_id)
+        return ENDS[ended.status] if ended is not None else Exit.OK
+
+    def _write(self, chunk: Chunk) -> None:
+        if self._json:
+            write_json(chunk, line=True)
+        elif chunk.restart:
+            note(f"{chunk.path} begins again in attempt {chunk.attempt}: what it showed before is void")
+        else:
+            value = chunk.value
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            path = "" if self._step is not None else f"{chunk.path}  "
+            print(clean(f"{path}{text}", "\n\t"), flush=True)
