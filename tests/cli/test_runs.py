@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, StoreUnavailable, step, workflow
+from perdure import Engine, StoreUnavailable, rule, step, workflow
 from perdure.cli import runs
 from perdure.client.client import Client
 from perdure.kernel.events import Entry
@@ -174,6 +174,26 @@ def test_steps_are_listed_with_their_outcome(filled: Cli) -> None:
     assert row.split()[:3] == ["refuse:0", "failed", "1"]
     assert "test_runs.py:" in row
     assert [found["path"] for found in filled("runs", "steps", "three", "--json").json] == ["refuse:0"]
+
+
+def test_a_step_that_was_skipped_or_saved_by_its_fallback_shows_it(cli: Cli) -> None:
+    async def run() -> None:
+        for id, policy in (("skipped", rule("refuse", on_failure="skip")), ("saved", rule("refuse", fallback=repr))):
+            async with Engine(cli.url, [refused], rules=[policy]) as engine:
+                await engine.run(refused(), id=id)
+
+    asyncio.run(run())
+    row = cli("runs", "steps", "skipped").out.splitlines()[1]
+    assert row.split()[:3] == ["refuse:0", "skipped", "1"]
+    assert "ValueError" in row
+    assert "StepSkipped" in cli("runs", "journal", "skipped").out
+    assert cli("runs", "steps", "skipped", "--json").json[0]["status"] == "skipped"
+    assert cli("runs", "show", "skipped").code == 0
+    assert cli("runs", "steps", "saved").out.splitlines()[1].split()[:3] == ["refuse:0", "succeeded", "2"]
+    assert "(by its fallback)" in cli("runs", "steps", "saved").out
+    journal = cli("runs", "journal", "saved").out
+    assert "fallback=true" in journal
+    assert [a["fallback"] for a in cli("runs", "steps", "saved", "--json").json[0]["attempts"]] == [False, True]
 
 
 def test_a_journal_is_json_lines_numbered_without_gaps(filled: Cli) -> None:

@@ -32,6 +32,7 @@ ALL: list[Program] = [
     programs.telling_in_thread,
     programs.counting,
     programs.trip,
+    programs.asking,
 ]
 
 

@@ -11,13 +11,17 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from perdure import (
+    FailedStep,
     OutcomeUnknown,
     Retry,
     bail,
     batched,
     checkpoint,
+    instead,
     now,
     random,
+    retry_with,
+    rule,
     saga,
     sleep,
     step,
@@ -364,3 +368,67 @@ async def telling_in_thread(n: int, seconds: float) -> list[int]:
 async def counting(n: int, seconds: float) -> list[int]:
     """One long step with progress."""
     return await count(n, seconds)
+
+
+# --- a step that needs its fallback ---------------------------------------------------------------------------------
+
+
+@step
+async def ask(model: str, seconds: float) -> str:
+    """Only the small model answers."""
+    effect()
+    if model != "small":
+        raise Broken(model)
+    await asyncio.sleep(seconds)
+    return model
+
+
+@step
+async def look_up(seconds: float) -> str:
+    """Answers always."""
+    await asyncio.sleep(seconds)
+    return "archive"
+
+
+async def smaller(failed: FailedStep) -> Any:
+    """Say what failed, and try the small model."""
+    effect(f"fallback after {failed.error!r}")
+    return retry_with("small", failed.args[1])
+
+
+def archive(failed: FailedStep) -> Any:
+    """Look it up instead."""
+    effect(f"fallback after {failed.error!r}")
+    return instead(look_up, failed.args[1])
+
+
+@step
+async def unimportant(seconds: float) -> str:
+    """Fails, and the run can do without."""
+    effect()
+    await asyncio.sleep(seconds)
+    raise Broken("unimportant")
+
+
+@workflow(
+    rules=[
+        rule("ask", attempts=2, initial=0.02, jitter=False, fallback=smaller),
+        rule("consult", fallback=archive),
+        rule("unimportant", on_failure="skip", attempts=2, backoff="none"),
+    ]
+)
+async def asking(seconds: float) -> list[Any]:
+    """Two steps that are saved by their fallbacks, and one that is skipped."""
+    return [
+        await ask("large", seconds),
+        await ask_under_another_name("large", seconds),
+        await unimportant(seconds),
+        await add(1, 2),
+    ]
+
+
+@step(name="consult")
+async def ask_under_another_name(model: str, seconds: float) -> str:
+    """Nobody answers."""
+    effect()
+    raise Broken(model)

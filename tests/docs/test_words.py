@@ -20,6 +20,8 @@ WORDS = {
     "orchestrator": "server, node",
     "lease, epoch": "lock",
     "compensation": "rollback",
+    "rule": "policy list, override",
+    "fallback": "",
     "park": "",
 }
 

@@ -14,11 +14,16 @@ from typing import Any
 from hypothesis import strategies as st
 
 from perdure import (
+    CompensationFailed,
+    FailedStep,
     OutcomeUnknown,
     Retry,
     checkpoint,
     now,
     random,
+    retry_with,
+    rule,
+    saga,
     sleep,
     step,
     step_context,
@@ -76,6 +81,32 @@ async def hasty(n: int) -> int:
 @step(at_most_once=True)
 async def once(n: int) -> int:
     return outcome(n)
+
+
+@step
+async def saved(n: int) -> int:
+    """Fails, unless its fallback calls it."""
+    if n >= 0:
+        raise Boom(n)
+    return outcome(-n)
+
+
+async def save(failed: FailedStep) -> Any:
+    """Every third time it fails too."""
+    assert str(failed.error) == str(failed.args[0])
+    n: int = failed.args[0]
+    return n if n % 3 == 0 else retry_with(-n if n % 3 == 1 else n)
+
+
+@step
+async def dispensable(n: int) -> int:
+    raise Boom(outcome(n))
+
+
+RULES = [
+    rule("saved", attempts=2, initial=0.3, fallback=save),
+    rule("dispensable", attempts=2, initial=0.2, backoff="linear", on_failure="skip"),
+]
 
 
 async def run_tree(tree: Tree, see: See) -> int:
@@ -141,6 +172,43 @@ async def _once(see: See, n: int) -> int:
     except OutcomeUnknown:
         value = -n
     see(value)
+    return value
+
+
+async def _saved(see: See, n: int) -> int:
+    try:
+        value = await saved(n)
+    except Boom as error:
+        value = int(str(error))
+    see(value)
+    return value
+
+
+async def _dispensable(see: See, n: int) -> int:
+    value: int | None = await dispensable(n)
+    see(value)
+    return n
+
+
+async def _saga(see: See, tree: Tree, n: int) -> int:
+    """Undo two things when the tree gives an odd number; undoing one of them may fail."""
+
+    async def undo(n: int) -> None:
+        see(await work(n))
+
+    try:
+        async with saga() as s:
+            s.compensate(undo, n)
+            s.compensate(broken if n % 3 == 0 else work, n)
+            value = await run_tree(tree, see)
+            if value % 2:
+                raise Boom(value)
+    except CompensationFailed as error:
+        see([type(error.__cause__).__name__, len(error.exceptions)])
+        return n
+    except Boom:
+        see("undone")
+        return n
     return value
 
 
@@ -292,6 +360,9 @@ NODES: dict[str, Callable[..., Awaitable[int]]] = {
     "retried": _retried,
     "hasty": _hasty,
     "once": _once,
+    "saved": _saved,
+    "dispensable": _dispensable,
+    "saga": _saga,
     "sleep": _sleep,
     "value": _value,
     "checkpoint": _checkpoint,
@@ -312,7 +383,7 @@ NODES: dict[str, Callable[..., Awaitable[int]]] = {
 }
 
 
-@workflow
+@workflow(rules=RULES)
 async def interpret(tree: Tree) -> list[Any]:
     """Run a tree, and return all that was seen on the way."""
     seen: list[Any] = []
@@ -321,7 +392,7 @@ async def interpret(tree: Tree) -> list[Any]:
 
 
 _small = st.integers(1, 9)
-_ONE = ["step", "step", "slow", "slow", "plain", "inline", "caught", "hasty", "once"]
+_ONE = ["step", "step", "slow", "slow", "plain", "inline", "caught", "hasty", "once", "saved", "dispensable"]
 _LEAVES: dict[str, st.SearchStrategy[Tree]] = {
     "one": st.tuples(st.sampled_from(_ONE), _small).map(list),
     "several": st.tuples(st.just("steps"), st.lists(_small, min_size=1, max_size=4)).map(list),
@@ -346,6 +417,7 @@ def _grow(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
         st.tuples(st.just("branch"), trees, trees, trees).map(list),
         st.tuples(st.sampled_from(["finally", "event"]), trees, trees).map(list),
         st.tuples(st.just("left"), trees).map(list),
+        st.tuples(st.just("saga"), trees, _small).map(list),
     )
 
 

@@ -17,6 +17,7 @@ from perdure import (
     Chunk,
     Client,
     Engine,
+    FailedStep,
     Invocation,
     Retry,
     RunHandle,
@@ -28,9 +29,16 @@ from perdure import (
     batched,
     call,
     connect,
+    default,
     every,
+    instead,
+    kind,
+    llm,
     now,
     random,
+    replace,
+    retry_with,
+    rule,
     saga,
     sleep,
     step,
@@ -259,3 +267,37 @@ async def undoing(order: Order) -> Payment:
         s.compensate(give_back)  # type: ignore[call-arg]
         s.compensate(len, "abc")  # type: ignore[arg-type]
         return payment
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------
+
+
+def cheaper(failed: FailedStep) -> object:
+    if isinstance(failed.error, TimeoutError):
+        return instead(charge, Order("cheap"), currency="USD")
+    instead(charge, 7)  # type: ignore[arg-type]
+    return retry_with(*failed.args)
+
+
+RULES = [
+    rule("charge", timeout=5, retry=Retry(attempts=3, backoff="linear")),
+    rule(charge, llm, timeout=timedelta(minutes=1)),
+    rule(kind("cpu"), **llm),
+    rule(lambda info: info.tags.get("tier") == "gold", fallback=cheaper, on_failure="skip"),
+    rule("charge", timout=5),  # type: ignore[call-arg]
+    rule("charge", on_failure="stop"),  # type: ignore[arg-type]
+    rule("charge", attempts="3"),  # type: ignore[arg-type]
+    rule(default, attempts=2, backoff="none"),
+]
+
+
+@workflow(rules=RULES)
+async def ruled(order: Order) -> Payment:
+    return await charge(order)
+
+
+async def with_rules(engine: Engine) -> None:
+    assert_type(await engine.run(ruled(Order("1")), rules=RULES), RunResult[Payment])
+    assert_type(await engine.start(ruled(Order("1")), rules=replace(RULES)), RunHandle[Payment])
+    assert_type(await engine.start(ruled(Order("1")), rules=[("charge", {"timeout": 5})]), RunHandle[Payment])
+    await engine.start(ruled(Order("1")), rules=[7])  # type: ignore[list-item]

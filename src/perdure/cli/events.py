@@ -14,7 +14,7 @@ from perdure.kernel.events import Entry, moment
 from perdure.kernel.failures import Failure
 
 # Events that end something, for the eye.
-STYLES = {"Succeeded": "32", "Failed": "31", "Parked": "33", "Finished": "1"}
+STYLES = {"Succeeded": "32", "Failed": "31", "Skipped": "33", "Parked": "33", "Finished": "1"}
 MOMENTS = {"retry_at", "deadline", "not_before"}
 
 

@@ -28,6 +28,7 @@ STYLES = {
     "queued": "blue",
     "failed": "bold red",
     "fail": "bold red",
+    "skipped": "yellow",
     "unknown": "yellow",
     "parked": "bold yellow",
     "warn": "bold yellow",

@@ -257,7 +257,7 @@ def _step_value(step: StepView) -> str:
         return cut(error_name(step.error), 60)
     failed = next((a.error for a in reversed(step.attempts) if a.error is not None), None)
     if step.status == "succeeded":
-        return value_text(step.output)
+        return value_text(step.output) + (" (by its fallback)" if step.attempts[-1].fallback else "")
     progress = "" if step.progress is None else f"progress: {value_text(step.progress)}"
     return cut(f"last attempt: {error_name(failed)}", 60) if failed is not None else progress
 
