@@ -187,6 +187,42 @@ async def test_a_predicate_that_raises_fails_the_step_and_the_body_may_go_on() -
     assert calls == []
 
 
+async def test_a_child_has_the_rules_of_its_own_program_behind_those_of_the_root_run() -> None:
+    seen: list[str] = []
+
+    def look(info: StepInfo) -> bool:
+        seen.append(info.program)
+        return False
+
+    @workflow(rules=[rule("charge", attempts=2, backoff="none")])
+    async def paying(cents: int) -> str:
+        return await charge(cents)
+
+    @workflow(rules=[rule("charge", attempts=3, backoff="none")])
+    async def ordering(cents: int) -> str:
+        return await paying(cents)
+
+    async with Engine("memory://", [ordering, paying], rules=[rule(default, attempts=9)]) as engine:
+        await engine.run(ordering(500))
+        assert len(calls) == 2, "of the child's program, not of its parent's"
+        await engine.run(ordering(500), rules=[rule("charge", attempts=4, backoff="none")])
+        assert len(calls) == 2 + 4, "of the root run first"
+        await engine.run(ordering(500), rules=replace([]))
+        assert len(calls) == 2 + 4 + 1
+
+    @workflow
+    async def plain(cents: int) -> str:
+        return await charge(cents)
+
+    @workflow
+    async def outer(cents: int) -> str:
+        return await plain(cents)
+
+    async with Engine("memory://", [outer, plain], rules=[rule(look)]) as engine:
+        await engine.run(outer(5))
+    assert seen == ["plain"]
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 

@@ -298,6 +298,8 @@ async def ruled(order: Order) -> Payment:
 
 async def with_rules(engine: Engine) -> None:
     assert_type(await engine.run(ruled(Order("1")), rules=RULES), RunResult[Payment])
-    assert_type(await engine.start(ruled(Order("1")), rules=replace(RULES)), RunHandle[Payment])
-    assert_type(await engine.start(ruled(Order("1")), rules=[("charge", {"timeout": 5})]), RunHandle[Payment])
-    await engine.start(ruled(Order("1")), rules=[7])  # type: ignore[list-item]
+    first = await engine.start(ruled(Order("1")), rules=replace(RULES))
+    assert_type(await first, Payment)
+    second = await engine.start(ruled(Order("1")), rules=[("charge", {"timeout": 5})])
+    assert_type(await second, Payment)
+    _ = await engine.start(ruled(Order("1")), rules=[7])  # type: ignore[list-item]

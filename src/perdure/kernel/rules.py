@@ -313,13 +313,16 @@ def combine(levels: Iterable[Rules]) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def resolver(engine: Rules, program: Rules, started: RunStarted) -> Resolver | None:
-    """What makes of a step's policy what the rules say; None where there are no rules."""
+def resolver(engine: Rules, program: Rules, started: RunStarted, name: str = "") -> Resolver | None:
+    """What makes of a step's policy what the rules say; None where there are no rules.
+
+    `started` is of the root run, whose rules hold for its children too; `name` is the program of a child.
+    """
     run = NONE if started.rules is None else rules_of(started.rules, "the rules of the run")
     levels = (run, program, engine)
     if not combine(levels):
         return None
-    return Resolver(levels, started.program, started.tags or {})
+    return Resolver(levels, name or started.program, started.tags or {})
 
 
 def kind_of(spec: StepSpec) -> str:

@@ -241,7 +241,7 @@ class Orchestrator:
 
     def _open(self, program: Program, state: RunState, started: RunStarted) -> Replay:
         def rules(program: Program) -> Resolver | None:
-            return resolver(self._rules, getattr(program, "rules", NONE), started)
+            return resolver(self._rules, getattr(program, "rules", NONE), started, program.name)
 
         execution = program.open(state.run_id, started, self._codec)
         return Replay(state, execution, rules(program), Family(self.programs, self._codec, rules))

@@ -247,6 +247,32 @@ async def test_bail_is_no_failure_and_undoes_nothing() -> None:
     assert await undone(ran) == []
 
 
+async def test_a_workflow_can_be_a_compensation() -> None:
+    @workflow
+    async def take_back(booking: str) -> str:
+        return await cancel_booking(await cancel_booking(booking))
+
+    @workflow
+    async def trip() -> None:
+        async with saga() as s:
+            s.compensate(take_back, await book("flight"))
+            raise NoRoom("hotel")
+
+    store = MemoryStore()
+    async with Engine(store, [trip, take_back], recovery=AT_ONCE) as engine:
+        result = await (await engine.start(trip(), id="it")).outcome(PATIENCE)
+    assert repr(result.error) == "NoRoom('hotel')"
+    ran = Ran(result, store)
+    ops = [f"{UNDONE}take_back:0/cancel_booking:0", f"{UNDONE}take_back:0/cancel_booking:1"]
+    assert await ran.ops() == ["book:0", *ops]
+    for seq, _, _ in store.journal.batches[ran.run_id][1:]:
+        left = left_by_a_crash(store, seq)
+        async with Engine(left, [trip, take_back], recovery=AT_ONCE) as engine:
+            again = await (await engine.start(trip(), id="it")).outcome(PATIENCE)
+        assert repr(again.error) == "NoRoom('hotel')"
+        assert (await Ran(again, left).ops())[-2:] == ops
+
+
 # --- cancelling -----------------------------------------------------------------------------------------------------
 
 
