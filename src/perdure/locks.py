@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -11,10 +12,13 @@ from typing import Any, Self, TypeVar
 from perdure.authoring.code.body import Body, BodyLock, current_body
 from perdure.engine.locks import Hold, Locker
 from perdure.engine.step_context import StepContext, current
-from perdure.errors import LockLost, UsageError
+from perdure.errors import LockLost, StepCancelled, UsageError
 from perdure.kernel.locking import check_key, check_ttl
 
 T = TypeVar("T")
+
+# How often a thread that waits looks whether its step was cancelled.
+LOOK_SECONDS = 0.1
 
 
 def lock(key: str, ttl: float | timedelta = 30, timeout: float | timedelta | None = None) -> Lock:
@@ -74,7 +78,7 @@ class Lock:
             raise UsageError(f"a workflow takes the lock {self.key!r} with `async with lock(...)`")
         step = _step()
         locker = _locker(step)
-        self._held = _in_loop(locker, self._take(step, locker))
+        self._held = _in_loop(locker, step, self._take(step, locker))
         return self
 
     def __exit__(
@@ -82,8 +86,14 @@ class Lock:
     ) -> None:
         held, self._held = self._held, None
         if isinstance(held, Hold):
-            locker = _locker(_step())
-            _in_loop(locker, locker.release(held))
+            step = _step()
+            locker = _locker(step)
+            if step.cancelled:
+                # Nobody waits for this step, and perhaps there is no engine any more: told, not waited for.
+                with suppress(RuntimeError):
+                    locker.loop.call_soon_threadsafe(locker.release_soon, held)
+                return
+            _in_loop(locker, step, locker.release(held))
             self._check_kept(held, error)
 
     async def _take(self, step: StepContext, locker: Locker) -> Hold:
@@ -125,9 +135,20 @@ def _locker(step: StepContext) -> Locker:
     return step.locker
 
 
-def _in_loop(locker: Locker, work: Coroutine[Any, Any, T]) -> T:
-    """Wait in a thread for what the loop of the engine does."""
-    if asyncio.events._get_running_loop() is not None:
+def _in_loop(locker: Locker, step: StepContext, work: Coroutine[Any, Any, T]) -> T:
+    """Wait in a thread for what the loop of the engine does, for as long as somebody waits for the step."""
+    if asyncio.events._get_running_loop() is not None or locker.loop.is_closed():
         work.close()
         raise UsageError("in an `async def` step a lock is taken with `async with lock(...)`")
-    return asyncio.run_coroutine_threadsafe(work, locker.loop).result()
+    answer = asyncio.run_coroutine_threadsafe(work, locker.loop)
+    while True:
+        try:
+            return answer.result(LOOK_SECONDS)
+        except TimeoutError:
+            if answer.done():
+                return answer.result()
+            if step.cancelled:
+                # The engine may be gone: nobody would ever answer.
+                if not locker.loop.is_closed():
+                    answer.cancel()
+                raise StepCancelled(step.id, "it waited for a lock, and nobody waits for it any more") from None

@@ -31,6 +31,8 @@ ALL: list[Program] = [
     programs.telling_again,
     programs.telling_in_thread,
     programs.counting,
+    programs.locked,
+    programs.locked_in_step,
     programs.trip,
     programs.asking,
 ]

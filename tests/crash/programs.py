@@ -18,6 +18,7 @@ from perdure import (
     batched,
     checkpoint,
     instead,
+    lock,
     now,
     random,
     retry_with,
@@ -432,3 +433,38 @@ async def ask_under_another_name(model: str, seconds: float) -> str:
     """Nobody answers."""
     effect()
     raise Broken(model)
+
+
+# --- locks ----------------------------------------------------------------------------------------------------------
+
+
+@step
+async def be_inside(token: int, seconds: float) -> int:
+    """What a run does while it holds the lock."""
+    effect(f"in {token}")
+    await asyncio.sleep(seconds)
+    effect(f"out {token}")
+    return token
+
+
+@workflow
+async def locked(seconds: float, ttl: float) -> int:
+    """Be inside, alone."""
+    async with lock("crash", ttl=ttl) as held:
+        return await be_inside(held.token, seconds)
+
+
+@step
+def be_inside_in_thread(seconds: float, ttl: float) -> int:
+    """Be inside, alone, with a lock of the step's own."""
+    with lock("crash", ttl=ttl) as held:
+        effect(f"in {held.token}")
+        time.sleep(seconds)
+        effect(f"out {held.token}")
+        return held.token
+
+
+@workflow
+async def locked_in_step(seconds: float, ttl: float) -> int:
+    """Let a step be inside, alone."""
+    return await be_inside_in_thread(seconds, ttl)

@@ -22,6 +22,7 @@ WORDS = {
     "compensation": "rollback",
     "rule": "policy list, override",
     "fallback": "",
+    "lock, token": "mutex, semaphore",
     "park": "",
 }
 

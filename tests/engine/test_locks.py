@@ -30,7 +30,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.kernel.events import ValueRecorded, WaitOpened, WaitResolved
+from perdure.kernel.events import StepSucceeded, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.state import fold
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, replay
@@ -273,6 +273,28 @@ async def test_a_run_that_is_ended_by_another_process_gives_its_lock_back(tmp_pa
         assert await other.status() is RunStatus.QUEUED
 
 
+@pytest.mark.parametrize("durability", ["relaxed", "async", "exit", "every(5)", "manual"])
+async def test_what_was_done_under_a_lock_is_in_the_store_before_it_is_given_back(durability: str) -> None:
+    @workflow
+    async def two_rooms() -> None:
+        async with lock("room"):
+            await work("inside")
+        await wait_for("never")
+
+    store = MemoryStore()
+    async with Engine(store, [two_rooms], recovery=AT_ONCE) as engine:
+        run = await engine.start(two_rooms(), durability=durability)
+        await until(lambda: _taken_and_free(store))
+        events = [event for batch in await store.journal.read(run.run_id) for event in batch.events]
+        assert [e.op for e in events if isinstance(e, StepSucceeded)] == ["work:0"]
+        assert [e.kind for e in events if isinstance(e, ValueRecorded)] == ["unlock"]
+
+
+async def _taken_and_free(store: MemoryStore) -> bool:
+    lease = store.leases._leases.get("lock:room")
+    return lease is not None and lease.owner == ""
+
+
 async def test_a_wait_that_the_body_gives_up_takes_no_lock() -> None:
     @workflow
     async def fickle() -> str:
@@ -479,6 +501,27 @@ async def test_the_next_attempt_takes_over_from_a_thread_that_does_not_notice_it
     assert tokens == [1, 2]
 
 
+async def test_a_thread_that_waits_for_a_lock_ends_with_its_step() -> None:
+    ended = threading.Event()
+
+    @step(timeout=0.05)
+    def waits() -> None:
+        try:
+            with lock("room"):
+                pass
+        finally:
+            ended.set()
+
+    @workflow
+    async def calls() -> None:
+        await waits()
+
+    async with Engine("memory://", [calls]) as engine, engine.locks.hold("room"):
+        with pytest.raises(TimeoutError):
+            await (await engine.start(calls())).result(PATIENCE)
+        assert await asyncio.to_thread(ended.wait, PATIENCE)
+
+
 async def test_a_step_that_lost_its_lock_is_told_at_the_end_of_its_block() -> None:
     @step
     async def robbed() -> None:
@@ -492,8 +535,7 @@ async def test_a_step_that_lost_its_lock_is_told_at_the_end_of_its_block() -> No
     async with Engine("memory://", [calls]) as engine:
         run = await engine.start(calls())
         await until(lambda: _held(engine))
-        await engine.locks.force_release("room")
-        await asyncio.sleep(0)
+        assert await engine.locks.force_release("room") is not None
         assert not isinstance(await engine.locks.acquire("room", "thief"), HeldBy)
         gates.open("go")
         with pytest.raises(LockLost):

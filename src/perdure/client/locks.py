@@ -66,16 +66,18 @@ class Locks:
     async def release(self, key: str, owner: str) -> None:
         """Give a lock back; raises NotOwner when it is not the owner's."""
         await self._leases.release(lease_key(check_key(key)), _owner(key, owner))
+        self.locker.changed(key)
 
     async def force_release(self, key: str) -> LockView | None:
         """Take a lock away from whoever holds it, and say who that was; None when nobody does.
 
-        Its holder learns of it at its next renewal, and a run then waits until it has the lock again. Until then two
-        may be inside: only the token tells them apart.
+        Its holder learns of it at its next renewal at the latest, and a run then waits until it has the lock again.
+        Until then two may be inside: only the token tells them apart.
         """
         while (held := await self.get(key)) is not None:
             try:
                 await self._leases.release(lease_key(key), held.owner)
+                self.locker.changed(key)
                 return held
             except NotOwner:
                 continue  # it has just changed hands

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from perdure.errors import LockTimeout, NotOwner, StoreUnavailable
@@ -72,14 +73,18 @@ class Locker:
         patient: bool = False,
         again: bool = False,
         heir_of: Callable[[str], bool] = lambda owner: False,
+        mine: Callable[[], bool] = lambda: True,
     ) -> Hold:
         """Wait for a lock and hold it; raises LockTimeout when it does not come free in time.
 
         `patient`: a store that is out of reach is waited for, too. `again`: what is the owner's already needs no turn.
-        `heir_of` says of which owner this one takes the place: it gets what that one holds at once.
+        `heir_of` says of which owner this one takes the place: it gets what that one holds at once. `mine` says, when
+        the wait is cancelled, whether what it brought in that moment may be given back: not if another process has
+        become the same owner meanwhile.
         """
         deadline = None if timeout is None else self.loop.time() + timeout
-        if again and isinstance(hold := await self._ask(key, owner, ttl, patient, heir_of), Hold):
+        ask = partial(self._ask, key, owner, ttl, patient, heir_of, mine)
+        if again and isinstance(hold := await ask(), Hold):
             return hold
         turn = asyncio.Event()
         queue = self._queues.setdefault(key, deque())
@@ -88,7 +93,7 @@ class Locker:
             while queue[0] is not turn:
                 await _wait(turn, self._left(deadline))
             while True:
-                found = await self._ask(key, owner, ttl, patient, heir_of)
+                found = await ask()
                 if isinstance(found, Hold):
                     return found
                 if key not in self._holds:
@@ -102,7 +107,8 @@ class Locker:
         except TimeoutError:
             raise LockTimeout(key, timeout or 0.0) from None
         finally:
-            self._outside.discard(key)
+            if queue[0] is turn:
+                self._outside.discard(key)
             queue.remove(turn)
             self._wake(key)
             if not queue and self._queues.get(key) is queue:
@@ -116,7 +122,13 @@ class Locker:
         return key in self._holds and self._holds[key].owner == owner
 
     async def _ask(
-        self, key: str, owner: str, ttl: float, patient: bool, heir_of: Callable[[str], bool]
+        self,
+        key: str,
+        owner: str,
+        ttl: float,
+        patient: bool,
+        heir_of: Callable[[str], bool],
+        mine: Callable[[], bool],
     ) -> Hold | HeldBy:
         here = self._holds.get(key)
         if here is not None and here.owner != owner and here.expires > self._clock.now() and not heir_of(here.owner):
@@ -126,7 +138,7 @@ class Locker:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            self._spawn(self._undo(asking))
+            self._spawn(self._undo(asking, mine()))
             raise
         except StoreUnavailable:
             if not patient:
@@ -153,11 +165,11 @@ class Locker:
         self._set_renewal()
         return hold
 
-    async def _undo(self, asking: asyncio.Task[Hold | HeldBy]) -> None:
+    async def _undo(self, asking: asyncio.Task[Hold | HeldBy], mine: bool) -> None:
         with suppress(StoreUnavailable):
             found = await asking
             if isinstance(found, Hold):
-                await self.release(found)
+                await self.release(found) if mine else self.forget(found)
 
     # --- giving back ----------------------------------------------------------------------------------------------
 
@@ -178,6 +190,13 @@ class Locker:
     def release_soon(self, hold: Hold) -> None:
         """Give a lock back in the background."""
         self._spawn(self.release(hold))
+
+    def changed(self, key: str) -> None:
+        """Somebody gave a lock back, or took it away, past its holder here: nobody need wait to find out."""
+        hold = self._holds.get(key)
+        if hold is not None:
+            self._lose(hold)
+        self._wake(key)
 
     def forget(self, hold: Hold) -> None:
         """Renew a lock no more and leave it in force: another process takes its holder over."""

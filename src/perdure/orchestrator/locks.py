@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,6 +35,8 @@ class RunLocks:
         self._orchestrator, self._locker = orchestrator, locker
         self._holds: dict[str, dict[str, Hold]] = {}
         self._waits: dict[str, dict[str, asyncio.Task[None]]] = {}
+        # Waits that end because the run has left: another process may hold the same lock in the run's name by now.
+        self._leaving: set[tuple[str, str]] = set()
         # Runs that were taken over and go on when they have their locks again.
         self.regaining: dict[str, asyncio.Task[None]] = {}
 
@@ -66,7 +69,9 @@ class RunLocks:
 
     def left(self, run_id: str) -> None:
         """Let go of a run without giving anything back: whoever goes on with it takes its locks over."""
-        for task in self._waits.pop(run_id, {}).values():
+        for op, task in self._waits.pop(run_id, {}).items():
+            self._leaving.add((run_id, op))
+            task.add_done_callback(lambda _, key=(run_id, op): self._leaving.discard(key))  # type: ignore[misc]
             task.cancel()
         for hold in self._holds.pop(run_id, {}).values():
             self._locker.forget(hold)
@@ -91,9 +96,13 @@ class RunLocks:
 
     async def _take(self, run_id: str, op: str, asked: HeldLock, *, again: bool) -> None:
         owner = step_key(run_id, op)
-        hold = await self._locker.take(asked.key, owner, asked.ttl, patient=True, again=again)
+        mine = partial(self._is_ours, run_id, op)
+        hold = await self._locker.take(asked.key, owner, asked.ttl, patient=True, again=again, mine=mine)
         hold.on_lost = lambda: self._lost(run_id, op)
         self._holds.setdefault(run_id, {})[op] = hold
+
+    def _is_ours(self, run_id: str, op: str) -> bool:
+        return (run_id, op) not in self._leaving and run_id not in self.regaining
 
     def _deliver(self, run_id: str, op: str) -> None:
         """Tell the run that it holds a lock. A run that cannot be told now asks again when it can."""

@@ -1,0 +1,75 @@
+"""`perdure locks`: who holds what, and taking a lock away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+from cyclopts import App, Parameter
+
+from perdure.cli.exits import Problem
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.output import note, table, when, write_json
+from perdure.client.client import Client
+from perdure.client.locks import LockView
+from perdure.stores.open import open_store
+
+app = App(name="locks", help="Look at locks, and take them away.")
+
+T = TypeVar("T")
+
+
+@app.command(sort_key=1)
+def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """List the locks that somebody holds."""
+    held = _ask(store, lambda client: client.locks.list())
+    if json:
+        write_json({"locks": held})
+    elif not held:
+        note("nobody holds a lock")
+    else:
+        rows = [(lock.key, lock.owner, str(lock.token), when(lock.expires_at)) for lock in held]
+        table(("key", "owner", "token", "expires"), rows, cut=("expires",), fold=("key", "owner"))
+
+
+@app.command(sort_key=2)
+def release(
+    key: Annotated[str, Parameter(help="The key of the lock.")],
+    /,
+    *,
+    force: Annotated[bool, Parameter(negative="", help="Also if its holder may be at work inside.")] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Take a lock away from a run that has ended, or with --force from anyone."""
+    released = _ask(store, lambda client: _release(client, key, force))
+    if json:
+        write_json({"released": released})
+    elif released is None:
+        note(f"nobody holds the lock {key!r}")
+    else:
+        note(f"the lock {key!r} was taken away from {released.owner}, and is free")
+
+
+async def _release(client: Client, key: str, force: bool) -> LockView | None:
+    held = await client.locks.get(key)
+    if held is None or force:
+        return await client.locks.force_release(key) if held is not None else None
+    run = await client.get(held.owner.partition("/")[0])
+    if run is None or not run.status.finished:
+        whose = f"run {run.id!r}, which is {run.status.value}" if run is not None else "somebody who is not a run"
+        raise Problem(
+            f"the lock {key!r} is held by {held.owner}, {whose}; it comes free {when(held.expires_at)} if its holder "
+            "has died. With --force it is taken away now, and two may be inside"
+        )
+    await client.locks.release(key, held.owner)
+    return held
+
+
+def _ask(store: str, question: Callable[[Client], Awaitable[T]]) -> T:
+    async def ask() -> T:
+        async with Client(open_store(store)) as client:
+            return await question(client)
+
+    return asyncio.run(ask())
