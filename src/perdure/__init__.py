@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.handle import RunHandle
     from perdure.client.locks import Locks, LockView
-    from perdure.client.views import ApprovalView, Chunk, RunPage, RunResult, RunView, StepView
-    from perdure.config import Limits, Recovery
+    from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
+    from perdure.config import Limits, Queue, Rate, Recovery
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
         AlreadyExists,
@@ -131,6 +131,9 @@ __all__ = [
     "PerdureError",
     "Policy",
     "Program",
+    "Queue",
+    "QueueView",
+    "Rate",
     "Recovery",
     "Retry",
     "Rule",
@@ -210,8 +213,8 @@ _HOMES = {
         "perdure.client.client": ("Client"),
         "perdure.client.handle": ("RunHandle"),
         "perdure.client.locks": ("LockView Locks"),
-        "perdure.client.views": ("ApprovalView Chunk RunPage RunResult RunView StepView"),
-        "perdure.config": ("Limits Recovery"),
+        "perdure.client.views": ("ApprovalView Chunk QueueView RunPage RunResult RunView StepView"),
+        "perdure.config": ("Limits Queue Rate Recovery"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected CompensationFailed Corrupt DeadlineExceeded Diverged "

@@ -21,6 +21,7 @@ from perdure.kernel.events import RunStarted
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
+from perdure.kernel.queues import Queue, check_queue
 from perdure.kernel.rules import RulesLike, rules_of
 from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
@@ -53,6 +54,8 @@ class Engine(Client):
         name: str | None = None,
         durability: str | Durability = "sync",
         max_concurrency: int = 1000,
+        queues: Iterable[Queue] = (),
+        serves: Iterable[str] | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: Leases | None = None,
@@ -69,6 +72,8 @@ class Engine(Client):
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._programs = _by_name(programs)
         self._rules = rules_of(rules, "Engine(rules=...)")
+        self._queues = _queues_by_name(queues)
+        self._serves = None if serves is None else _names(serves)
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
         self._leases = leases or self.store.leases
@@ -111,11 +116,12 @@ class Engine(Client):
             on_finished=self._finished,
             rules=self._rules,
             on_commit=self._committed,
+            serves=self._serves,
         )
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
         self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
         await self._ownership.take()
-        self._service = Service(orchestrator, self._ownership)
+        self._service = Service(orchestrator, self._ownership, self._queues, self._max_concurrency)
         await warn_of_unknown(orchestrator)
         await recover(orchestrator, self._ownership, startup=True)
         self._service.start()
@@ -151,9 +157,12 @@ class Engine(Client):
         orchestrator = self._orchestrator
         if orchestrator is None or orchestrator.closing:
             raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
-        if started.not_before is not None:
+        if started.queue or started.not_before is not None or self._serves is not None:
             accepted = await super()._submit(run_id, started, recorded)
-            orchestrator.on_due(started.not_before)
+            if started.queue:
+                orchestrator.on_queued()
+            elif started.not_before is not None:
+                orchestrator.on_due(started.not_before)
             return accepted
         try:
             await orchestrator.begin(run_id, started, recorded)
@@ -240,6 +249,22 @@ def _by_name(programs: Iterable[Program]) -> dict[str, Program]:
         if other is not program:
             raise UsageError(f"two programs are named {program.name!r}; give one another name: @workflow(name=...)")
     return found
+
+
+def _queues_by_name(queues: Iterable[Queue]) -> dict[str, Queue]:
+    found: dict[str, Queue] = {}
+    for queue in queues:
+        if not isinstance(queue, Queue):
+            raise UsageError(f'Engine(queues=[...]) takes queues such as Queue("emails", concurrency=5), not {queue!r}')
+        if found.setdefault(queue.name, queue) != queue:
+            raise UsageError(f"the queue {queue.name!r} is given twice, with different limits; give it once")
+    return found
+
+
+def _names(serves: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(serves, str):
+        raise UsageError(f"serves={serves!r} is one string; give the names of queues, such as serves=({serves!r},)")
+    return tuple(check_queue(name) for name in serves)
 
 
 def _check_types(program: Program, client: Client) -> None:

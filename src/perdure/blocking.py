@@ -30,11 +30,11 @@ from typing import Any, Generic, Self, TypeVar
 from perdure import assembly
 from perdure.assembly import DEFAULT_STORE, run
 from perdure.client import client as asynchronous
-from perdure.client.client import Duration
 from perdure.client.handle import RunHandle as AsyncRunHandle
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
-from perdure.client.views import ApprovalView, Chunk, RunPage, RunResult, RunView, StepView
+from perdure.client.places import Duration
+from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
 from perdure.config import Limits, Recovery
 from perdure.errors import UsageError
 from perdure.kernel.codec import TypeCodec
@@ -43,6 +43,7 @@ from perdure.kernel.durability import Durability
 from perdure.kernel.events import Entry, RunStatus
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.queues import Queue
 from perdure.kernel.reuse import Reuse
 from perdure.kernel.rules import RulesLike
 from perdure.ports.blobs import Blobs as AsyncBlobs
@@ -108,6 +109,10 @@ class Client:
         *,
         id: str | None = None,
         reuse: Reuse = "return_existing",
+        queue: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        debounce: Duration | None = None,
         delay: Duration | None = None,
         deadline: Duration | datetime | None = None,
         max_concurrency: int | None = None,
@@ -120,6 +125,10 @@ class Client:
             invocation,
             id=id,
             reuse=reuse,
+            queue=queue,
+            key=key,
+            priority=priority,
+            debounce=debounce,
             delay=delay,
             deadline=deadline,
             max_concurrency=max_concurrency,
@@ -192,6 +201,10 @@ class Client:
         """Every open approval of all runs, the oldest first."""
         return self._loop.wait(self._client.approvals(name=name, approver=approver, program=program))
 
+    def queues(self) -> Sequence[QueueView]:
+        """Queues with runs that wait or are under way, by name."""
+        return self._loop.wait(self._client.queues())
+
     def steps(self, id: str) -> Sequence[StepView]:
         """The steps of a run with their attempts, in the order they began."""
         return self._loop.wait(self._client.steps(id))
@@ -224,6 +237,8 @@ class Engine(Client):
         name: str | None = None,
         durability: str | Durability = "sync",
         max_concurrency: int = 1000,
+        queues: Iterable[Queue] = (),
+        serves: Iterable[str] | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: Leases | None = None,
@@ -239,6 +254,8 @@ class Engine(Client):
             name=name,
             durability=durability,
             max_concurrency=max_concurrency,
+            queues=queues,
+            serves=serves,
             limits=limits,
             recovery=recovery,
             leases=leases,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perdure.kernel.payload import Limits
+from perdure.kernel.queues import Queue, Rate
 
-__all__ = ["Limits", "Recovery"]
+__all__ = ["Limits", "Queue", "Rate", "Recovery"]
 
 
 @dataclass(frozen=True, slots=True)

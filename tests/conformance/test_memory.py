@@ -12,6 +12,7 @@ from perdure.testing.conformance import (
     BlobsConformance,
     JournalConformance,
     LeasesConformance,
+    QueuesConformance,
     RunsConformance,
     TimersConformance,
 )
@@ -35,6 +36,9 @@ class TestMemoryRuns(OnMemory, RunsConformance): ...
 
 
 class TestMemoryTimers(OnMemory, TimersConformance): ...
+
+
+class TestMemoryQueues(OnMemory, QueuesConformance): ...
 
 
 class TestMemoryLeases(OnMemory, LeasesConformance): ...

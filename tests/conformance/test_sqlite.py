@@ -14,6 +14,7 @@ from perdure.testing.conformance import (
     BlobsConformance,
     JournalConformance,
     LeasesConformance,
+    QueuesConformance,
     RunsConformance,
     TimersConformance,
 )
@@ -54,6 +55,9 @@ class TestSqliteRuns(OnSqlite, RunsConformance): ...
 class TestSqliteTimers(OnSqlite, TimersConformance): ...
 
 
+class TestSqliteQueues(OnSqlite, QueuesConformance): ...
+
+
 class TestSqliteLeases(OnSqlite, LeasesConformance): ...
 
 
@@ -64,6 +68,9 @@ class TestSlowSqliteJournal(OnSlowSqlite, JournalConformance): ...
 
 
 class TestSlowSqliteRuns(OnSlowSqlite, RunsConformance): ...
+
+
+class TestSlowSqliteQueues(OnSlowSqlite, QueuesConformance): ...
 
 
 class TestSlowSqliteLeases(OnSlowSqlite, LeasesConformance): ...

@@ -177,7 +177,7 @@ def test_an_error_in_the_engine_that_nobody_notices_is_found_out(monkeypatch: py
         async def fail() -> None:
             raise ZeroDivisionError
 
-        self._spawn(fail())
+        self.spawn(fail())
         begin(self, *args)
 
     monkeypatch.setattr(Orchestrator, "_begin", failing)

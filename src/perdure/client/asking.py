@@ -9,7 +9,18 @@ from datetime import datetime
 import msgspec
 
 from perdure.client.connection import Connection, checked_tags
-from perdure.client.views import ApprovalView, Chunk, RunPage, RunView, StepView, approval_views, run_view, step_view
+from perdure.client.views import (
+    ApprovalView,
+    Chunk,
+    QueueView,
+    RunPage,
+    RunView,
+    StepView,
+    approval_views,
+    queue_view,
+    run_view,
+    step_view,
+)
 from perdure.client.watch import WATCH_SECONDS
 from perdure.errors import UsageError
 from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
@@ -64,6 +75,14 @@ class Asking(Connection):
         page = RunPage([run_view(await self._load_or_say(run), head) for run, head in found[:limit]])
         page.cursor = page[-1].run_id if len(found) > limit else None
         return page
+
+    async def queues(self) -> Sequence[QueueView]:
+        """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
+        self._check_open()
+        known = dict(self._queues)
+        views = [queue_view(s, known.pop(s.queue, None), self.clock.now()) for s in await self.store.queues.stats()]
+        views += [QueueView(name, 0, 0, limits=limits) for name, limits in known.items()]
+        return sorted(views, key=lambda view: view.name)
 
     async def steps(self, id: str) -> Sequence[StepView]:
         """The steps of a run and of its children with their attempts, in the order they began."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,16 +12,19 @@ from msgspec import Raw
 from perdure.client.asking import Asking
 from perdure.client.connection import checked_tags
 from perdure.client.handle import RunHandle
+from perdure.client.places import Duration, Place, debounced_id, placed, seconds
 from perdure.client.telling import Telling
 from perdure.client.views import RunResult
 from perdure.engine.outbox import extend
 from perdure.errors import AlreadyExists, UsageError
+from perdure.kernel import inbound
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunStarted, RunStatus
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
+from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.reuse import Reuse, decide
@@ -29,7 +32,6 @@ from perdure.kernel.rules import RulesLike, rules_data, rules_of
 from perdure.kernel.state import RunState, fold
 
 R = TypeVar("R")
-Duration = float | timedelta
 
 
 class Client(Telling, Asking):
@@ -41,6 +43,10 @@ class Client(Telling, Asking):
         *,
         id: str | None = None,
         reuse: Reuse = "return_existing",
+        queue: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        debounce: Duration | None = None,
         delay: Duration | None = None,
         deadline: Duration | datetime | None = None,
         max_concurrency: int | None = None,
@@ -48,7 +54,12 @@ class Client(Telling, Asking):
         rules: RulesLike = (),
         tags: dict[str, str] | None = None,
     ) -> RunHandle[R]:
-        """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says."""
+        """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says.
+
+        In a `queue` it begins when the limits of the queue let it: higher `priority` first, and keys take turns. With
+        `debounce` it begins when no other start under its id, or its queue and key, has come for so long; those that
+        came before it began have one run with it, and the last input counts.
+        """
         self._check_open()
         if not isinstance(invocation, Invocation):
             raise UsageError(f"start() needs an invocation such as fulfil(order), not {invocation!r}")
@@ -57,15 +68,24 @@ class Client(Telling, Asking):
         if id is not None:
             check_id(id)
         now = self.clock.now()
+        place = placed(queue, key, priority)
+        if debounce is not None:
+            id = debounced_id(invocation.name, place, id, reuse, delay)
+            delay = seconds(debounce, "debounce")
         started, recorded = await self._prepare(
-            invocation, program, now, delay, deadline, max_concurrency, durability, rules, tags
+            invocation, program, now, delay, deadline, max_concurrency, durability, rules, tags, place
         )
         while True:
             found = await self.store.runs.find(id) if id is not None else None
             # A child of another run may bear the id as well; it is no obstacle.
             existing = found[0] if found is not None and not found[0].root else None
             decision = decide(reuse, existing.status if existing is not None else None)
-            if existing is not None:
+            if existing is not None and debounce is not None:
+                if existing.program != invocation.name:
+                    raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
+                if await self._replace_input(existing.run_id, recorded):
+                    return RunHandle(self, existing.id, existing.run_id, program)
+            elif existing is not None:
                 if decision == "return":
                     if existing.program != invocation.name:
                         raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
@@ -99,6 +119,7 @@ class Client(Telling, Asking):
         durability: str | Durability | None,
         rules: RulesLike,
         tags: dict[str, str] | None,
+        place: Place,
     ) -> tuple[RunStarted, RunStarted]:
         """The first event: as the program sees it, and as the journal keeps it when the input is large."""
         data = invocation.encode(program, self.codec)
@@ -111,10 +132,13 @@ class Client(Telling, Asking):
             input=Raw(data),
             tags=checked_tags(tags),
             durability=str(durability_of(durability) if durability is not None else self._durability),
-            not_before=None if delay is None else now + _seconds(delay, "delay"),
+            not_before=None if delay is None else now + seconds(delay, "delay"),
             deadline=_deadline(deadline, now),
             max_concurrency=_at_least_one(max_concurrency),
             rules=rules_data(rules_of(rules, "start(rules=...)"), "start(rules=...)"),
+            queue=place.queue,
+            queue_key=place.key,
+            priority=place.priority,
         )
         if inline:
             return started, started
@@ -124,6 +148,13 @@ class Client(Telling, Asking):
     async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
         """Put a run into the store for any engine to take up; False when its id is not free."""
         return await self._append(extend(RunState(run_id), [recorded], self.clock.now()))
+
+    async def _replace_input(self, run_id: str, recorded: RunStarted) -> bool:
+        """Let a run that has not begun wait anew, and begin with this input; False when it has begun."""
+        while True:
+            verdict = await self._try_to_tell(run_id, lambda state: inbound.replace_input(state, recorded))
+            if verdict is not None:
+                return isinstance(verdict, Accepted)
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         """End a run by an event of its own, whoever owns it. Of this and its completion one wins."""
@@ -142,13 +173,6 @@ def _with(started: RunStarted, **changes: Any) -> RunStarted:
     return msgspec.structs.replace(started, **changes)
 
 
-def _seconds(value: Duration, what: str) -> float:
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e11:
-        raise UsageError(f"{what}={value!r} must be a number of seconds or a timedelta, and not negative")
-    return float(number)
-
-
 def _deadline(value: Duration | datetime | None, now: float) -> float | None:
     if value is None:
         return None
@@ -156,7 +180,7 @@ def _deadline(value: Duration | datetime | None, now: float) -> float | None:
         if value.tzinfo is None:
             raise UsageError(f"deadline={value!r} has no timezone; write datetime.now(UTC) + timedelta(...)")
         return value.astimezone(UTC).timestamp()
-    return now + _seconds(value, "deadline")
+    return now + seconds(value, "deadline")
 
 
 def _at_least_one(value: int | None) -> int | None:

@@ -22,6 +22,7 @@ from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.ids import check_id
 from perdure.kernel.projection import RunRow
+from perdure.kernel.queues import Queue
 from perdure.ports.blobs import Blobs
 from perdure.ports.clock import Clock, SystemClock
 from perdure.ports.journal import Append, Appended, Head, Outcome
@@ -52,6 +53,8 @@ class Connection:
         self._locks: Locks | None = None
         self._last_run_id = ""
         self._states = States()
+        # The limits of queues, where they are known.
+        self._queues: dict[str, Queue] = {}
 
     async def open(self) -> Self:
         """Connect. `async with` and `await` do this too."""

@@ -13,9 +13,11 @@ from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name
 from perdure.kernel.inbound import may_answer
 from perdure.kernel.projection import RunRow, child_path
+from perdure.kernel.queues import Queue
 from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.steps import StepRecord
 from perdure.ports.journal import Head
+from perdure.ports.queues import QueueStats
 
 R = TypeVar("R")
 
@@ -83,6 +85,9 @@ class RunView:
     updated_at: datetime
     finished_at: datetime | None
     next_seq: int
+    queue: str | None = None
+    key: str | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,24 @@ class RunResult(Generic[R]):
     interrupt: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A queue in numbers. `oldest` is how many seconds its longest waiting run has waited."""
+
+    name: str
+    queued: int
+    running: int
+    oldest: float | None = None
+    limits: Queue | None = None
+    """What it allows, where that is known: an Engine knows the queues it was given."""
+
+
+def queue_view(stats: QueueStats, limits: Queue | None, now: float) -> QueueView:
+    """A queue as callers see it."""
+    oldest = None if stats.oldest is None else max(0.0, now - stats.oldest)
+    return QueueView(stats.queue, stats.queued, stats.running, oldest, limits)
+
+
 class RunPage(list[RunView]):
     """A page of runs. `cursor` gives the next one, and is None on the last."""
 
@@ -188,6 +211,9 @@ def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunVi
         updated_at=moment(head.at),
         finished_at=_moment(row.finished_at),
         next_seq=head.next_seq,
+        queue=row.queue or None,
+        key=row.queue_key or None,
+        priority=row.priority,
     )
 
 

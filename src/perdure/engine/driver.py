@@ -31,6 +31,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import describe
 from perdure.kernel.plan import Call, Plan, adopt, deliver, plan, wake
+from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Replay
 from perdure.ports.journal import Append
 
@@ -56,6 +57,7 @@ class Driver:
         assert started is not None
         self.id = started.id
         self.run_id = self.state.run_id
+        self.queue = started.queue
         self._deadline = started.deadline
         self._room = started.max_concurrency or 1 << 30
         # About how large the journal is.
@@ -102,8 +104,13 @@ class Driver:
             self._act()
             self._set_alarm()
 
-    def adopt(self, *events: AnyEvent) -> None:
-        """Become the owner of a run that another process left: record the claim, then see to its open attempts."""
+    def adopt(self, *events: AnyEvent, admit: Queue | None = None) -> None:
+        """Become the owner of a run that another process left: record the claim, then see to its open attempts.
+
+        With `admit` the run begins by this, if the limits of its queue let it, and nothing of it before that is known.
+        """
+        self.outbox.admit = admit
+        self._barrier = admit is not None
         for event in events:
             self._fold(event, event)
         self._pump(adopt(self.state, self.replay.open_steps))

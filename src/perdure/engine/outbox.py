@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from perdure.kernel.events import AnyEvent, Batch, WaitOpened
 from perdure.kernel.plan import Start
 from perdure.kernel.projection import child_rows, row, row_key
+from perdure.kernel.queues import Queue
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
 
@@ -23,7 +24,18 @@ def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:
 class Outbox:
     """Closed batches, the events of the moment that is being recorded, and the append that is on its way."""
 
-    __slots__ = ("_batches", "_row_key", "_state", "at", "committed", "events", "in_flight", "starts", "wanted")
+    __slots__ = (
+        "_batches",
+        "_row_key",
+        "_state",
+        "admit",
+        "at",
+        "committed",
+        "events",
+        "in_flight",
+        "starts",
+        "wanted",
+    )
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -36,6 +48,8 @@ class Outbox:
         # Runs that begin with what has not been taken yet.
         self.starts: list[Start] = []
         state.changed.clear()
+        # The limits of its queue, while the run has not begun.
+        self.admit: Queue | None = None
         # Whether somebody asked for what is here to be written, and it has not been taken since.
         self.wanted = False
 
@@ -78,7 +92,9 @@ class Outbox:
         fsync = fsync or self.committed == 0 or self.has_wait
         starts = [extend(RunState(start.run_id), start.events, state.at) for start in self.starts]
         children = child_rows(state) if state.changed else ()
-        self.in_flight = Append(state.run_id, self.committed, self._batches, changed, fsync, children, starts)
+        self.in_flight = Append(
+            state.run_id, self.committed, self._batches, changed, fsync, children, starts, self.admit
+        )
         self._batches = []
         self.starts = []
         return self.in_flight
@@ -88,6 +104,7 @@ class Outbox:
         append, self.in_flight = self.in_flight, None
         assert append is not None
         self.committed = append.next_seq
+        self.admit = None
         return append
 
     def unsaved(self) -> Iterator[AnyEvent]:

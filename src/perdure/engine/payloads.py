@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 import msgspec
 from msgspec import Raw
 
 from perdure.errors import Corrupt, PayloadTooLarge, StoreUnavailable
-from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, ChildStarted, RunStarted, StepSucceeded
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    Batch,
+    ChildFinished,
+    ChildStarted,
+    InputReplaced,
+    RunClaimed,
+    RunStarted,
+    StepSucceeded,
+)
 from perdure.kernel.payload import Limits, place
 from perdure.ports.blobs import Blobs
 
@@ -83,10 +94,13 @@ class Payloads:
         return msgspec.structs.replace(event, **{field: value})
 
     async def with_input(self, batches: Sequence[Batch]) -> RunStarted:
-        """The first event of a journal, with the run's input in place."""
+        """The start of a run as it began, with its input in place."""
         started = batches[0].events[0] if batches else None
         if not isinstance(started, RunStarted):
             raise Corrupt("a journal", "it does not begin with RunStarted")
+        for event in takewhile(lambda event: not isinstance(event, RunClaimed), _events(batches)):
+            if isinstance(event, InputReplaced):
+                started = event.of(started)
         if not started.input_blob:
             return started
         return msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))
@@ -105,3 +119,8 @@ def as_kept(event: AnyEvent) -> AnyEvent:
         return event
     field = "input" if isinstance(event, ChildStarted) else "value"
     return msgspec.structs.replace(event, **{field: NULL})
+
+
+def _events(batches: Sequence[Batch]) -> Iterator[AnyEvent]:
+    for batch in batches:
+        yield from batch.events

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from perdure.engine.payloads import FIRST_RETRY, LAST_RETRY
 from perdure.errors import StoreUnavailable
-from perdure.ports.journal import Append, Appended, Conflict, Journal, Outcome
+from perdure.ports.journal import Append, Appended, Conflict, Full, Journal, Outcome
 
 log = logging.getLogger("perdure")
 
@@ -31,7 +31,7 @@ class Writer:
     def __init__(
         self,
         journal: Journal,
-        on_conflict: Callable[[Source, Conflict], None],
+        on_conflict: Callable[[Source, Conflict | Full], None],
         on_refused: Callable[[Source, Exception], bool],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -101,7 +101,7 @@ class Writer:
             if type(outcome) is Appended:
                 source.committed()
             else:
-                assert isinstance(outcome, Conflict)
+                assert isinstance(outcome, Conflict | Full)
                 self._on_conflict(source, outcome)
         self._next()
 

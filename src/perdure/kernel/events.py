@@ -92,6 +92,25 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     rules: dict[str, Any] | None = None
 
 
+class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
+    """The run was started again before it began, and waits anew: it begins once, with the input of the last start."""
+
+    input: Raw
+    input_blob: str = ""
+    not_before: float | None = None
+    priority: int = 0
+
+    def of(self, started: RunStarted) -> RunStarted:
+        """The start of the run as it is now."""
+        return msgspec.structs.replace(
+            started,
+            input=self.input,
+            input_blob=self.input_blob,
+            not_before=self.not_before,
+            priority=self.priority,
+        )
+
+
 class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
     """An orchestrator became the owner. Owners of a lower epoch can no longer write."""
 
@@ -316,6 +335,7 @@ class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):
 
 AnyEvent = (
     RunStarted
+    | InputReplaced
     | RunClaimed
     | RunReleased
     | StepStarted

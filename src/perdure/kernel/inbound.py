@@ -16,9 +16,11 @@ from perdure.errors import AnswerRejected, UsageError
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
+    InputReplaced,
     RunFinished,
     RunPaused,
     RunResumed,
+    RunStarted,
     RunStatus,
     SignalReceived,
     WaitOpened,
@@ -161,6 +163,15 @@ def resume(state: RunState, child: str = "") -> Events | Finished:
     if state.finished is not None:
         return Finished(state.finished.status)
     return [RunResumed()] if state.paused is not None else []
+
+
+def replace_input(state: RunState, again: RunStarted) -> Events | Finished | NotFound:
+    """Start a run again that waits to begin: it waits anew, and begins with the new input. NotFound: it has begun."""
+    if state.finished is not None:
+        return Finished(state.finished.status)
+    if state.epoch > 0 or state.parked is not None:
+        return NotFound()
+    return [InputReplaced(again.input, again.input_blob, again.not_before, again.priority)]
 
 
 def _refuse_child(child: str, what: str) -> None:

@@ -18,6 +18,7 @@ from perdure.kernel.events import (
     ChildFinished,
     ChildStarted,
     ChunkAppended,
+    InputReplaced,
     RunClaimed,
     RunFinished,
     RunParked,
@@ -229,14 +230,15 @@ class RunState:
         """When an orchestrator should look at this run even if nothing else happens to it."""
         if self.finished is not None or self.parked is not None:
             return None
+        assert self.started is not None
+        if self.epoch == 0:
+            # One in a queue is begun by whoever looks after the queue.
+            waits = self.paused is not None or self.started.queue
+            return None if waits else self.started.not_before or self.created_at
         if self.stirred:
             return self.at
         if self.paused is not None:
             return None
-        assert self.started is not None
-        if self.epoch == 0:
-            # One in a queue is begun by whoever looks after the queue.
-            return None if self.started.queue else self.started.not_before or self.created_at
         if self.owner is None and self.advancing:
             return self.at
         if self._wake is None and self._due:
@@ -264,6 +266,10 @@ class RunState:
         self.started = event
         self.signal_ids.update(dict.fromkeys(event.seen))
         self.created_at = at
+
+    def _input_replaced(self, event: InputReplaced, at: float) -> None:
+        assert self.started is not None
+        self.started = event.of(self.started)
 
     def _run_claimed(self, event: RunClaimed, at: float) -> None:
         self.owner, self.epoch, self.session = event.owner, event.epoch, event.session
@@ -450,6 +456,7 @@ _FROM_OUTSIDE = frozenset({SignalReceived, WaitResolved, CancelRequested, RunPau
 
 _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     RunStarted: RunState._run_started,
+    InputReplaced: RunState._input_replaced,
     RunClaimed: RunState._run_claimed,
     RunReleased: RunState._run_released,
     StepStarted: RunState._step_started,

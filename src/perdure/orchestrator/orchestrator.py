@@ -33,16 +33,20 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
+from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Family, Replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
 from perdure.kernel.state import RunState, fold
+from perdure.orchestrator.admissions import Admissions, may_begin
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.parking import Parking
 from perdure.ports.clock import Clock
-from perdure.ports.journal import Append, Conflict
+from perdure.ports.journal import Append, Conflict, Full
 from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
+
+Ready = tuple[RunStarted, str, Sequence[Batch]]
 
 # A run that waits for longer than this leaves memory.
 MOMENT = 1.0
@@ -71,23 +75,31 @@ class Orchestrator:
         on_finished: Callable[[RunRow | Corrupt], None],
         rules: Rules = NONE,
         on_commit: Callable[[str, Append], None] | None = None,
+        serves: Sequence[str] | None = None,
     ) -> None:
+        # The queues whose runs it takes; None: all of them, and runs that are in none.
+        self.serves = serves
         self.store, self.programs, self.name, self.recovery, self.clock = store, programs, name, recovery, clock
         self.session = secrets.token_hex(4)
         self.loop = asyncio.get_running_loop()
         self._codec = codec
         self._rules = rules
         self._on_finished = on_finished
+        self.on_finished = on_finished
         self._observer = on_commit
         self.payloads = Payloads(store.blobs, limits)
         self.active: dict[str, Driver] = {}
-        self._parking = Parking(store, clock, on_finished)
-        self.unreadable = self._parking.unreadable
+        self.parking = Parking(store, clock, on_finished)
+        self.unreadable = self.parking.unreadable
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._loading: set[str] = set()
+        self.admissions = Admissions()
         self._tasks: set[asyncio.Task[None]] = set()
         # Called with the moment at which a run that left memory wants to be looked at.
         self.on_due: Callable[[float], None] = lambda at: None
+        # Called when a run of a queue may wait for its turn, and when one has left memory.
+        self.on_queued: Callable[[], None] = lambda: None
+        self.on_room: Callable[[], None] = lambda: None
         # Steps of a run that was started here see the context variables of its caller, those of others ours.
         self._variables = copy_context()
         runner = StepRunner(codec, clock, max_concurrency, executor, locker)
@@ -122,25 +134,22 @@ class Orchestrator:
 
     # --- runs that come back --------------------------------------------------------------------------------------
 
-    async def load(self, run_ids: Sequence[str], dead: Collection[str | None] = ()) -> int:
+    async def load(
+        self, run_ids: Sequence[str], dead: Collection[str | None] = (), *, admit: Queue | None = None
+    ) -> int:
         """Bring runs into memory that are ours, nobody's or of an owner in `dead`, and do what is due.
 
-        Says how many came. A run that another owner has taken meanwhile is left to it.
+        Says how many came. A run that another owner has taken meanwhile is left to it, and one that waits in a queue
+        stays there, unless it is to begin within the limits of that queue: `admit`.
         """
-        wanted = [
-            run_id
-            for run_id in run_ids
-            if run_id not in self.active
-            and run_id not in self._loading
-            and run_id not in self.unreadable
-            and run_id not in self.locks.regaining
-        ]
+        known = (self.active, self._loading, self.unreadable, self.locks.regaining)
+        wanted = [run_id for run_id in run_ids if not any(run_id in one for one in known)]
         if not wanted or self.closing:
             return 0
         self._loading.update(wanted)
         try:
             journals = await self.store.journal.read_many(wanted)
-            ready: list[tuple[RunStarted, str, Sequence[Batch]]] = []
+            ready: list[Ready] = []
             for run_id in wanted:
                 batches = journals.get(run_id, [])
                 try:
@@ -151,15 +160,20 @@ class Orchestrator:
                 except StoreUnavailable:
                     raise  # out of reach is not damaged
                 except PerdureError as error:
-                    await self._parking.park_unread(run_id, str(error))
-            await self._in_callback(lambda: self._install_all(ready, dead))
+                    await self.parking.park_unread(run_id, str(error))
+
+            def install() -> None:
+                for one in ready:
+                    self._install(*one, dead, admit)
+
+            await self._in_callback(install)
             return len(ready)
         finally:
             self._loading.difference_update(wanted)
 
     def load_soon(self, run_id: str) -> None:
         """Load a run in the background."""
-        self._spawn(self._load_soon(run_id))
+        self.spawn(self._load_soon(run_id))
 
     async def _load_soon(self, run_id: str) -> None:
         """Load a run as soon as the store can be read; nothing happens if there is no such run."""
@@ -182,14 +196,13 @@ class Orchestrator:
         self.loop.call_soon(call)
         await done
 
-    def _install_all(
-        self, ready: Sequence[tuple[RunStarted, str, Sequence[Batch]]], dead: Collection[str | None]
-    ) -> None:
-        for started, run_id, batches in ready:
-            self._install(started, run_id, batches, dead)
-
     def _install(
-        self, started: RunStarted, run_id: str, batches: Sequence[Batch], dead: Collection[str | None]
+        self,
+        started: RunStarted,
+        run_id: str,
+        batches: Sequence[Batch],
+        dead: Collection[str | None],
+        admit: Queue | None,
     ) -> None:
         """Replay a journal and go on from where it ends."""
         if self.closing or run_id in self.active:
@@ -204,12 +217,20 @@ class Orchestrator:
             return
         if state.locks and not self.locks.regained(state):
             return
+        if self.serves is not None and started.queue not in self.serves:
+            return
         try:
-            driver = self._driver(self._replay(started, run_id, batches), batches, self._variables)
+            replay = self._replay(started, run_id, batches)
+            if state.epoch == 0 and not may_begin(self, state, admit):
+                replay.execution.close()
+                return
+            driver = self._driver(replay, batches, self._variables)
             self.active[run_id] = driver
             ours = state.session == self.session and state.owner == self.name
             claim = [] if ours else [RunClaimed(self.name, state.epoch + 1, self.session)]
-            driver.adopt(*claim, *([RunResumed()] if state.parked is not None else []), *self.locks.renewed(state))
+            resumed = [RunResumed()] if state.parked is not None else []
+            admitted = admit if state.epoch == 0 else None
+            driver.adopt(*claim, *resumed, *self.locks.renewed(state), admit=admitted)
             self.locks.join(state)
             driver.wake()
             self._acknowledge(driver)
@@ -218,7 +239,7 @@ class Orchestrator:
                 self._drop(self.active[run_id])
             self.locks.left(run_id)
             if state.parked is None:
-                self._spawn(self._parking.park(state, error))
+                self.spawn(self.parking.park(state, error))
             return
         if driver.idle:
             self._settle(driver)
@@ -259,6 +280,8 @@ class Orchestrator:
             accepted = self._accepting.pop(driver.run_id, None)
             if accepted is not None and not accepted.done():
                 accepted.set_result(None)
+        if append.admit is not None:
+            self.admissions.settle(driver.run_id)
         if self._observer is not None:
             self._observer(driver.id, append)
         for start in append.starts:
@@ -287,6 +310,9 @@ class Orchestrator:
     def _drop(self, driver: Driver) -> None:
         if self.active.get(driver.run_id) is driver:
             del self.active[driver.run_id]
+            self.admissions.settle(driver.run_id)
+            if driver.queue:
+                self.on_room()
             if driver.state.uses_locks:
                 over = driver.state.finished is not None and driver.saved
                 (self.locks.ended if over else self.locks.left)(driver.run_id)
@@ -313,9 +339,13 @@ class Orchestrator:
                 self.load_soon(source.run_id)  # it may be in the store: a lost reply looks the same
         return False
 
-    def _on_conflict(self, source: Source, conflict: Conflict) -> None:
+    def _on_conflict(self, source: Source, conflict: Conflict | Full) -> None:
         """Somebody else appended: take their events in, and see whether the run is still ours."""
         assert isinstance(source, Driver)
+        if isinstance(conflict, Full):
+            self.admissions.settle(source.run_id, full=conflict)
+            self._drop(source)
+            return
         accepted = self._accepting.pop(source.run_id, None)
         if accepted is not None:
             self._drop(source)
@@ -324,7 +354,7 @@ class Orchestrator:
             return
         if not source.stale:
             source.stale = True
-            self._spawn(self._reload(source))
+            self.spawn(self._reload(source))
 
     async def _reload(self, driver: Driver) -> None:
         try:
@@ -332,11 +362,11 @@ class Orchestrator:
             started = await self.payloads.with_input(batches)
         except StoreUnavailable:
             await asyncio.sleep(MOMENT)
-            self._spawn(self._reload(driver))
+            self.spawn(self._reload(driver))
             return
         except PerdureError as error:
             self._drop(driver)
-            await self._parking.park_unread(driver.run_id, str(error))
+            await self.parking.park_unread(driver.run_id, str(error))
             return
         await self._in_callback(lambda: self._rejoin(driver, started, batches))
 
@@ -360,7 +390,7 @@ class Orchestrator:
             replay = self._replay(started, old.run_id, batches)
         except Exception as error:
             self._drop(old)
-            self._spawn(self._parking.park(state, error))
+            self.spawn(self.parking.park(state, error))
             return
         new = self._driver(replay, batches, old.variables)
         self.active[old.run_id] = new
@@ -458,7 +488,7 @@ class Orchestrator:
         for driver in list(self.active.values()):
             driver.release(self.name)
 
-    def _spawn(self, work: Any) -> None:
+    def spawn(self, work: Any) -> None:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

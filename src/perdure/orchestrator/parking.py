@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.engine.outbox import extend
 from perdure.errors import Corrupt, PerdureError
-from perdure.kernel.events import Batch, RunParked, RunStatus
+from perdure.kernel.events import Batch, RunParked, RunResumed, RunStatus
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState
 from perdure.ports.clock import Clock
@@ -32,6 +32,10 @@ class Parking:
         if await self._append(extend(state, [RunParked(reason)], self._clock.now())):
             log.error("run %r is parked: %s", state.started.id if state.started else state.run_id, reason)
             self._on_parked(row(state))
+
+    async def resume(self, state: RunState) -> None:
+        """Let a run that was parked before it began wait for its turn again."""
+        await self._append(extend(state, [RunResumed()], self._clock.now()))
 
     async def park_unread(self, run_id: str, reason: str) -> None:
         """Park a run whose journal cannot be read; its row and its head can."""

@@ -34,7 +34,8 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
     seen: set[str] = set()
     while dead and not orchestrator.closing:
         # Claims are on their way to the store while the next batch is read, so ask for more than was seen.
-        found = await runs.owned(dead, RunStatus.RUNNING, programs, limit + len(seen) + len(orchestrator.active))
+        wanted = limit + len(seen) + len(orchestrator.active)
+        found = await runs.owned(dead, RunStatus.RUNNING, programs, wanted, orchestrator.serves)
         fresh = [run_id for run_id in found if run_id not in seen and run_id not in orchestrator.active][:limit]
         if not fresh:
             break

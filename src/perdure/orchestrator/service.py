@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from perdure.errors import PerdureError
+from perdure.kernel.queues import Queue
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.ownership import Ownership
+from perdure.orchestrator.queues import Admission
 from perdure.orchestrator.recovery import recover
 
 log = logging.getLogger("perdure")
@@ -27,9 +29,16 @@ DUE_LIMIT = 500
 class Service:
     """Runs in the background of an orchestrator."""
 
-    def __init__(self, orchestrator: Orchestrator, ownership: Ownership) -> None:
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        ownership: Ownership,
+        queues: Mapping[str, Queue] | None = None,
+        capacity: int = DUE_LIMIT,
+    ) -> None:
         self._orchestrator, self._ownership = orchestrator, ownership
         self._stir = asyncio.Event()
+        self.admission = Admission(orchestrator, queues or {}, capacity, self._stir.set)
         self._version: object = object()
         self._next_due: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -96,13 +105,20 @@ class Service:
             due = self._next_due is not None and self._next_due <= now
             changed = current != self._version and loop.time() - looked >= LOOK_SECONDS
             stale = loop.time() - looked >= self._orchestrator.recovery.check_interval
+            news = False
             if due or changed or stale:
+                news = current != self._version
                 self._version, looked = current, loop.time()
                 if changed and self._orchestrator.active:
                     await self._guarded(self._orchestrator.read_tails)
                 await self._guarded(self._look)
+            if news or self.admission.due(now):
+                await self._guarded(self.admission.look)
                 continue
-            wait = WATCH_SECONDS if self._next_due is None else min(WATCH_SECONDS, max(0.001, self._next_due - now))
+            if due or stale:
+                continue
+            moments = [at for at in (self._next_due, self.admission.next_look) if at is not None]
+            wait = min(WATCH_SECONDS, max(0.001, min(moments, default=now + WATCH_SECONDS) - now))
             self._stir.clear()
             try:
                 async with asyncio.timeout(wait):
@@ -117,16 +133,16 @@ class Service:
             # One of them may have left, and its runs are anyone's then.
             await self._ownership.look_around()
         skip = self._ownership.others
-        programs = list(orchestrator.programs)
+        programs, queues = list(orchestrator.programs), orchestrator.serves
         while not orchestrator.closing:
             self._next_due = None
-            self._next_due = await orchestrator.store.timers.next_due(programs, skip)
+            self._next_due = await orchestrator.store.timers.next_due(programs, skip, queues)
             now = orchestrator.clock.now()
             if self._next_due is None or self._next_due > now:
                 return
             # Runs in memory may be due as well, and are not to crowd out the others.
             limit = DUE_LIMIT + len(orchestrator.active) + len(orchestrator.unreadable)
-            found = await orchestrator.store.timers.due(now, limit, programs, skip)
+            found = await orchestrator.store.timers.due(now, limit, programs, skip, queues)
             if any(due.owner not in (None, orchestrator.name, *skip) for due in found):
                 # Somebody new, or somebody dead: find out before taking a run from an owner that looks after it.
                 await self._ownership.look_around()

@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.kernel.events import Batch
 from perdure.kernel.projection import RunRow
+from perdure.kernel.queues import Queue
 
 
 class Append(msgspec.Struct, frozen=True):
@@ -17,7 +18,8 @@ class Append(msgspec.Struct, frozen=True):
     The first batch gets number `expected_next`, and batches follow each other without a gap. `expected_next=0` creates
     the journal. `fsync` asks that the commit survive power loss. `children` are the rows of runs that live in this
     journal. `starts` are new journals, created with this append or not at all; one whose run_id or id exists already
-    has been started before, and is left as it is.
+    has been started before, and is left as it is. `admit` are the limits of the run's queue, for the append by which it
+    begins: it is refused when, with what the store holds at that moment, there would be more than they allow.
     """
 
     run_id: str
@@ -27,6 +29,7 @@ class Append(msgspec.Struct, frozen=True):
     fsync: bool = True
     children: Sequence[RunRow] = ()
     starts: Sequence[Append] = ()
+    admit: Queue | None = None
 
     @property
     def next_seq(self) -> int:
@@ -45,6 +48,12 @@ class Conflict(msgspec.Struct, frozen=True):
     next_seq: int | None
 
 
+class Full(msgspec.Struct, frozen=True):
+    """Nothing was written: the queue allows no further run now. `until`: when its rate does, if that is the reason."""
+
+    until: float | None = None
+
+
 class Head(msgspec.Struct, frozen=True):
     """Where a journal ends."""
 
@@ -53,7 +62,7 @@ class Head(msgspec.Struct, frozen=True):
     size: int
 
 
-Outcome = Appended | Conflict
+Outcome = Appended | Conflict | Full
 
 
 class Journal(Protocol):

@@ -42,9 +42,14 @@ class Runs(Protocol):
         ...
 
     async def owned(
-        self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int
+        self,
+        owners: Sequence[str],
+        status: RunStatus,
+        programs: Sequence[str],
+        limit: int,
+        queues: Sequence[str] | None = None,
     ) -> Sequence[str]:
-        """Ids of runs of these owners and programs in this status, oldest first."""
+        """Ids of runs of these owners, programs and, unless it is None, `queues` in this status, oldest first."""
         ...
 
     async def owners(self) -> Sequence[str]:

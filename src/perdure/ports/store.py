@@ -8,6 +8,7 @@ from typing import Protocol
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Journal
 from perdure.ports.leases import Leases
+from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
 from perdure.ports.timers import Timers
 
@@ -26,6 +27,9 @@ class Store(Protocol):
 
     @property
     def timers(self) -> Timers: ...
+
+    @property
+    def queues(self) -> Queues: ...
 
     @property
     def leases(self) -> Leases: ...

@@ -20,10 +20,22 @@ class Due(msgspec.Struct, frozen=True):
 class Timers(Protocol):
     """Due runs, read from the projection."""
 
-    async def due(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Sequence[Due]:
-        """Runs of these programs due at `now`, earliest first, without those that owners in `skip` look after."""
+    async def due(
+        self,
+        now: float,
+        limit: int,
+        programs: Sequence[str],
+        skip: Sequence[str],
+        queues: Sequence[str] | None = None,
+    ) -> Sequence[Due]:
+        """Runs of these programs due at `now`, earliest first, without those that owners in `skip` look after.
+
+        Only runs of these queues, unless `queues` is None.
+        """
         ...
 
-    async def next_due(self, programs: Sequence[str], skip: Sequence[str]) -> float | None:
+    async def next_due(
+        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
+    ) -> float | None:
         """The earliest moment at which such a run is due, or None."""
         ...

@@ -14,6 +14,7 @@ from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Due
+from perdure.stores.memory.queues import MemoryQueues
 
 
 class MemoryStore:
@@ -25,6 +26,7 @@ class MemoryStore:
         self.journal = MemoryJournal()
         self.runs = MemoryRuns(self.journal)
         self.timers = MemoryTimers(self.journal)
+        self.queues = self.journal.queues
         self.leases = MemoryLeases()
         self.blobs = MemoryBlobs()
 
@@ -52,6 +54,7 @@ class MemoryJournal:
         self.rows: dict[str, RunRow] = {}
         self.latest: dict[str, str] = {}
         self.children: dict[str, str] = {}
+        self.queues = MemoryQueues()
         self.commits = 0
         self.callback: Callable[[str], None] | None = None
 
@@ -69,6 +72,10 @@ class MemoryJournal:
             latest = self.latest.get(row.id)
             if latest is not None and self.rows[latest].incarnation >= row.incarnation:
                 return Conflict(None)
+        if append.admit is not None and row is not None:
+            full = self.queues.refusal(append.admit, row)
+            if full is not None:
+                return full
         encoded = [(batch.seq, batch.at, encode_events(batch.events)) for batch in append.batches]
         if append.expected_next == 0 and row is not None:
             self.latest[row.id] = append.run_id
@@ -77,6 +84,8 @@ class MemoryJournal:
         self.head_of[append.run_id] = Head(append.next_seq, append.batches[-1].at, size)
         if row is not None:
             self.rows[append.run_id] = row
+            if row.queue:
+                self.queues.put(row)
         for child in append.children:
             self.rows[child.run_id] = child
             self.children[child.id] = child.run_id
@@ -146,10 +155,15 @@ class MemoryRuns:
         return found[: filter.limit]
 
     async def owned(
-        self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int
+        self,
+        owners: Sequence[str],
+        status: RunStatus,
+        programs: Sequence[str],
+        limit: int,
+        queues: Sequence[str] | None = None,
     ) -> Sequence[str]:
-        """Ids of runs of these owners and programs in this status, oldest first."""
-        rows = self._journal.rows.values()
+        """Ids of runs of these owners, programs and queues in this status, oldest first."""
+        rows = [r for r in self._journal.rows.values() if queues is None or r.queue in queues]
         found = [r.run_id for r in rows if r.owner in owners and r.status is status and r.program in programs]
         return sorted(found)[:limit]
 
@@ -185,18 +199,27 @@ class MemoryTimers:
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
 
-    async def due(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Sequence[Due]:
-        """Runs of these programs due at `now`, earliest first."""
+    async def due(
+        self,
+        now: float,
+        limit: int,
+        programs: Sequence[str],
+        skip: Sequence[str],
+        queues: Sequence[str] | None = None,
+    ) -> Sequence[Due]:
+        """Runs of these programs and queues due at `now`, earliest first."""
         self._journal.count("due")
-        return [due for due in self._all(programs, skip) if due.wake_at <= now][:limit]
+        return [due for due in self._all(programs, skip, queues) if due.wake_at <= now][:limit]
 
-    async def next_due(self, programs: Sequence[str], skip: Sequence[str]) -> float | None:
+    async def next_due(
+        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
+    ) -> float | None:
         """The earliest moment at which such a run is due, or None."""
         self._journal.count("next_due")
-        return next((due.wake_at for due in self._all(programs, skip)), None)
+        return next((due.wake_at for due in self._all(programs, skip, queues)), None)
 
-    def _all(self, programs: Sequence[str], skip: Sequence[str]) -> list[Due]:
-        rows = self._journal.rows.values()
+    def _all(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None) -> list[Due]:
+        rows = [r for r in self._journal.rows.values() if queues is None or r.queue in queues]
         waiting = [
             Due(row.run_id, row.program, row.owner, row.wake_at)
             for row in rows

@@ -12,10 +12,11 @@ import apsw
 import msgspec
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import Batch, decode_events, encode_events
+from perdure.kernel.events import Batch, InputReplaced, decode_events, encode_events
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.stores.sql.database import Database
+from perdure.stores.sql.queues import refusal
 from perdure.stores.sql.rows import run_bindings
 
 APPENDED = Appended()
@@ -31,6 +32,10 @@ _UPDATE_RUN = """
     update perdure_runs set status = ?6, owner = ?7, epoch = ?8, wake_at = ?9, finished_at = ?11,
         output = ?15, output_blob = ?16, error = ?17, reason = ?18, began_at = ?25, continued_as = ?26,
         approvals = ?27, checksum = ?28
+    where run_id = ?1
+"""
+_REPLACE_INPUT = """
+    update perdure_runs set priority = ?23, input = ?13, input_blob = ?14, not_before = ?24, checksum = ?28
     where run_id = ?1
 """
 _PUT_CHILD = """
@@ -129,6 +134,16 @@ def _prepare(append: Append) -> _Prepared:
 
 
 def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
+    """Write everything; runs of queues come last, one by one, so that each counts those before it."""
+    plain = [one for one in prepared if one.append.admit is None]
+    outcomes = _write_plain(db, plain)
+    if len(plain) == len(prepared):
+        return outcomes
+    done = iter(outcomes)
+    return [next(done) if one.append.admit is None else _write_one(db, one) for one in prepared]
+
+
+def _write_plain(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
     """Write all at once, or find out one by one whose compare-and-swap fails."""
     try:
         if _write_fast(db, [*prepared, *(start for one in prepared for start in one.starts)]):
@@ -143,6 +158,7 @@ def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
 def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
     creates, swaps, events, inserts, updates = [], [], [], [], []
     children: list[RunRow] = []
+    replaced: list[tuple[Any, ...]] = []
     for one in prepared:
         append = one.append
         children.extend(append.children)
@@ -154,6 +170,8 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
             swaps.append((append.next_seq, one.at, one.size, append.run_id, append.expected_next))
             if append.row is not None:
                 updates.append(run_bindings(append.row))
+                if isinstance(append.batches[0].events[0], InputReplaced):
+                    replaced.append(updates[-1])
         events.extend(one.events)
     if swaps:
         before = db.total_changes()
@@ -166,6 +184,8 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
     db.executemany(_INSERT_EVENTS, events)
     if updates:
         db.executemany(_UPDATE_RUN, updates)
+    if replaced:
+        db.executemany(_REPLACE_INPUT, replaced)
     if children:
         db.executemany(_PUT_CHILD, map(run_bindings, children))
     return True
@@ -177,6 +197,10 @@ def _write_one(db: apsw.Connection, one: _Prepared) -> Outcome:
     next_seq = head[0] if head is not None else 0
     if next_seq != append.expected_next:
         return Conflict(next_seq)
+    if append.admit is not None and append.row is not None:
+        full = refusal(db, append.admit, append.row)
+        if full is not None:
+            return full
     db.execute("savepoint one")
     try:
         _write_fast(db, [one])

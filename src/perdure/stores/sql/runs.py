@@ -45,29 +45,36 @@ _LIST = RUN_AND_HEAD + LIST_FILTER
 _LIST_ASKING = RUN_AND_HEAD + ASKING_FILTER
 _OWNED = """
     select run_id from perdure_runs
-    where finished_at is null and owner in (select value from json_each(?)) and status = ?
-      and program in (select value from json_each(?))
-    order by run_id limit ?
+    where finished_at is null and owner in (select value from json_each(?1)) and status = ?2
+      and program in (select value from json_each(?3))
+      and (?4 is null or queue in (select value from json_each(?4)))
+    order by run_id limit ?5
 """
 _OWNERS = "select distinct owner from perdure_runs where finished_at is null and owner is not null"
 _PROGRAMS = "select distinct program from perdure_runs where finished_at is null"
 _FINISHED = RUN + ENDED
 _DUE = """
     select run_id, program, owner, wake_at from perdure_runs
-    where wake_at <= ? and program in (select value from json_each(?))
-      and (owner is null or owner not in (select value from json_each(?)))
-    order by wake_at, run_id limit ?
+    where wake_at <= ?1 and program in (select value from json_each(?2))
+      and (owner is null or owner not in (select value from json_each(?3)))
+      and (?4 is null or queue in (select value from json_each(?4)))
+    order by wake_at, run_id limit ?5
 """
 _NEXT_DUE = """
     select wake_at from perdure_runs
-    where wake_at is not null and program in (select value from json_each(?))
-      and (owner is null or owner not in (select value from json_each(?)))
+    where wake_at is not null and program in (select value from json_each(?1))
+      and (owner is null or owner not in (select value from json_each(?2)))
+      and (?3 is null or queue in (select value from json_each(?3)))
     order by wake_at limit 1
 """
 
 
 def _json(values: Any) -> str:
     return msgspec.json.encode(values).decode()
+
+
+def _json_or_none(values: Sequence[str] | None) -> str | None:
+    return None if values is None else _json(values)
 
 
 class SqlRuns:
@@ -100,10 +107,15 @@ class SqlRuns:
         return [listed(row) for row in rows]
 
     async def owned(
-        self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int
+        self,
+        owners: Sequence[str],
+        status: RunStatus,
+        programs: Sequence[str],
+        limit: int,
+        queues: Sequence[str] | None = None,
     ) -> Sequence[str]:
-        """Ids of runs of these owners and programs in this status, oldest first."""
-        bindings = (_json(owners), status.value, _json(programs), limit)
+        """Ids of runs of these owners, programs and queues in this status, oldest first."""
+        bindings = (_json(owners), status.value, _json(programs), _json_or_none(queues), limit)
         return [run_id for (run_id,) in await self._database.read(_OWNED, bindings)]
 
     async def owners(self) -> Sequence[str]:
@@ -125,11 +137,21 @@ class SqlTimers:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def due(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Sequence[Due]:
-        """Runs of these programs due at `now`, earliest first."""
-        return [Due(*row) for row in self._database.ask(_DUE, (now, _json(programs), _json(skip), limit))]
+    async def due(
+        self,
+        now: float,
+        limit: int,
+        programs: Sequence[str],
+        skip: Sequence[str],
+        queues: Sequence[str] | None = None,
+    ) -> Sequence[Due]:
+        """Runs of these programs and queues due at `now`, earliest first."""
+        bindings = (now, _json(programs), _json(skip), _json_or_none(queues), limit)
+        return [Due(*row) for row in self._database.ask(_DUE, bindings)]
 
-    async def next_due(self, programs: Sequence[str], skip: Sequence[str]) -> float | None:
+    async def next_due(
+        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
+    ) -> float | None:
         """The earliest moment at which such a run is due, or None."""
-        rows = self._database.ask(_NEXT_DUE, (_json(programs), _json(skip)))
+        rows = self._database.ask(_NEXT_DUE, (_json(programs), _json(skip), _json_or_none(queues)))
         return rows[0][0] if rows else None

@@ -8,6 +8,7 @@ from perdure.stores.sql.blobs import SqlBlobs
 from perdure.stores.sql.database import Database
 from perdure.stores.sql.journal import SqlJournal
 from perdure.stores.sql.leases import SqlLeases
+from perdure.stores.sql.queues import SqlQueues
 from perdure.stores.sql.runs import SqlRuns, SqlTimers
 
 
@@ -20,6 +21,7 @@ class SqliteStore:
         self.journal = SqlJournal(self._database)
         self.runs = SqlRuns(self._database)
         self.timers = SqlTimers(self._database)
+        self.queues = SqlQueues(self._database)
         self.leases = SqlLeases(self._database)
         self.blobs = SqlBlobs(self._database)
 

@@ -27,6 +27,7 @@ The suite sleeps for nothing, asks for no clock and knows no backend.
 from perdure.testing.conformance.blobs import BlobsConformance
 from perdure.testing.conformance.journal import JournalConformance
 from perdure.testing.conformance.leases import LeasesConformance
+from perdure.testing.conformance.queues import QueuesConformance
 from perdure.testing.conformance.runs import RunsConformance
 from perdure.testing.conformance.timers import TimersConformance
 
@@ -34,6 +35,7 @@ __all__ = [
     "BlobsConformance",
     "JournalConformance",
     "LeasesConformance",
+    "QueuesConformance",
     "RunsConformance",
     "TimersConformance",
 ]

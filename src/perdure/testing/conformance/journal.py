@@ -259,6 +259,7 @@ class AppendConformance(StoreConformance):
                     if isinstance(outcome, Appended):
                         next_seq += 1
                         break
+                    assert isinstance(outcome, Conflict)
                     next_seq = outcome.next_seq
 
         await asyncio.gather(insist(store, "a"), insist(second, "b"))

@@ -17,6 +17,7 @@ from perdure.kernel.events import (
     Batch,
     ChildFinished,
     ChildStarted,
+    InputReplaced,
     RunFinished,
     RunStarted,
     RunStatus,
@@ -59,6 +60,9 @@ def _commands(
     """What the program wishes for after each event, and the end it wishes for."""
     started = events[0][0]
     assert isinstance(started, RunStarted)
+    for event, _ in events:
+        if isinstance(event, InputReplaced):
+            started = event.of(started)
     replay = Replay(RunState(run_id), program.open(run_id, started, codec), family=Family(programs, codec))
     seen: list[str] = []
     finish: Finish | None = None
@@ -105,6 +109,6 @@ def _inflated(event: AnyEvent, blobs: Mapping[str, bytes]) -> AnyEvent:
         return msgspec.structs.replace(event, value=Raw(blobs[event.blob]))
     if isinstance(event, ChildFinished) and event.blob:
         return msgspec.structs.replace(event, value=Raw(blobs[event.blob]))
-    if isinstance(event, RunStarted | ChildStarted) and event.input_blob:
+    if isinstance(event, RunStarted | ChildStarted | InputReplaced) and event.input_blob:
         return msgspec.structs.replace(event, input=Raw(blobs[event.input_blob]))
     return event

@@ -12,6 +12,7 @@ from perdure.kernel.events import (
     Batch,
     CancelRequested,
     ChunkAppended,
+    InputReplaced,
     RunClaimed,
     RunFinished,
     RunParked,
@@ -34,7 +35,7 @@ from perdure.testing.simulation.report import StepExecution
 from perdure.testing.simulation.world import Machine, World
 
 # Anybody may append these; everything else is the owner's alone.
-FREE = RunStarted | RunClaimed | CancelRequested | RunParked | RunPaused | RunResumed | SignalReceived
+FREE = RunStarted | InputReplaced | RunClaimed | SignalReceived | CancelRequested | RunPaused | RunParked | RunResumed
 
 
 class Watched:
@@ -58,6 +59,9 @@ class Monitor:
         # Results that steps have returned, and when, by machine, run and op.
         self.returned: dict[tuple[Machine, str, str], float] = {}
         self.violations: list[str] = []
+        # Runs of each queue that have begun and not ended, and how many those were at most.
+        self._under_way: dict[str, set[str]] = {}
+        self.most_under_way: dict[str, int] = {}
 
     def note(self, machine: str, what: str) -> None:
         """Add a line to the trace."""
@@ -107,10 +111,18 @@ class Monitor:
                     self.accuse(f"{type(event).__name__} cannot be folded into {append.run_id}: {error!r}")
                     return
             watched.batches.append(batch)
+        self._count(state)
         for implied in (row(state), *child_rows(state)):
             stored = rows.get(implied.run_id)
             if msgspec.json.encode(stored) != msgspec.json.encode(implied):
                 self.accuse(f"the row of {implied.run_id} is not what its journal implies:\n  {stored}\n  {implied}")
+
+    def _count(self, state: RunState) -> None:
+        queue = state.started.queue if state.started is not None else ""
+        if queue:
+            under_way = self._under_way.setdefault(queue, set())
+            (under_way.add if state.epoch > 0 and state.finished is None else under_way.discard)(state.run_id)
+            self.most_under_way[queue] = max(len(under_way), self.most_under_way.get(queue, 0))
 
     def _check(self, machine: Machine, watched: Watched, event: AnyEvent) -> None:
         state = watched.state

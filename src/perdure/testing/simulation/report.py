@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perdure.client.views import RunResult
@@ -70,6 +70,9 @@ class Report:
     """Results that a machine had when it died, and the store had not."""
     replies: Sequence[Reply] = ()
     """What the senders were told."""
+
+    most_under_way: Mapping[str, int] = field(default_factory=dict)
+    """How many runs of each queue had begun and not ended at once, at most."""
 
     @property
     def text(self) -> str:

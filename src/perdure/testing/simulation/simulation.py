@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from asyncio import events
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -165,6 +165,7 @@ class Simulation:
         engines: int = 1,
         limit: float = 36_000.0,
         recovery: Recovery = BRISK,
+        start: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Report:
         """Run workflows to their ends, whatever comes between, and check every promise on the way.
@@ -172,13 +173,13 @@ class Simulation:
         The runs get the ids `run-0`, `run-1` and so on. A machine that dies is replaced after a while, under its own
         name or another. `engines` machines work on the store at once. `senders` tell the runs something meanwhile, each
         from a machine of its own, and every answer they get is held against the journal. `programs` may be a function
-        that makes them anew for each machine. Other options go to `Engine`. PromiseBroken is raised when not all is
-        well after `limit` virtual seconds.
+        that makes them anew for each machine. `start` are options for `Engine.start`, others go to `Engine`.
+        PromiseBroken is raised when not all is well after `limit` virtual seconds.
         """
         if self._engines:
             raise UsageError("a Simulation runs once: make another one with the next seed")
         known = programs if programs is not None else [i.program for i in invocations if i.program is not None]
-        storm = Storm(self, invocations, known, senders, {**options, "recovery": recovery})
+        storm = Storm(self, invocations, known, senders, {**options, "recovery": recovery}, start or {})
         self._plan = FaultPlan(self.faults, crashes, pauses)
         with self._world_in_force(BRISK_WATCH):
             try:
@@ -252,8 +253,9 @@ class Storm:
         programs: Programs,
         senders: Sequence[Sender],
         options: dict[str, Any],
+        start: Mapping[str, Any],
     ) -> None:
-        self._sim, self._programs, self._options = sim, programs, options
+        self._sim, self._programs, self._options, self._start = sim, programs, options, start
         self.senders = [Sending(number, sender, sim.monitor) for number, sender in enumerate(senders)]
         self._served = False
         self._wanted = {f"run-{number}": invocation for number, invocation in enumerate(invocations)}
@@ -336,7 +338,7 @@ class Storm:
     async def _request(self, engine: Engine, id: str, invocation: Invocation[Any]) -> None:
         while True:
             try:
-                handle = await engine.start(invocation, id=id)
+                handle = await engine.start(invocation, id=id, **self._start)
                 self.accepted.add(handle.run_id)
                 self.results[id] = await handle.outcome()
                 return
@@ -401,6 +403,7 @@ class Storm:
             crashes=sim._plan.crashed,
             lost=tuple(self.lost),
             replies=tuple(reply for sending in self.senders for reply in sending.replies),
+            most_under_way=sim.monitor.most_under_way,
         )
 
 

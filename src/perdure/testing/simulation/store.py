@@ -13,6 +13,7 @@ from perdure.kernel.state import fold
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Append, Head, Outcome
 from perdure.ports.leases import Leases
+from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
 from perdure.ports.timers import Timers
 from perdure.stores.memory.store import MemoryStore
@@ -56,6 +57,7 @@ class SimulatedStore:
         self.journal = SimulatedJournal(base, machine, plan, monitor)
         self.runs = cast(Runs, _Slow(base.runs, machine, plan.faults))
         self.timers = cast(Timers, _Slow(base.timers, machine, plan.faults))
+        self.queues = cast(Queues, _Slow(base.queues, machine, plan.faults))
         self.leases = cast(Leases, _Slow(base.leases, machine, plan.faults))
         self.blobs = cast(Blobs, _Slow(base.blobs, machine, plan.faults))
 

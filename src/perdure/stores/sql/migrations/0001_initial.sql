@@ -63,6 +63,15 @@ create index perdure_runs_by_wake on perdure_runs (wake_at) where wake_at is not
 create index perdure_runs_by_approvals on perdure_runs (run_id) where approvals > 0 and root = '';
 create index perdure_runs_by_owner on perdure_runs (owner, status) where finished_at is null;
 
+-- Queues: whose turn it is; what is under way; what began when, in all and of one key. Only runs of queues are in these.
+create index perdure_runs_by_turn on perdure_runs
+    (queue, priority, queue_key, coalesce(not_before, created_at), run_id, program) where status = 'queued' and queue <> '';
+create index perdure_runs_by_ready on perdure_runs (queue, coalesce(not_before, created_at))
+    where status = 'queued' and queue <> '';
+create index perdure_runs_under_way on perdure_runs (queue, queue_key) where began_at is not null and finished_at is null;
+create index perdure_runs_by_start on perdure_runs (queue, began_at) where began_at is not null;
+create index perdure_runs_by_key on perdure_runs (queue, queue_key, began_at) where began_at is not null;
+
 create table perdure_leases (
     key text primary key,
     owner text not null,

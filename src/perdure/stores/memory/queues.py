@@ -1,0 +1,144 @@
+"""Queues in memory: queued runs by priority and key, and what is under way."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from itertools import islice
+
+from perdure.kernel.events import RunStatus
+from perdure.kernel.projection import RunRow
+from perdure.kernel.queues import Line, Queue, Turns
+from perdure.ports.journal import Full
+from perdure.ports.queues import Picks, QueueStats, Waiting
+
+Place = tuple[float, str, str]
+
+
+class _Queue:
+    """One queue."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, RunRow] = {}
+        # By priority and key: when each may begin, its run_id and its program, in order.
+        self.lines: dict[int, dict[str, list[Place]]] = {}
+        self.queued = 0
+        self.running: dict[str, int] = {}
+        self.under_way = 0
+        self.starts: list[float] = []
+        self.served: dict[str, float] = {}
+
+    def put(self, row: RunRow) -> None:
+        before = self.rows.get(row.run_id)
+        if before is not None:
+            self._count(before, -1)
+        if row.began_at is not None and (before is None or before.began_at is None):
+            insort(self.starts, row.began_at)
+            self.served[row.queue_key] = max(row.began_at, self.served.get(row.queue_key, 0.0))
+        self.rows[row.run_id] = row
+        self._count(row, 1)
+
+    def _count(self, row: RunRow, change: int) -> None:
+        if row.status is RunStatus.QUEUED:
+            self.queued += change
+            keys = self.lines.setdefault(row.priority, {})
+            line = keys.setdefault(row.queue_key, [])
+            place = (_ready(row), row.run_id, row.program)
+            if change > 0:
+                insort(line, place)
+            else:
+                del line[bisect_left(line, place)]
+            if not line:
+                del keys[row.queue_key]
+            if not keys:
+                del self.lines[row.priority]
+        elif row.began_at is not None and row.finished_at is None:
+            self.under_way += change
+            self.running[row.queue_key] = self.running.get(row.queue_key, 0) + change
+
+    def started(self, now: float, per: float) -> list[float]:
+        return self.starts[bisect_right(self.starts, now - per) : bisect_left(self.starts, now + per)]
+
+
+class MemoryQueues:
+    """Queued runs, in fair order."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, _Queue] = {}
+
+    def put(self, row: RunRow) -> None:
+        """The row of a run of a queue has changed."""
+        self._queues.setdefault(row.queue, _Queue()).put(row)
+
+    def refusal(self, queue: Queue, row: RunRow) -> Full | None:
+        """Why a run may not begin now; None when it may."""
+        found = self._queues.get(row.queue, _Queue())
+        if queue.concurrency is not None and found.under_way >= queue.concurrency:
+            return Full()
+        if queue.per_key is not None and found.running.get(row.queue_key, 0) >= queue.per_key:
+            return Full()
+        if queue.rate is not None and row.began_at is not None:
+            started = found.started(row.began_at, queue.rate.seconds)
+            if len(started) >= queue.rate.count:
+                return Full(started[-queue.rate.count] + queue.rate.seconds)
+        return None
+
+    async def waiting(self, names: Sequence[str] | None) -> Sequence[Waiting]:
+        """The queues that have queued runs."""
+        return [
+            Waiting(name, min(line[0][0] for keys in queue.lines.values() for line in keys.values()))
+            for name, queue in sorted(self._queues.items())
+            if queue.queued and (names is None or name in names)
+        ]
+
+    async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
+        """The runs that may begin now, highest priority first and key by key."""
+        found = self._queues.get(queue.name, _Queue())
+        if queue.concurrency is not None:
+            room = min(room, queue.concurrency - found.under_way)
+        if queue.rate is not None and room > 0:
+            started = found.started(now, queue.rate.seconds)
+            room = min(room, queue.rate.count - len(started))
+            if room <= 0:
+                return Picks((), started[-queue.rate.count] + queue.rate.seconds)
+        if room <= 0:
+            return Picks(())
+        turns = Turns(room, queue.per_key)
+        for priority in sorted(found.lines, reverse=True):
+            lines = []
+            for key, places in found.lines[priority].items():
+                ready = islice(places, bisect_right(places, now, key=_moment))
+                runs = list(islice((run_id for _, run_id, program in ready if program in programs), room))
+                if runs:
+                    lines.append(Line(key, found.served.get(key), runs, found.running.get(key, 0)))
+            turns.serve(lines)
+            if turns.left == 0:
+                break
+        later = [
+            line[at][0]
+            for keys in found.lines.values()
+            for line in keys.values()
+            if (at := bisect_right(line, now, key=_moment)) < len(line)
+        ]
+        return Picks(turns.picked, min(later, default=None))
+
+    async def stats(self) -> Sequence[QueueStats]:
+        """Every queue that has queued or running runs, by name."""
+        return [
+            QueueStats(
+                name,
+                queue.queued,
+                queue.under_way,
+                min((row.created_at for row in queue.rows.values() if row.status is RunStatus.QUEUED), default=None),
+            )
+            for name, queue in sorted(self._queues.items())
+            if queue.queued or queue.under_way
+        ]
+
+
+def _moment(place: Place) -> float:
+    return place[0]
+
+
+def _ready(row: RunRow) -> float:
+    return row.created_at if row.not_before is None else row.not_before
