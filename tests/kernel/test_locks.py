@@ -11,6 +11,8 @@ from perdure.errors import InvalidLock
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
+    ChildFinished,
+    ChildStarted,
     RunClaimed,
     RunFinished,
     RunReleased,
@@ -37,8 +39,8 @@ def taken(op: str, token: int) -> WaitResolved:
     return WaitResolved(op, "lock", Raw(str(token).encode()))
 
 
-def unlocked(op: str, n: int) -> ValueRecorded:
-    return ValueRecorded(f"unlock:{n}", "unlock", Raw(f'"{op}"'.encode()))
+def unlocked(op: str) -> ValueRecorded:
+    return ValueRecorded(f"{op}/unlock", "unlock")
 
 
 def state_of(*events: AnyEvent) -> RunState:
@@ -49,7 +51,7 @@ def test_a_run_holds_a_lock_from_its_wait_to_its_unlock() -> None:
     assert state_of(asked("lock:0", "a")).lock_waits == {"lock:0": HeldLock("a", 30.0)}
     held = state_of(asked("lock:0", "a"), taken("lock:0", 7))
     assert (held.locks, held.lock_waits) == ({"lock:0": HeldLock("a", 30.0, 7)}, {})
-    assert state_of(asked("lock:0", "a"), taken("lock:0", 7), unlocked("lock:0", 0)).locks == {}
+    assert state_of(asked("lock:0", "a"), taken("lock:0", 7), unlocked("lock:0")).locks == {}
 
 
 @pytest.mark.parametrize("by", ["timeout", "cancelled"])
@@ -75,12 +77,24 @@ def test_a_run_that_holds_or_wants_a_lock_needs_its_owner_now() -> None:
         assert state_of(*events).status is RunStatus.RUNNING
         released = state_of(*events, RunReleased("me"))
         assert (row(released).status, row(released).wake_at) == (RunStatus.RUNNING, 1.0)
-    freed = state_of(asked("lock:0", "a"), taken("lock:0", 1), sleeping, unlocked("lock:0", 0))
+    freed = state_of(asked("lock:0", "a"), taken("lock:0", 1), sleeping, unlocked("lock:0"))
     assert freed.status is RunStatus.WAITING
 
 
+def test_a_child_that_has_ended_holds_nothing() -> None:
+    held: list[AnyEvent] = [
+        asked("lock:0", "a"),
+        taken("lock:0", 1),
+        asked("sub:0/lock:0", "b"),
+        taken("sub:0/lock:0", 1),
+    ]
+    started = ChildStarted("sub:0", "child", "1")
+    assert list(state_of(started, *held, unlocked("sub:0/lock:0")).locks) == ["lock:0"]
+    assert list(state_of(started, *held, ChildFinished("sub:0", RunStatus.BAILED)).locks) == ["lock:0"]
+
+
 def test_events_of_locks_survive_the_store() -> None:
-    events: list[AnyEvent] = [asked("lock:0", "a"), taken("lock:0", 7), unlocked("lock:0", 0)]
+    events: list[AnyEvent] = [asked("lock:0", "a"), taken("lock:0", 7), unlocked("lock:0")]
     assert decode_events(encode_events(events)) == events
 
 
@@ -93,7 +107,7 @@ def test_any_split_into_batches_holds_the_same(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             events.append(taken(op, n + 1))
             if data.draw(st.booleans()):
-                events.append(unlocked(op, n))
+                events.append(unlocked(op))
         elif data.draw(st.booleans()):
             events.append(WaitResolved(op, "timeout"))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(events) - 1))))

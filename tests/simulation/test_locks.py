@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure import RunStatus, lock, sleep, step, workflow
+from perdure import LockTimeout, RunStatus, lock, sleep, step, workflow
 from perdure.ports.leases import Leases
 from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Simulation, every_crash
 
@@ -132,6 +132,24 @@ def test_a_run_that_crashes_anywhere_has_its_lock_again_under_the_same_token() -
         assert report.results["run-0"].output == [1, 1, 2, 2]
 
 
+@workflow
+async def family(who: str) -> list[int]:
+    tokens = await guest(who)
+    async with lock("room", ttl=TTL) as held:
+        tokens.append(await visit(who, held.token))
+    return tokens
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_children_never_meet_when_machines_die(seed: int) -> None:
+    faults = Faults(durations=(0.0, 0.1), delays=(0.0, 0.001, 0.05), crashes=0.06)
+    sim = Simulation(seed=f"family {seed}", faults=faults)
+    report = sim.run(*(family(str(i)) for i in range(3)), programs=[family, guest], engines=2)
+    assert {r.status for r in report.results.values()} == {RunStatus.COMPLETED}
+    assert overlaps([v for v in visits if v.ended != float("inf")]) == []
+    assert shared_tokens() == []
+
+
 # --- scenarios --------------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +212,25 @@ def test_a_lock_that_is_given_back_elsewhere_is_taken_at_once() -> None:
             await sim.advance(580)
             assert await waiting.status() is RunStatus.RUNNING
             await sim.advance(11)
+            assert await waiting.status() is RunStatus.COMPLETED
+
+    sim.play(scenario())
+
+
+def test_somebody_who_waits_no_longer_takes_nobody_elses_place() -> None:
+    sim = Simulation(seed=1)
+
+    async def scenario() -> None:
+        async with sim.engine([holder]) as one, sim.engine([brief]) as other:
+            _ = await one.start(holder(600.0))
+            await sim.advance(10)
+            waiting = await other.start(brief())
+            await sim.advance(10)
+            with pytest.raises(LockTimeout):
+                async with other.locks.hold("room", timeout=20):
+                    pass
+            assert await waiting.status() is RunStatus.RUNNING
+            await sim.advance(561)
             assert await waiting.status() is RunStatus.COMPLETED
 
     sim.play(scenario())

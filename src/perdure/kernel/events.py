@@ -182,7 +182,8 @@ class StepSkipped(Event, frozen=True, tag=True, omit_defaults=True):
 class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
     """A value that a body may not compute twice: `now`, `uuid`, `random`, or the mark of a `checkpoint`.
 
-    `unlock`: the lock that was taken under the op `value` is given up. `lock`: the one under `op` has a new token.
+    `unlock`: the lock that `lock:0` asked for is given back, under the op `lock:0/unlock`. `lock`: the one that `op`
+    asked for has a new token.
     """
 
     op: str

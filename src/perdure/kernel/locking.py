@@ -26,6 +26,11 @@ def lease_key(key: str) -> str:
     return PREFIX + key
 
 
+def unlocked(op: str) -> str:
+    """The op that asked for the lock which this one gives back: `lock:0` of `lock:0/unlock`."""
+    return op.rpartition("/")[0]
+
+
 def check_key(key: str) -> str:
     """Return the key of a lock, or raise InvalidLock. Spaces, slashes and emoji are fine."""
     if not isinstance(key, str):

@@ -39,7 +39,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.failures import Failure
-from perdure.kernel.locking import HeldLock
+from perdure.kernel.locking import HeldLock, unlocked
 
 # How a person ends a wait, followed by who it was.
 ANSWER, REJECTED = "answer:", "rejected:"
@@ -409,7 +409,7 @@ class RunState:
 
     def _value_recorded(self, event: ValueRecorded, at: float) -> None:
         if event.kind == "unlock":
-            self.locks.pop(address(self.child_of(event.op), msgspec.json.decode(event.value)), None)
+            self.locks.pop(unlocked(event.op), None)
         elif event.kind == "lock" and event.op in self.locks:
             token: int = msgspec.json.decode(event.value)
             self.locks[event.op] = msgspec.structs.replace(self.locks[event.op], token=token)

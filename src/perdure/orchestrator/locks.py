@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Raw
 
 from perdure.engine.driver import Driver
 from perdure.engine.locks import RETRY_SECONDS, Hold, Locker
 from perdure.errors import StoreUnavailable
-from perdure.kernel.events import Batch, RunClaimed, ValueRecorded, WaitOpened, WaitResolved
+from perdure.kernel.events import Batch, ChildFinished, RunClaimed, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.ids import step_key
-from perdure.kernel.locking import HeldLock
+from perdure.kernel.locking import HeldLock, unlocked
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append, Appended
@@ -51,7 +50,9 @@ class RunLocks:
                 elif isinstance(event, WaitResolved) and event.by != "lock":
                     self._give_up(run_id, event.op)
                 elif isinstance(event, ValueRecorded) and event.kind == "unlock":
-                    self._give_up(run_id, msgspec.json.decode(event.value))
+                    self._give_up(run_id, unlocked(event.op))
+                elif isinstance(event, ChildFinished):
+                    self._end(run_id, event.op + "/")
 
     def join(self, state: RunState) -> None:
         """Agree with the journal of a run that was read anew."""
@@ -64,8 +65,12 @@ class RunLocks:
 
     def ended(self, run_id: str) -> None:
         """Give back everything that a run holds: it is finished."""
+        self._end(run_id, "")
+
+    def _end(self, run_id: str, path: str) -> None:
         for op in [*self._holds.get(run_id, ()), *self._waits.get(run_id, ())]:
-            self._give_up(run_id, op)
+            if op.startswith(path):
+                self._give_up(run_id, op)
 
     def left(self, run_id: str) -> None:
         """Let go of a run without giving anything back: whoever goes on with it takes its locks over."""

@@ -338,7 +338,7 @@ class Body:
             held = BodyLock(key, op, scope, await future)
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self.record("unlock", lambda _: op)  # it came in the very moment that nobody wanted it any more
+                self._unlock(op)  # it came in the very moment that nobody wanted it any more
             raise
         self.locks[op] = held
         return held
@@ -346,7 +346,13 @@ class Body:
     def unlock(self, held: BodyLock) -> None:
         """Wish to give a lock up. Nothing waits for that: it happens once it is in the journal."""
         if self.locks.pop(held.op, None) is not None:
-            self.record("unlock", lambda _: held.op)
+            self._unlock(held.op)
+
+    def _unlock(self, op: str) -> None:
+        if self.loop.closing:
+            raise Closing
+        # Under the path of what it ends, which stays right whatever a parent puts before it.
+        self._commands.append(RecordValue(f"{op}/unlock", "unlock"))
 
     def start_child(
         self, invocation: Invocation[Any], id: str = "", detached: bool = False, deadline: float | None = None
