@@ -19,12 +19,14 @@ from perdure import NoSuchRun, RunStatus, UsageError, assembly, blocking, step, 
 from perdure.client.client import Client
 from perdure.client.handle import RunHandle
 from perdure.client.locks import Locks
+from perdure.client.schedules import ScheduleHandle
 from perdure.ports.blobs import Blobs
 
 PAIRS = [
     (blocking.Client, Client),
     (blocking.Engine, assembly.Engine),
     (blocking.RunHandle, RunHandle),
+    (blocking.ScheduleHandle, ScheduleHandle),
     (blocking.Blobs, Blobs),
     (blocking.Locks, Locks),
 ]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.handle import RunHandle
     from perdure.client.locks import Locks, LockView
+    from perdure.client.schedules import ScheduleHandle, ScheduleView
     from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
     from perdure.config import Limits, Queue, Rate, Recovery
     from perdure.engine.step_context import StepContext, step_context
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         LockLost,
         LockTimeout,
         NoSuchRun,
+        NoSuchSchedule,
         NotAStore,
         NotDecodable,
         NotDurable,
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
     from perdure.kernel.policy import Policy, fast_fail, io, llm
     from perdure.kernel.retry import Retry
     from perdure.kernel.rules import Rule, Rules, StepInfo, default, kind, prepend, replace, rule
+    from perdure.kernel.schedule import CatchUp, all_ticks
     from perdure.kernel.streams import StreamMode, batched
     from perdure.locks import Lock, lock
     from perdure.ports.leases import HeldBy
@@ -92,6 +95,7 @@ __all__ = [
     "ApprovalRejected",
     "ApprovalView",
     "Cancelled",
+    "CatchUp",
     "Chunk",
     "Client",
     "CompensationFailed",
@@ -120,6 +124,7 @@ __all__ = [
     "LockView",
     "Locks",
     "NoSuchRun",
+    "NoSuchSchedule",
     "NotAStore",
     "NotDecodable",
     "NotDurable",
@@ -147,6 +152,8 @@ __all__ = [
     "RunStatus",
     "RunView",
     "Saga",
+    "ScheduleHandle",
+    "ScheduleView",
     "SchemaMismatch",
     "SignalTimeout",
     "Step",
@@ -163,6 +170,7 @@ __all__ = [
     "UnknownProgram",
     "UsageError",
     "Workflow",
+    "all_ticks",
     "approval",
     "bail",
     "batched",
@@ -213,15 +221,17 @@ _HOMES = {
         "perdure.client.client": ("Client"),
         "perdure.client.handle": ("RunHandle"),
         "perdure.client.locks": ("LockView Locks"),
+        "perdure.client.schedules": ("ScheduleHandle ScheduleView"),
         "perdure.client.views": ("ApprovalView Chunk QueueView RunPage RunResult RunView StepView"),
         "perdure.config": ("Limits Queue Rate Recovery"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected CompensationFailed Corrupt DeadlineExceeded Diverged "
-            "HeartbeatTimeout HistoryTooLarge InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl LockLost "
-            "LockTimeout NoSuchRun NotAStore NotDecodable NotDurable NotOwner NotSerializable OutcomeUnknown "
-            "PayloadTooLarge PerdureError RunCancelled RunFailed RunParked SchemaMismatch SignalTimeout StepCancelled "
-            "StepError StepTimeout StoreUnavailable UnknownProgram UsageError "
+            "HeartbeatTimeout HistoryTooLarge InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl "
+            "LockLost LockTimeout NoSuchRun NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner "
+            "NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
+            "SchemaMismatch SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram "
+            "UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),
@@ -232,6 +242,7 @@ _HOMES = {
         "perdure.kernel.invocation": ("Invocation"),
         "perdure.kernel.policy": ("Policy fast_fail io llm"),
         "perdure.kernel.retry": ("Retry"),
+        "perdure.kernel.schedule": ("CatchUp all_ticks"),
         "perdure.kernel.streams": ("StreamMode batched"),
         "perdure.locks": ("Lock lock"),
         "perdure.ports.leases": ("HeldBy"),

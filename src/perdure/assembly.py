@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import Any, Self, TypeVar
 
+from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery
@@ -18,11 +19,13 @@ from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import RunStarted
+from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import Invocation
+from perdure.kernel.invocation import Invocation, Recorded
 from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue, check_queue
 from perdure.kernel.rules import RulesLike, rules_of
+from perdure.kernel.schedule import PROGRAM
 from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
@@ -70,10 +73,11 @@ class Engine(Client):
             raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
         # A name of its own by default: two processes on one store are two orchestrators.
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-        self._programs = _by_name(programs)
         self._rules = rules_of(rules, "Engine(rules=...)")
         self._queues = _queues_by_name(queues)
         self._serves = None if serves is None else _names(serves)
+        self._scheduled = Runs(self)
+        self._programs = {**_by_name(programs), PROGRAM: schedule_program(self._scheduled)}
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
         self._leases = leases or self.store.leases
@@ -140,6 +144,7 @@ class Engine(Client):
         orchestrator, self._orchestrator = self._orchestrator, None
         if orchestrator is None or self._service is None or self._ownership is None:
             return
+        self._scheduled.leave()
         try:
             await self._service.stop()
             await orchestrator.close()
@@ -147,17 +152,18 @@ class Engine(Client):
         finally:
             await super().close()
 
-    def _program(self, invocation: Invocation[Any]) -> Program:
+    def _program(self, invocation: Invocation[Any]) -> Program | None:
         program = self._programs.get(invocation.name)
-        if program is None:
-            raise UnknownProgram(invocation.name, tuple(self._programs))
+        if program is None and not isinstance(invocation, Recorded):
+            raise UnknownProgram(invocation.name, tuple(n for n in self._programs if not n.startswith(BUILT_IN)))
         return program
 
     async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
         orchestrator = self._orchestrator
         if orchestrator is None or orchestrator.closing:
             raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
-        if started.queue or started.not_before is not None or self._serves is not None:
+        foreign = started.program not in self._programs
+        if started.queue or started.not_before is not None or self._serves is not None or foreign:
             accepted = await super()._submit(run_id, started, recorded)
             if started.queue:
                 orchestrator.on_queued()
@@ -245,6 +251,8 @@ def _by_name(programs: Iterable[Program]) -> dict[str, Program]:
             raise UsageError(
                 f"Engine(store, [...]) takes workflows, and {program!r} is not one; decorate it with @workflow"
             )
+        if program.name.startswith(BUILT_IN):
+            raise UsageError(f"{program.name!r}: names that begin with {BUILT_IN!r} are perdure's own; choose another")
         other = found.setdefault(program.name, program)
         if other is not program:
             raise UsageError(f"two programs are named {program.name!r}; give one another name: @workflow(name=...)")

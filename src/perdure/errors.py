@@ -10,7 +10,8 @@
     │   ├── AnswerRejected
     │   ├── InvalidLock
     │   ├── InvalidRule       a rule says something that makes no sense, or can match nothing
-    │   └── NoSuchRun
+    │   ├── NoSuchRun
+    │   └── NoSuchSchedule
     ├── NotDurable            a workflow body suspended on something that cannot be replayed
     ├── ValueProblem           a value cannot be kept
     │   ├── NotSerializable
@@ -145,6 +146,14 @@ class NoSuchRun(UsageError):
     def __init__(self, id: str) -> None:
         self.id = id
         super().__init__(f"there is no run with id {id!r} in this store; `perdure runs ls` lists the runs it has")
+
+
+class NoSuchSchedule(UsageError):
+    """There is no schedule of this id, or it was deleted."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        super().__init__(f"there is no schedule {id!r}; schedules() lists those there are")
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Asking(Connection):
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
-        """Runs, newest first, a page at a time."""
+        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one."""
         self._check_open()
         wanted = [status] if isinstance(status, str) else list(status or ())
         if limit < 1:
@@ -70,6 +70,7 @@ class Asking(Connection):
             since=since.timestamp() if since is not None else None,
             limit=limit + 1,  # one more than asked for tells whether there is another page
             cursor=cursor,
+            built_in=program is not None,
         )
         found = await self.store.runs.list(filter)
         page = RunPage([run_view(await self._load_or_say(run), head) for run, head in found[:limit]])

@@ -13,7 +13,7 @@ from perdure.client.asking import Asking
 from perdure.client.connection import checked_tags
 from perdure.client.handle import RunHandle
 from perdure.client.places import Duration, Place, debounced_id, placed, seconds
-from perdure.client.telling import Telling
+from perdure.client.schedules import Scheduling
 from perdure.client.views import RunResult
 from perdure.engine.outbox import extend
 from perdure.errors import AlreadyExists, UsageError
@@ -34,7 +34,7 @@ from perdure.kernel.state import RunState, fold
 R = TypeVar("R")
 
 
-class Client(Telling, Asking):
+class Client(Scheduling, Asking):
     """A connection to a store: starts runs for engines elsewhere to execute, tells them things, and reads."""
 
     async def start(

@@ -10,6 +10,8 @@ from perdure.errors import InvalidId, InvalidName, UsageError
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 MAX_ID = 255
+# How the names of perdure's own programs begin.
+BUILT_IN = "perdure."
 
 
 def run_id(now: float, entropy: int, after: str = "") -> str:

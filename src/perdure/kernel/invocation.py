@@ -64,3 +64,17 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
             f"{self.name}(...) is a workflow that has not been started: use `await engine.start(...)`, "
             "`await engine.run(...)` or perdure.run(...)"
         )
+
+
+class Recorded(Invocation[Any]):
+    """An invocation whose input has been encoded before; its program need not be known here."""
+
+    __slots__ = ("_input",)
+
+    def __init__(self, name: str, input: bytes) -> None:
+        super().__init__(name, None, (), {})
+        self._input = input
+
+    def encode(self, program: Program | None, codec: Codec) -> bytes:
+        """The input as it was recorded."""
+        return self._input

@@ -31,6 +31,7 @@ from perdure.kernel.events import (
     RunStatus,
     weight,
 )
+from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.queues import Queue
@@ -262,7 +263,9 @@ class Orchestrator:
 
     def _open(self, program: Program, state: RunState, started: RunStarted) -> Replay:
         def rules(program: Program) -> Resolver | None:
-            return resolver(self._rules, getattr(program, "rules", NONE), started, program.name)
+            # A user's rules are about the user's steps: perdure's own programs have theirs.
+            ours = program.name.startswith(BUILT_IN)
+            return resolver(NONE if ours else self._rules, getattr(program, "rules", NONE), started, program.name)
 
         execution = program.open(state.run_id, started, self._codec)
         return Replay(state, execution, rules(program), Family(self.programs, self._codec, rules))

@@ -14,7 +14,10 @@ from perdure.ports.journal import Head
 
 
 class RunFilter(msgspec.Struct, frozen=True):
-    """Which runs to list, newest first. `cursor` is the last run_id of the page before."""
+    """Which runs to list, newest first. `cursor` is the last run_id of the page before.
+
+    `built_in`: runs of perdure's own programs too, whose names begin with `perdure.`.
+    """
 
     status: Sequence[RunStatus] = ()
     program: str | None = None
@@ -24,6 +27,7 @@ class RunFilter(msgspec.Struct, frozen=True):
     cursor: str | None = None
     # Only runs that ask somebody something now, with all that their children ask.
     asking: bool = False
+    built_in: bool = True
 
 
 class Runs(Protocol):

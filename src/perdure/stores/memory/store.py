@@ -8,6 +8,7 @@ import msgspec
 
 from perdure.errors import Corrupt, NotOwner
 from perdure.kernel.events import Batch, RunStatus, decode_events, encode_events
+from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.payload import blob_id
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
@@ -187,6 +188,7 @@ def _matches(row: RunRow, filter: RunFilter) -> bool:
         (filter.cursor is None or row.run_id < filter.cursor)
         and (not filter.status or row.status in filter.status)
         and (filter.program is None or row.program == filter.program)
+        and (filter.built_in or not row.program.startswith(BUILT_IN))
         and (filter.since is None or row.created_at >= filter.since)
         and (not filter.asking or (row.approvals > 0 and not row.root))
         and all(row.tags.get(key) == value for key, value in (filter.tags or {}).items())

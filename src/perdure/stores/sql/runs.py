@@ -21,6 +21,7 @@ _FILTER = """
     (:cursor is null or r.run_id < :cursor)
       and (:status is null or r.status in (select value from json_each(:status)))
       and (:program is null or r.program = :program)
+      and (:built_in or substr(r.program, 1, 8) <> 'perdure.')
       and (:since is null or r.created_at >= :since)
       and (:tags is null or not exists (
           select 1 from json_each(:tags) wanted
@@ -102,6 +103,7 @@ class SqlRuns:
             "since": filter.since,
             "tags": _json(filter.tags) if filter.tags else None,
             "limit": filter.limit,
+            "built_in": filter.built_in,
         }
         rows = await self._database.read(_LIST_ASKING if filter.asking else _LIST, bindings)
         return [listed(row) for row in rows]

@@ -217,6 +217,15 @@ class ListConformance(StoreConformance):
         assert await ids(store, program="check") == ["r2"]
         assert await ids(store, program="nothing") == []
 
+    async def test_runs_of_built_in_programs_can_be_left_out(self, store: Store) -> None:
+        """By how the names of their programs begin, and by nothing else; they are counted in no page."""
+        for i, program in enumerate(["checkout", "perdure.schedule", "perdure", "PERDURE.x", "my.perdure.x"]):
+            await write_all(store, History(f"r{i}", program=program).begin())
+        assert await ids(store) == ["r4", "r3", "r2", "r1", "r0"]
+        assert await ids(store, built_in=False) == ["r4", "r3", "r2", "r0"]
+        assert await ids(store, built_in=False, limit=2, cursor="r3") == ["r2", "r0"]
+        assert await ids(store, program="perdure.schedule") == ["r1"]
+
     async def test_runs_are_listed_by_tags(self, store: Store) -> None:
         """Every tag asked for must be there with that value; a run may have more."""
         tags = [{"team": "a"}, {"team": "a", "env": "prod"}, {"team": "b", "env": "prod"}, None, {"größe": "👍 'x\"%"}]

@@ -16,12 +16,10 @@ engine's own loop (an `async def` step, a workflow body) they would wait for the
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -29,6 +27,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from perdure import assembly
 from perdure.assembly import DEFAULT_STORE, run
+from perdure.blocking.loop import Loop as _Loop
+from perdure.blocking.schedules import ScheduleHandle, Scheduling
 from perdure.client import client as asynchronous
 from perdure.client.handle import RunHandle as AsyncRunHandle
 from perdure.client.locks import Locks as AsyncLocks
@@ -36,7 +36,6 @@ from perdure.client.locks import LockView
 from perdure.client.places import Duration
 from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
 from perdure.config import Limits, Recovery
-from perdure.errors import UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -52,13 +51,13 @@ from perdure.ports.journal import Append
 from perdure.ports.leases import HeldBy, Leases
 from perdure.ports.store import Store
 
-__all__ = ["Blobs", "Client", "Engine", "Locks", "RunHandle", "connect", "run"]
+__all__ = ["Blobs", "Client", "Engine", "Locks", "RunHandle", "ScheduleHandle", "connect", "run"]
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Client:
+class Client(Scheduling):
     """A connection to a store: starts runs for engines elsewhere to execute, and reads. Made by `connect`."""
 
     def __init__(self, client: asynchronous.Client) -> None:
@@ -190,7 +189,7 @@ class Client:
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
-        """Runs, newest first, a page at a time."""
+        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one."""
         return self._loop.wait(
             self._client.list(status=status, program=program, tags=tags, since=since, limit=limit, cursor=cursor)
         )
@@ -389,85 +388,3 @@ def connect(
 ) -> Client:
     """A client of a store: `with connect(url) as client`, or `client = connect(url).open()`."""
     return Client(assembly.connect(store, limits=limits, codecs=codecs, clock=clock))
-
-
-class _Loop:
-    """An event loop in a thread of its own, and the way to wait for what it does."""
-
-    def __init__(self, owner: str) -> None:
-        self._owner = owner
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def running(self) -> bool:
-        return self._loop is not None
-
-    def start(self) -> None:
-        if self._loop is not None:
-            raise UsageError(f"this {self._owner} is open already; make another one to use two side by side")
-        self._loop = asyncio.new_event_loop()
-        # A daemon: a process that ends without closing the engine must not wait for it. Its runs are recovered.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure-loop", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        # Under the lock: what was handed over before is on the loop and gets cancelled, and nothing comes after.
-        with self._lock:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(_end_all(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs on the loop."""
-        with self._lock:
-            if self._loop is None or threading.current_thread() is self._thread:
-                work.close()
-                raise self._refusal()
-            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except CancelledError:
-            raise UsageError(f"this {self._owner} was closed while this call waited; its runs are kept") from None
-        except BaseException:
-            future.cancel()  # after a Ctrl-C nobody waits for it any more
-            raise
-
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """The items of an async iterator, one wait each."""
-        while True:
-            try:
-                item = self.wait(_next(items))
-            except StopAsyncIteration:
-                return
-            yield item
-
-    def _refusal(self) -> UsageError:
-        if self._loop is None:
-            how = f"with {'Engine(...)' if self._owner == 'Engine' else 'connect(...)'}"
-            return UsageError(f"this {self._owner} is not open; use it as `{how} as ...`")
-        return UsageError(
-            f"this {self._owner} of perdure.blocking was called from its own event loop, and would wait for itself; "
-            "call it from a step that is a plain `def`, which runs in a thread"
-        )
-
-
-async def _next(items: AsyncIterator[T]) -> T:
-    return await anext(items)
-
-
-async def _end_all() -> None:
-    """Cancel everything else on this loop, and wait until it has ended."""
-    loop = asyncio.get_running_loop()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    await loop.shutdown_asyncgens()
-    await loop.shutdown_default_executor()

@@ -1,0 +1,362 @@
+"""The program `perdure.schedule`: one endless run per schedule, whose journal is all there is of it.
+
+It sleeps until the next tick, starts a run for it under an id that follows from the tick, and goes on. Whatever depends
+on the world (the rules of a time zone, whether a run is still open) is found out in a step, so that a replay elsewhere
+goes the same way; when a step is made again after a crash, it finds the run that it had started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
+
+import msgspec
+
+from perdure.authoring.code.body import Wait, require_body
+from perdure.authoring.code.child import continue_as
+from perdure.authoring.code.step import step
+from perdure.authoring.code.waits import set_state
+from perdure.authoring.code.workflow import Workflow, workflow
+from perdure.client.client import Client
+from perdure.errors import AlreadyExists, NotDecodable, SignalTimeout
+from perdure.kernel import schedule as kernel
+from perdure.kernel.events import RunStatus
+from perdure.kernel.invocation import Recorded
+from perdure.kernel.projection import RunRow
+from perdure.kernel.retry import Retry
+from perdure.kernel.schedule import (
+    CONTROL,
+    PROGRAM,
+    Backfill,
+    Book,
+    Change,
+    Control,
+    Definition,
+    Due,
+    Fired,
+    Order,
+    Overlap,
+    Pause,
+    Resume,
+    ScheduleSpec,
+    Survey,
+    Trigger,
+    stamp,
+    tick_id,
+)
+
+# A tick is not given up lightly: the store may be out of reach for a while.
+_PATIENT = Retry(attempts=1000, initial=0.5, max=60.0)
+# How often a run that is parked is looked at: it goes on when somebody sees to it.
+_PARKED_SECONDS = 30.0
+# After so many ticks and words from outside a schedule goes on in a journal of its own.
+RENEWAL = 250
+DUE = "the next run of its schedule is due"
+
+
+class Errand(msgspec.Struct, frozen=True):
+    """An order with all that is needed to carry it out.
+
+    `busy`: another one waits in line. `patient`: it waits whatever the overlap policy. `at` is when it was given.
+    """
+
+    id: str
+    definition: Definition
+    order: Order
+    previous: str
+    busy: bool
+    patient: bool
+    after: float
+    at: float
+
+
+class Runs:
+    """What schedules do with runs, through the engine they live in."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Let nobody wait any longer: the engine is being left."""
+        self._leaving.set()
+
+    async def carry_out(self, errand: Errand) -> Fired:
+        """Start the run of an order, unless the overlap policy says otherwise."""
+        definition, order = errand.definition, errand.order
+        ahead = kernel.ahead(definition.spec, errand.id, errand.after)
+        id = run_of(errand.id, order)
+        found = await self._find(id)
+        if found is not None:
+            # By an attempt of this step that crashed, or by a tick that is being filled in again.
+            if found.program != definition.program:
+                return Fired("failed", ahead, f"the id {id!r} belongs to a run of {found.program!r}")
+            before = order.backfill and found.created_at < errand.at
+            return Fired("existed" if before else "started", ahead)
+        verdict = await self._overlap(definition.spec.overlap, errand)
+        if verdict is not None:
+            return Fired(verdict, ahead)
+        tags = {"schedule": errand.id, **({"tick": stamp(order.tick)} if order.tick is not None else {})}
+        try:
+            _ = await self._client.start(Recorded(definition.program, definition.input.encode()), id=id, tags=tags)
+        except AlreadyExists as error:
+            return Fired("failed", ahead, str(error))
+        return Fired("started", ahead)
+
+    async def _overlap(self, overlap: Overlap, errand: Errand) -> Literal["skipped", "waits"] | None:
+        """What becomes of an order in place of a start; None to start it."""
+        if overlap == "allow":
+            return None
+        previous = await self._open(errand.previous) if errand.previous else None
+        if errand.patient:
+            return "waits" if previous is not None else None
+        if overlap == "buffer_one" and errand.busy:
+            return "skipped"
+        if previous is None:
+            return "waits" if errand.busy else None
+        if overlap == "cancel_previous":
+            await self._client.cancel(previous.run_id, DUE)
+        elif overlap == "terminate_previous":
+            await self._client._terminate(previous, DUE)
+            return None
+        return "skipped" if overlap == "skip" else "waits"
+
+    async def ended(self, id: str) -> bool:
+        """Wait until no run under this id is open; False when the engine is left before."""
+        while True:
+            run = await self._open(id)
+            if run is None:
+                return True
+            end = asyncio.ensure_future(self._end(run))
+            leaving = asyncio.ensure_future(self._leaving.wait())
+            try:
+                await asyncio.wait({end, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if not end.done():
+                    return False
+                end.result()
+            finally:
+                end.cancel()
+                leaving.cancel()
+
+    async def _end(self, run: RunRow) -> None:
+        row = await self._client.watch.ended(run.run_id)
+        if row.status is RunStatus.PARKED:
+            await asyncio.sleep(_PARKED_SECONDS)
+
+    async def _open(self, id: str) -> RunRow | None:
+        run = await self._find(id)
+        return run if run is not None and run.finished_at is None else None
+
+    async def _find(self, id: str) -> RunRow | None:
+        found = await self._client.store.runs.find(id)
+        return found[0] if found is not None else None
+
+
+def run_of(id: str, order: Order) -> str:
+    """The id of the run that an order starts."""
+    if order.run:
+        return order.run
+    assert order.tick is not None
+    return tick_id(id, order.tick)
+
+
+class Steps:
+    """What a schedule does outside its body."""
+
+    def __init__(self, runs: Runs) -> None:
+        @step(name="survey", retry=_PATIENT)
+        def survey(spec: ScheduleSpec, id: str, after: float, until: float, now: float) -> Survey:
+            return kernel.survey(spec, id, after, until, now)
+
+        @step(name="fire", retry=_PATIENT)
+        async def fire(errand: Errand) -> Fired:
+            return await runs.carry_out(errand)
+
+        @step(name="between", retry=_PATIENT)
+        def between(spec: ScheduleSpec, start: float, end: float) -> list[float]:
+            return kernel.between(spec, start, end)
+
+        @step(name="previous_ended", retry=_PATIENT)
+        async def ended(id: str) -> bool:
+            return await runs.ended(id)
+
+        self.survey: Callable[..., Coroutine[object, Any, Survey]] = survey
+        self.fire: Callable[..., Coroutine[object, Any, Fired]] = fire
+        self.between: Callable[..., Coroutine[object, Any, list[float]]] = between
+        self.ended: Callable[..., Coroutine[object, Any, bool]] = ended
+
+
+class Keeper:
+    """The body of one schedule."""
+
+    def __init__(self, id: str, definition: Definition, book: Book, steps: Steps) -> None:
+        self.id, self.definition, self.book, self._steps = id, definition, book, steps
+        # The next two ticks; None while they are not known.
+        self._ahead: tuple[Due, ...] | None = None
+        # What is as it usually is need not be said.
+        self._published: dict[str, Any] = dict.fromkeys(("last_tick", "last_run", "trouble"))
+        self._published |= {"paused": False, "failed": 0, "waiting": 0}
+        self._said_paused: bool | None = None
+        self._body = require_body("a schedule")
+        self.turns = 0
+
+    async def turn(self) -> None:
+        """Do what is due, then wait for what comes next: a tick, a word from outside, the end of a run."""
+        self.turns += 1
+        await self._catch_up(self._body.loop.now)
+        self._publish()
+        control = await self._news()
+        if control is not None:
+            await self._obey(control)
+
+    async def _catch_up(self, until: float) -> None:
+        """Fire the ticks that are due by then, by the policy for those that were missed."""
+        book, spec = self.book, self.definition.spec
+        while not book.paused:
+            if self._ahead is not None and (not self._ahead or until < self._ahead[0].at):
+                return
+            now = self._body.loop.now
+            if self._ahead is not None and until == now and kernel.on_time(spec, self._ahead, now):
+                book.after = self._ahead[0].tick
+                await self._fire(Order(book.after))
+                continue
+            found = await self._steps.survey(spec, self.id, book.after, until, now)
+            book.after, self._ahead = found.after, found.ahead
+            book.skipped += found.skipped
+            for tick in found.fire:
+                await self._fire(Order(tick))
+
+    async def _fire(self, order: Order, *, patient: bool = False) -> None:
+        book = self.book
+        busy = any(not waiting.backfill for waiting in book.backlog)
+        errand = Errand(self.id, self.definition, order, book.previous, busy, patient, book.after, self._body.loop.now)
+        try:
+            fired = await self._steps.fire(errand)
+        except Exception as error:
+            fired = Fired("failed", (), f"{type(error).__name__}: {error}")
+            self._ahead = None
+        else:
+            self._ahead = fired.ahead
+        if fired.outcome in ("started", "existed"):
+            book.previous = run_of(self.id, order)
+            book.fired += fired.outcome == "started"
+            if order.tick is not None:
+                book.last_tick = max(order.tick, book.last_tick or order.tick)
+        elif fired.outcome == "skipped":
+            book.skipped += 1
+        elif fired.outcome == "failed":
+            book.failed += 1
+            book.trouble = fired.trouble
+        else:
+            # At most one tick waits, and it is the latest; those that are filled in come after it.
+            others = [waiting for waiting in book.backlog if waiting.backfill]
+            book.skipped += 0 if order.backfill else len(book.backlog) - len(others)
+            book.backlog = [order, *(book.backlog if order.backfill else others)]
+        self._publish()
+
+    async def _news(self) -> Control | None:
+        """What somebody says, or None when a tick is due or the run before has ended and the next may start."""
+        book = self.book
+        deadline = self._ahead[0].at if self._ahead and not book.paused else None
+        if not book.backlog:
+            return await self._listen(deadline)
+        said = asyncio.ensure_future(self._listen(deadline))
+        ended = asyncio.ensure_future(self._previous_ended())
+        await asyncio.wait({said, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done() and ended.result():
+            waiting, *book.backlog = book.backlog
+            await self._fire(waiting, patient=True)
+        if not said.done():
+            said.cancel()
+            return None
+        ended.cancel()
+        return said.result()
+
+    async def _previous_ended(self) -> bool:
+        return not self.book.previous or await self._steps.ended(self.book.previous)
+
+    async def _listen(self, deadline: float | None) -> Control | None:
+        try:
+            said: Control = await self._body.wait(Wait("signal", CONTROL, Control), deadline)
+            return said
+        except SignalTimeout:
+            return None
+        except NotDecodable as error:
+            self.book.trouble = str(error)
+            return None
+
+    async def _obey(self, control: Control) -> None:
+        if isinstance(control, Pause):
+            await self._until_then(control, paused=True)
+            self.book.paused = True
+        elif isinstance(control, Resume):
+            if self.book.paused:
+                self._begin_anew(control.at, paused=False)
+        elif isinstance(control, Trigger):
+            await self._fire(Order(run=control.run))
+        elif isinstance(control, Backfill):
+            await self._fill_in(control)
+        elif isinstance(control, Change):
+            before, after = self.definition.spec, control.definition.spec
+            # A schedule that was paused by hand stays so, unless the pause itself is what changed.
+            paused = after.pause if after.pause != before.pause else self.book.paused
+            set_state("definition", control.definition)
+            await self._until_then(control, paused=paused)
+            self.definition = control.definition
+            self._begin_anew(control.at, paused=paused)
+        self._publish()
+
+    async def _until_then(self, control: Pause | Change, *, paused: bool) -> None:
+        """Whoever looks sees at once what was said; but what was due until then counts by what held until then."""
+        self._said_paused = paused
+        self._publish()
+        await self._catch_up(min(control.at, self._body.loop.now))
+        self._said_paused = None
+
+    def _begin_anew(self, at: float, *, paused: bool) -> None:
+        self.book.paused = paused
+        self.book.after = max(self.book.after, at)
+        self._ahead = None
+
+    async def _fill_in(self, control: Backfill) -> None:
+        spec = self.definition.spec
+        orders = [Order(tick, backfill=True) for tick in await self._steps.between(spec, control.start, control.end)]
+        if spec.overlap != "allow":
+            self.book.backlog += orders
+            return
+        for order in orders:
+            await self._fire(order)
+
+    def _publish(self) -> None:
+        """Show what has changed, in `get("schedule:<id>").state`."""
+        book = self.book
+        values = {
+            "paused": book.paused if self._said_paused is None else self._said_paused,
+            "fired": book.fired,
+            "skipped": book.skipped,
+            "failed": book.failed,
+            "waiting": len(book.backlog),
+            "last_tick": None if book.last_tick is None else stamp(book.last_tick),
+            "last_run": book.previous or None,
+            "trouble": book.trouble or None,
+            "next_tick": stamp(self._ahead[0].tick) if self._ahead and not book.paused else None,
+        }
+        for key, value in values.items():
+            if key not in self._published or self._published[key] != value:
+                self._published[key] = value
+                set_state(key, value)
+
+
+def schedule_program(runs: Runs) -> Workflow[..., None]:
+    """The program, for an engine whose runs these are."""
+    steps = Steps(runs)
+
+    @workflow(name=PROGRAM)
+    async def schedule(id: str, definition: Definition, book: Book) -> None:
+        keeper = Keeper(id, definition, book, steps)
+        while keeper.turns < RENEWAL:
+            await keeper.turn()
+        continue_as(id, keeper.definition, keeper.book)
+
+    return schedule
