@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -24,6 +25,7 @@ from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation, Recorded
 from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue, check_queue
+from perdure.kernel.reach import check_program, engine_strangers
 from perdure.kernel.rules import RulesLike, rules_of
 from perdure.kernel.schedule import PROGRAM
 from perdure.kernel.state import RunState
@@ -38,6 +40,8 @@ from perdure.ports.store import Store
 from perdure.stores.open import open_store
 
 R = TypeVar("R")
+
+log = logging.getLogger("perdure")
 
 DEFAULT_STORE = "sqlite:///perdure.db"
 
@@ -78,12 +82,21 @@ class Engine(Client):
         self._serves = None if serves is None else _names(serves)
         self._scheduled = Runs(self)
         self._programs = {**_by_name(programs), PROGRAM: schedule_program(self._scheduled)}
+        self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
         self._leases = leases or self.store.leases
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
+
+    def _check_rules(self) -> None:
+        programs = [program for name, program in self._programs.items() if not name.startswith(BUILT_IN)]
+        for program in programs:
+            check_program(program)
+        if self._rules.rules and programs:
+            for stranger in engine_strangers(self._rules, programs):
+                log.warning("%s", stranger)
 
     async def open(self) -> Self:
         """Migrate, recover, and start advancing runs. `async with` does this too."""

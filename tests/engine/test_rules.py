@@ -108,7 +108,7 @@ async def test_a_run_comes_before_its_program_and_its_rules_are_in_the_journal()
 
 async def test_a_run_can_replace_all_other_rules() -> None:
     async with Engine("memory://", [shop], rules=[rule("charge", attempts=9, initial=0)]) as engine:
-        await engine.run(shop(500), rules=replace([rule("refund", timeout=1)]))
+        await engine.run(shop(500), rules=replace([rule(kind("cpu"), timeout=1)]))
         assert len(calls) == 1
 
 

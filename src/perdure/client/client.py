@@ -27,8 +27,9 @@ from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow, row
+from perdure.kernel.reach import run_rules
 from perdure.kernel.reuse import Reuse, decide
-from perdure.kernel.rules import RulesLike, rules_data, rules_of
+from perdure.kernel.rules import RulesLike
 from perdure.kernel.state import RunState, fold
 
 R = TypeVar("R")
@@ -135,7 +136,7 @@ class Client(Scheduling, Asking):
             not_before=None if delay is None else now + seconds(delay, "delay"),
             deadline=_deadline(deadline, now),
             max_concurrency=_at_least_one(max_concurrency),
-            rules=rules_data(rules_of(rules, "start(rules=...)"), "start(rules=...)"),
+            rules=run_rules(rules, program),
             queue=place.queue,
             queue_key=place.key,
             priority=place.priority,

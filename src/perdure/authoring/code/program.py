@@ -9,9 +9,11 @@ from typing import Any
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body
+from perdure.authoring.code.reach import reach
 from perdure.errors import NotSerializable
 from perdure.kernel.codec import Codec
 from perdure.kernel.events import RunStarted
+from perdure.kernel.reach import Reach
 from perdure.kernel.rules import NONE
 
 
@@ -27,6 +29,13 @@ class CodeProgram:
         self.returns = hints.get("return", Any)
         self.errors: dict[str, type[BaseException]] = {}
         self.rules = NONE
+        self._reach: Reach | None = None
+
+    def reach(self) -> Reach:
+        """The steps that the function can be seen to call."""
+        if self._reach is None:
+            self._reach = reach(self._fn)
+        return self._reach
 
     def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""
