@@ -625,6 +625,24 @@ async def _held(engine: Engine) -> bool:
     return not await free(engine)
 
 
+async def test_a_step_that_waits_in_vain_fails_with_lock_timeout_in_the_body() -> None:
+    @step
+    async def impatient() -> None:
+        async with lock("room", timeout=0):
+            pass
+
+    @workflow
+    async def calls() -> list[Any]:
+        try:
+            await impatient()
+        except LockTimeout as error:
+            return [error.key, error.seconds]
+        return []
+
+    async with Engine("memory://", [calls]) as engine, engine.locks.hold("room"):
+        assert await (await engine.start(calls())).result(PATIENCE) == ["room", 0.0]
+
+
 async def test_a_step_that_takes_a_lock_inside_itself_is_told_so() -> None:
     @step
     async def nested() -> None:
@@ -677,6 +695,13 @@ async def test_callers_hold_renew_and_give_back_locks(url: str) -> None:
         assert await locks.force_release("room") is None
         with pytest.raises(InvalidLock, match="names nobody"):
             await locks.acquire("room", "")
+
+
+async def test_a_lock_leaves_no_file_beside_the_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'locks.db'}"
+    async with Engine(url, [many_steps]) as engine, engine.locks.hold("door"):
+        _ = await engine.run(many_steps())
+        assert len(list((tmp_path / "locks.db-owners").iterdir())) == 1
 
 
 async def test_a_caller_waits_for_a_lock_of_another_process(tmp_path: Path) -> None:

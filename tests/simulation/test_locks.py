@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +151,31 @@ def test_children_never_meet_when_machines_die(seed: int) -> None:
     assert shared_tokens() == []
 
 
+@pytest.mark.parametrize("seed", range(30, 60))
+def test_no_lock_is_held_for_ever_or_by_two_whatever_breaks(seed: int) -> None:
+    chance = random.Random(seed)
+    faults = Faults(
+        durations=(0.0, 0.1),
+        delays=(0.0, 0.001, 0.05, 0.4),
+        crashes=chance.choice((0.0, 0.03, 0.08)),
+        lost_replies=chance.choice((0.0, 0.1)),
+        refusals=chance.choice((0.0, 0.1)),
+        interference=chance.choice((0.0, 0.2)),
+    )
+    sides: list[Any] = ["before", "after"]
+    pauses = [
+        Pause(chance.randrange(60), chance.choice((5.0, 20.0, 60.0)), chance.choice(sides))
+        for _ in range(chance.randrange(4))
+    ]
+    runs = [chance.choice((guest, family))(str(i)) for i in range(chance.randrange(2, 5))]
+    sim = Simulation(seed=f"s{seed}", faults=faults)
+    report = sim.run(*runs, programs=[guest, family], engines=chance.choice((1, 2, 3)), pauses=pauses)
+    assert {r.status for r in report.results.values()} == {RunStatus.COMPLETED}
+    assert shared_tokens() == []
+    if not pauses:
+        assert overlaps([v for v in visits if v.ended != float("inf")]) == []
+
+
 # --- scenarios --------------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +258,41 @@ def test_somebody_who_waits_no_longer_takes_nobody_elses_place() -> None:
             assert await waiting.status() is RunStatus.RUNNING
             await sim.advance(561)
             assert await waiting.status() is RunStatus.COMPLETED
+
+    sim.play(scenario())
+
+
+@workflow
+async def moody(patience: float, mood: str) -> str:
+    try:
+        async with lock("room", ttl=TTL, timeout=patience), lock("cellar", ttl=TTL):
+            await sleep(2.0)
+            if mood == "fail":
+                raise ValueError("no")
+            return mood
+    except LockTimeout:
+        return "late"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_left_locked_whatever_became_of_those_who_wanted_it(seed: int) -> None:
+    sim = Simulation(seed=f"moods {seed}", faults=Faults(durations=(0.0,), delays=(0.0, 0.01, 0.1), interference=0.1))
+    chance = random.Random(seed)
+
+    async def scenario() -> None:
+        async with sim.engine([moody]) as one, sim.engine([moody]) as other:
+            runs = []
+            for n in range(12):
+                engine = chance.choice((one, other))
+                mood = chance.choice(("calm", "fail", "cancel"))
+                runs.append(await engine.start(moody(chance.choice((0.5, 2.0, 30.0)), mood), id=f"r{n}"))
+                await sim.advance(chance.choice((0.0, 0.5, 2.0)))
+                if mood == "cancel":
+                    _ = await chance.choice((one, other)).cancel(f"r{n}")
+            for run in runs:
+                assert (await run.outcome()).status.finished
+            await sim.advance(1)
+            assert await one.locks.list() == []
 
     sim.play(scenario())
 

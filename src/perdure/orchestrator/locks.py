@@ -61,7 +61,8 @@ class RunLocks:
             if op not in state.locks and op not in state.lock_waits:
                 self._give_up(run_id, op)
         for op, asked in state.lock_waits.items():
-            self._want(run_id, op, asked)
+            # It may have taken the lock just before its last owner died.
+            self._want(run_id, op, asked, again=True)
 
     def ended(self, run_id: str) -> None:
         """Give back everything that a run holds: it is finished."""
@@ -83,15 +84,15 @@ class RunLocks:
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
-    def _want(self, run_id: str, op: str, asked: HeldLock) -> None:
+    def _want(self, run_id: str, op: str, asked: HeldLock, *, again: bool = False) -> None:
         if op in self._holds.get(run_id, ()):
             self._orchestrator.loop.call_soon(self._deliver, run_id, op)
         elif op not in self._waits.get(run_id, ()):
-            task = self._orchestrator.loop.create_task(self._wait(run_id, op, asked))
+            task = self._orchestrator.loop.create_task(self._wait(run_id, op, asked, again))
             self._waits.setdefault(run_id, {})[op] = task
 
-    async def _wait(self, run_id: str, op: str, asked: HeldLock) -> None:
-        await self._take(run_id, op, asked, again=False)
+    async def _wait(self, run_id: str, op: str, asked: HeldLock, again: bool) -> None:
+        await self._take(run_id, op, asked, again=again)
         waits = self._waits.get(run_id, {})
         waits.pop(op, None)
         if not waits:
@@ -112,7 +113,10 @@ class RunLocks:
     def _deliver(self, run_id: str, op: str) -> None:
         """Tell the run that it holds a lock. A run that cannot be told now asks again when it can."""
         driver, hold = self._orchestrator.active.get(run_id), self._holds.get(run_id, {}).get(op)
-        if driver is None or hold is None or driver.closed or driver.stale or self._orchestrator.closing:
+        if driver is None:
+            self.left(run_id)
+            return
+        if hold is None or driver.closed or driver.stale or self._orchestrator.closing:
             return
         given_up = f"cancel {op}" in driver.replay.wishes
         if op in driver.state.lock_waits and not given_up:

@@ -291,7 +291,7 @@ class Orchestrator:
             if start.row is not None and start.row.program in self.programs:
                 self.load_soon(start.run_id)
         state = driver.state
-        if state.uses_locks:
+        if state.uses_locks and self.active.get(driver.run_id) is driver:
             self.locks.committed(driver.run_id, append)
         if state.finished is not None or not state.running:
             self._settle(driver)
