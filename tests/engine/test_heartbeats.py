@@ -23,11 +23,14 @@ from perdure import (
     UsageError,
     Workflow,
     connect,
+    default,
+    rule,
     step,
     step_context,
     workflow,
 )
 from perdure.kernel.events import AnyEvent, AttemptFailed, StepFailed, StepProgressed, StepStarted
+from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, run
 
@@ -416,3 +419,37 @@ def test_a_deadline_that_has_passed_lets_nothing_begin() -> None:
 
     play(scenario, flow)
     assert begun == []
+
+
+async def test_a_rule_for_all_steps_gives_no_heartbeat_to_what_runs_in_another_process() -> None:
+    from tests.engine import cpu_steps
+
+    @workflow
+    async def flow() -> int:
+        return await cpu_steps.pid()
+
+    async with Engine("memory://", [flow], recovery=AT_ONCE, rules=[rule(default, heartbeat=0.01)]) as engine:
+        assert (await engine.run(flow())).error is None
+
+
+async def test_an_engine_that_is_left_in_good_order_loses_no_progress() -> None:
+    store, said = MemoryStore(), asyncio.Event()
+
+    @step
+    async def working() -> None:
+        for i in range(10):
+            step_context().heartbeat(i)
+            await asyncio.sleep(0)
+        said.set()
+        await asyncio.sleep(3600)
+
+    @workflow
+    async def flow() -> None:
+        await working()
+
+    async with Engine(store, [flow], recovery=AT_ONCE) as engine:
+        _ = await engine.start(flow(), id="it")
+        await said.wait()
+    async with connect(store) as client:
+        (view,) = await client.steps("it")
+    assert view.progress == 9

@@ -24,6 +24,7 @@ from perdure import (
     UsageError,
     batched,
     blocking,
+    child,
     connect,
     step,
     step_context,
@@ -681,6 +682,28 @@ async def test_a_stream_that_never_pauses_does_not_hold_up_other_steps() -> None
     assert ran.output > 0
 
 
+async def test_several_threads_of_one_step_emit_at_once(tmp_path: Path) -> None:
+    @step
+    async def working() -> None:
+        def emit(worker: int) -> None:
+            for i in range(700):
+                step_context().emit([worker, i])
+
+        await asyncio.gather(*(asyncio.to_thread(emit, worker) for worker in range(4)))
+
+    @workflow
+    async def flow() -> None:
+        await working()
+
+    async with Engine(f"sqlite:///{tmp_path}/runs.db", [flow], recovery=AT_ONCE) as engine:
+        handle = await engine.start(flow(), id="it")
+        seen = await shown(engine)
+        await handle
+    assert [index for index, *_ in seen] == list(range(2800))
+    for worker in range(4):
+        assert [value[1] for _, _, value, _ in seen if value[0] == worker] == list(range(700))
+
+
 # --- other processes, and other writers -----------------------------------------------------------------------------
 
 
@@ -748,3 +771,53 @@ async def test_chunks_survive_others_who_write_to_the_same_journal() -> None:
         assert await handle.result(PATIENCE) == list(range(20))
         assert await following == list(range(20))
         assert await values(engine) == list(range(20))
+
+
+# --- children -------------------------------------------------------------------------------------------------------
+
+
+@workflow
+async def parent() -> list[list[str]]:
+    return [await tokens("a b"), await child(answer("c d"), id="inner"), await tokens("e")]
+
+
+async def test_the_stream_of_a_run_has_what_its_children_show_and_a_child_has_its_own() -> None:
+    async with Engine("memory://", [parent, answer], recovery=AT_ONCE) as engine:
+        assert (await engine.run(parent(), id="it")).output == [["a", "b"], ["c", "d"], ["e"]]
+        whole = await shown(engine)
+        inner = next(path for _, path, value, _ in whole if value == "c")
+        assert [item[1:3] for item in whole] == [
+            ("tokens:0", "a"),
+            ("tokens:0", "b"),
+            (inner, "c"),
+            (inner, "d"),
+            ("tokens:1", "e"),
+        ]
+        assert inner.endswith("/tokens:0")
+        assert await shown(engine, "it", inner) == [(0, inner, "c", False), (1, inner, "d", False)]
+        for step in (None, "tokens", "tokens:0", inner):
+            assert await shown(engine, "inner", step) == [(0, inner, "c", False), (1, inner, "d", False)]
+        with pytest.raises(UsageError, match="without a step 'tokens:1'"):
+            await shown(engine, "inner", "tokens:1")
+
+
+async def test_the_stream_of_a_child_ends_with_the_child() -> None:
+    gates = Gates()
+
+    @step
+    async def wait() -> None:
+        await gates.wait("end")
+
+    @workflow
+    async def outer() -> None:
+        await child(answer("a b"), id="inner")
+        await wait()
+
+    async with Engine("memory://", [outer, answer], recovery=AT_ONCE) as engine:
+        handle = await engine.start(outer(), id="it")
+        async with asyncio.timeout(PATIENCE):
+            while await engine.get("inner") is None:
+                await asyncio.sleep(0)
+        assert [item[2] for item in await shown(engine, "inner")] == ["a", "b"]
+        gates.open("end")
+        await handle

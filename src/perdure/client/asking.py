@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
@@ -21,7 +20,6 @@ from perdure.client.views import (
     run_view,
     step_view,
 )
-from perdure.client.watch import WATCH_SECONDS
 from perdure.errors import UsageError
 from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
 from perdure.kernel.projection import RunRow, child_path
@@ -30,7 +28,7 @@ from perdure.kernel.steps import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.ports.runs import RunFilter
 
-# How many events of a journal are read at a time for a stream.
+# How many events of a journal are read at a time by whoever follows it.
 PAGE = 1000
 # How many runs that ask something are read at a time.
 ASKING_PAGE = 200
@@ -132,35 +130,35 @@ class Asking(Connection):
         """The events of a run from number `start` on, as they come, until it ends."""
         run, _ = await self._require(id)
         root = run.root or run.run_id
-        version: object = object()
-        while True:
-            current = self.store.version()
-            if current != version:
-                version = current
-                for entry in _of(run, entries(root, await self.store.journal.read(root, start), start)):
+        with self._news.follow(root) as news:
+            while True:
+                found = entries(root, await self.store.journal.read(root, start, PAGE), start)
+                for entry in _of(run, found):
                     yield entry
-                    start = entry.seq + 1
                     if isinstance(entry.event, RunFinished) or _ends(run, entry):
                         return
-                head = await self.store.journal.head(root)
-                found = await self.store.runs.get(run.run_id)
-                if found is None or head is None or (found.status.finished and head.next_seq <= start):
+                if found:
+                    start = found[-1].seq + 1
+                    continue
+                row = await self.store.runs.get(run.run_id)
+                # The end may lie before `start`.
+                if row is None or row.status.finished or not await news.beyond(start):
                     return
-            await asyncio.sleep(WATCH_SECONDS)
 
     async def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """What a step shows before it ends, from number `start` on and as it comes; it ends with the step.
 
         `step` is an op path such as `tokens:0`, or a name, which stands for the first step of that name. Without it:
-        all steps, until the run ends.
+        all steps of the run and of its children, until it ends.
         """
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise UsageError(f"stream(start={start!r}): chunks are numbered from 0")
         run, _ = await self._require(id)
-        reading = Reading(step, start)
-        with self._news.follow(run.run_id) as news:
+        root = run.root or run.run_id
+        reading = Reading(step, start, child_path(run))
+        with self._news.follow(root) as news:
             while not reading.ended:
-                batches = await self.store.journal.read(run.run_id, reading.next_seq, PAGE)
+                batches = await self.store.journal.read(root, reading.next_seq, PAGE)
                 for c in reading.feed(batches):
                     yield Chunk(c.index, c.path, msgspec.json.decode(c.value), c.attempt, c.restart)
                 if not batches and not await news.beyond(reading.next_seq):

@@ -387,6 +387,7 @@ class Driver:
 
     def release(self, owner: str) -> None:
         """Give the run up in good order: nothing new starts, and the journal says so."""
+        self.attempts.channels.flush()
         self.attempts.cancel_running()
         self.attempts.forget_calls()
         if self.state.finished is None and self.state.owner == owner:

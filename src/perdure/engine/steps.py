@@ -54,7 +54,8 @@ class Attempt:
         if timeout is not None:
             self._timer = self._runner.loop.call_later(timeout, self._expired, timeout)
         heartbeat = self.call.command.spec.heartbeat
-        if heartbeat is not None and self.call.failed is None:
+        # Neither a fallback nor what a rule meets in another process could give a sign of life.
+        if heartbeat is not None and self.call.failed is None and not self.call.command.spec.cpu:
             self.context.beat = self._runner.loop.time()
             self._pulse = self._runner.loop.call_later(heartbeat, self._feel_pulse, heartbeat)
 

@@ -61,6 +61,11 @@ class Channels:
         if channel is not None:
             channel.record_again()
 
+    def flush(self) -> None:
+        """The run is given up in good order: record what attempts have shown so far."""
+        for channel in list(self.open.values()):
+            channel.flush()
+
     def committed(self, next_seq: int) -> None:
         """The journal is durable up to this number."""
         for key, channel in list(self.open.items()):
@@ -314,6 +319,13 @@ class Channel:
             next_seq = self._channels.driver.report(events, size)
             with self._lock:
                 self._sent += [(next_seq, event) for event in events]
+
+    def flush(self) -> None:
+        """Record what could be shown later."""
+        self._due |= self._call.command.spec.stream.count > 0
+        self._progress_at = -PROGRESS_SECONDS
+        if self._channels.driver.attempts.expects(self._call):
+            self._record(self._take(everything=False))
 
     def settle(self, succeeded: bool) -> None:
         """The attempt has ended: record what is left, before its outcome."""

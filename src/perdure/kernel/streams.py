@@ -14,7 +14,9 @@ from msgspec import Raw
 
 from perdure.kernel.events import (
     NULL,
+    AnyEvent,
     Batch,
+    ChildFinished,
     ChunkAppended,
     RunFinished,
     StepFailed,
@@ -77,14 +79,18 @@ class Numbered(msgspec.Struct, frozen=True, gc=False):
 class Reading:
     """A stream as far as its journal has been read.
 
-    `step` is an op path, or a name, which stands for the first step of that name; None is the whole run.
+    `step` is an op path, or a name, which stands for the first step of that name; None is the whole run. `within` is
+    the op path of a child in the journal of its root: only what is inside it counts, and `step` is meant from there.
     """
 
-    __slots__ = ("_index", "_named", "_paths", "_start", "_step", "ended", "found", "next_seq")
+    __slots__ = ("_index", "_named", "_paths", "_start", "_step", "_within", "ended", "found", "next_seq")
 
-    def __init__(self, step: str | None, start: int) -> None:
-        self._step, self._start = step, start
+    def __init__(self, step: str | None, start: int, within: str = "") -> None:
+        self._within = within and f"{within}/"
         self._named = step is not None and ":" not in step
+        if step is not None and not self._named and not step.startswith(self._within):
+            step = self._within + step
+        self._step, self._start = step, start
         self._index = 0
         self._paths: list[str] = []
         self.next_seq = 0
@@ -100,22 +106,29 @@ class Reading:
                 if self.ended:
                     continue
                 if isinstance(event, ChunkAppended):
-                    if self._step is None or event.op == self._step:
+                    if event.op == self._step or (self._step is None and event.op.startswith(self._within)):
                         yield from self._chunks(event)
                 elif isinstance(event, StepStarted):
                     self._began(event.op)
-                elif isinstance(event, RunFinished) or (
-                    isinstance(event, StepSucceeded | StepFailed | StepSkipped) and event.op == self._step
-                ):
-                    self.ended = True
+                else:
+                    self.ended = self._ends(event)
 
     def _began(self, op: str) -> None:
-        if self._step is None or self.found:
+        if self.found or not op.startswith(self._within):
             return
         if self._named and op_name(op) == self._step:
             self._step = op
         self.found = op == self._step
         self._paths.append(op)
+
+    def _ends(self, event: AnyEvent) -> bool:
+        if isinstance(event, StepSucceeded | StepFailed | StepSkipped):
+            return event.op == self._step
+        if isinstance(event, ChildFinished):
+            # Of the child that is asked about, or of one that the step is in.
+            inside = f"{event.op}/"
+            return self._within.startswith(inside) or (self.found and (self._step or "").startswith(inside))
+        return isinstance(event, RunFinished)
 
     @property
     def begun(self) -> list[str]:
