@@ -24,6 +24,9 @@ from bench.workloads import (
     MANY_RUNS,
     MANY_STEPS,
     PARK_SECONDS,
+    QUEUE_AT_ONCE,
+    QUEUE_KEYS,
+    QUEUE_RUNS,
     RECOVER_RUNS,
     RECOVER_STEPS,
     SEQ_STEPS,
@@ -43,7 +46,7 @@ from bench.workloads import (
     memory_mb,
     value,
 )
-from perdure import Engine, sleep, sleep_until, step, step_context, workflow
+from perdure import Engine, Queue, connect, sleep, sleep_until, step, step_context, workflow
 
 T = TypeVar("T")
 
@@ -384,6 +387,39 @@ async def stream(setting: Setting) -> None:
     )
 
 
+async def queue(setting: Setting) -> None:
+    """Runs of one step that wait in a queue of many keys: how fast they begin and end, and how many were too many."""
+    url = f"sqlite:///{setting.folder}/queue.db"
+    async with Engine(url):
+        pass
+    async with connect(url) as client:
+
+        async def put(id: str) -> None:
+            key = f"key-{int(id) % QUEUE_KEYS}"
+            _ = await client.start(sequence(1), id=id, queue="q", key=key, durability=setting.durability)
+
+        began = time.perf_counter()
+        await in_batches(put, [str(i) for i in range(QUEUE_RUNS)])
+        queued = time.perf_counter() - began
+        limits = Queue("q", concurrency=QUEUE_AT_ONCE, per_key=QUEUE_AT_ONCE // QUEUE_KEYS)
+        most = 0
+        began = time.perf_counter()
+        async with Engine(url, [sequence], queues=[limits]) as engine:
+            while (views := await engine.queues())[0].queued or views[0].running:
+                most = max(most, views[0].running)
+                await asyncio.sleep(POLL_SECONDS)
+        seconds = time.perf_counter() - began
+    emit(
+        "engine",
+        "queue",
+        QUEUE_RUNS,
+        seconds,
+        durability=setting.durability,
+        queued_per_second=round(QUEUE_RUNS / queued),
+        too_many=max(0, most - QUEUE_AT_ONCE),
+    )
+
+
 async def idle(setting: Setting) -> None:
     """An engine with nothing to do: how many SQL statements does it run?"""
     statements: list[str] = []
@@ -417,6 +453,7 @@ WORKLOADS: dict[str, Callable[[Setting], Awaitable[None]]] = {
     "long": long,
     "sleeping": sleeping,
     "stream": stream,
+    "queue": queue,
     "idle": idle,
 }
 PHASES: dict[str, Callable[[Setting], Awaitable[None]]] = {

@@ -107,6 +107,8 @@ BARS: Sequence[Bar] = (
     Bar(engine("stream"), True, 20_000, "chunks/s"),
     Bar(engine("stream", "lost"), False, 0, "chunks lost"),
     Bar(engine("stream", "p50_ms"), False, 6, "ms p50 / commit", reference=Figure("limit", "commit", "ms")),
+    Bar(engine("queue"), True, 500, "runs/s through a queue"),
+    Bar(engine("queue", "too_many"), False, 0, "runs too many"),
     Bar(engine("idle", "per_five_seconds"), False, 1, "statements in 5 s"),
 )
 WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bar in BARS))

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from perdure import Engine, Recovery, StoreUnavailable, call
+from perdure import Engine, Queue, Recovery, StoreUnavailable, call
 from perdure.kernel.commands import Program
 from perdure.orchestrator import orchestrator
 from perdure.stores.sql.sqlite import SqliteStore
@@ -60,6 +60,7 @@ def work(
     check_interval: float = 0.3,
     name: str | None = None,
     lease: float = 30.0,
+    limits: dict[str, Any] | None = None,
 ) -> str:
     """Work off what is queued, until nothing is left and the file `drained` says that no more will come."""
     programs.log_effects(effects)
@@ -68,7 +69,9 @@ def work(
     async def main() -> str:
         recovery = Recovery(check_interval=check_interval, lease=lease)
         url = f"sqlite:///{db}"
-        async with Engine(url, ALL, recovery=recovery, max_concurrency=max_concurrency, name=name) as engine:
+        options: dict[str, Any] = {"max_concurrency": max_concurrency, "name": name}
+        queues = [Queue("q", **limits)] if limits else []
+        async with Engine(url, ALL, recovery=recovery, queues=queues, **options) as engine:
             while not (os.path.exists(drained) and not await engine.store.runs.programs()):
                 await asyncio.sleep(0.05)
         return "drained"

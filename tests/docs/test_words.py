@@ -23,6 +23,8 @@ WORDS = {
     "rule": "policy list, override",
     "fallback": "",
     "lock, token": "mutex, semaphore",
+    "queue, key": "topic, channel",
+    "admit": "dequeue, pop",
     "park": "",
 }
 

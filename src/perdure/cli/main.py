@@ -28,6 +28,8 @@ COMMANDS = {
     "pause": ("perdure.cli.tell:pause", "Let no new step of a run begin."),
     "resume": ("perdure.cli.tell:resume", "Let a paused run go on."),
     "stream": ("perdure.cli.stream:stream", "Follow what a step shows before it ends."),
+    "queues": ("perdure.cli.queues:app", "See what waits in queues: ls."),
+    "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until told to stop."),
     "locks": ("perdure.cli.locks:app", "Look at locks and take them away: ls, release."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }

@@ -17,7 +17,7 @@ from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.inputs import invocation
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
 from perdure.cli.output import failure_text, note, write_json
-from perdure.cli.targets import resolve
+from perdure.cli.targets import Target, resolve
 from perdure.client.views import RunResult, RunView, StepView
 from perdure.errors import NotDecodable
 from perdure.kernel.commands import Program
@@ -33,6 +33,9 @@ def run(
     *,
     id: Annotated[str | None, Parameter(help="The run's id. With the id of an earlier run, go on with that.")] = None,
     input: Annotated[str | None, Parameter(help="Arguments, as JSON.", allow_leading_hyphen=True)] = None,
+    queue: Annotated[str | None, Parameter(help="The queue it waits in for its turn.")] = None,
+    key: Annotated[str | None, Parameter(help="Its key in the queue: keys take turns.")] = None,
+    priority: Annotated[int, Parameter(help="In the queue, higher goes first.")] = 0,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
@@ -51,7 +54,8 @@ def run(
     program, module = resolve(target)
     # Without an input, an id may be that of a run which has its own.
     wanted = invocation(program, input) if input is not None or id is None else None
-    task = _Task(program, wanted, list(module.programs.values()), id, store, json)
+    options: dict[str, Any] = {"queue": queue, "key": key, "priority": priority}
+    task = _Task(program, wanted, module, id, store, json, options)
     try:
         return asyncio.run(task.perform())
     except KeyboardInterrupt:
@@ -73,13 +77,14 @@ class _Task:
         self,
         program: Program,
         wanted: Invocation[Any] | None,
-        programs: list[Program],
+        module: Target,
         id: str | None,
         store: str,
         json: bool,
+        options: dict[str, Any],
     ) -> None:
-        self._program, self._wanted, self._programs = program, wanted, programs
-        self._id, self._store, self._json = id, store, json
+        self._program, self._wanted, self._module = program, wanted, module
+        self._id, self._store, self._json, self._options = id, store, json, options
         self._started: str | None = None
         self._terminated = False
 
@@ -87,7 +92,8 @@ class _Task:
         self._heed_sigterm()
         try:
             with progress_line(self._program.name, None) as line:
-                async with Engine(self._store, self._programs, on_commit=self._observer(line)) as engine:
+                programs, queues = list(self._module.programs.values()), self._module.queues
+                async with Engine(self._store, programs, queues=queues, on_commit=self._observer(line)) as engine:
                     result = await self._result(engine)
                     view, steps = await engine.get(result.run_id), await engine.steps(result.run_id)
                     output = engine.codec.encode(result.output, "the result")
@@ -114,7 +120,7 @@ class _Task:
         if existing is not None:
             self._compare(existing, wanted, engine)
         try:
-            handle = await engine.start(wanted, id=self._id)
+            handle = await engine.start(wanted, id=self._id, **self._options)
         except NotDecodable as error:
             raise Problem(f"the input does not fit: {error}") from error
         self._started = handle.id

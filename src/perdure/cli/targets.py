@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from perdure.cli.exits import Problem
 from perdure.kernel.commands import Program
+from perdure.kernel.queues import Queue
 
 T = TypeVar("T")
 
@@ -22,11 +23,12 @@ HOW = "write file.py:workflow or module:workflow"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A module with its programs, by the name they have in it; `own` are those it defines itself."""
+    """A module with its programs, by the name they have in it, and its queues; `own` are those it defines itself."""
 
     source: str
     programs: dict[str, Program]
     own: tuple[str, ...]
+    queues: tuple[Queue, ...] = ()
 
     def pick(self, name: str) -> Program:
         """The program of that name, or the only one there is when `name` is empty."""
@@ -74,7 +76,8 @@ def load(place: str) -> Target:
     module = _import_file(place) if is_file else _import_module(place)
     programs = {name: value for name, value in vars(module).items() if _is_program(value)}
     own = tuple(n for n, p in programs.items() if getattr(p, "__module__", module.__name__) == module.__name__)
-    return Target(place, programs, own)
+    queues = tuple(dict.fromkeys(value for value in vars(module).values() if isinstance(value, Queue)))
+    return Target(place, programs, own, queues)
 
 
 def _is_program(value: Any) -> bool:

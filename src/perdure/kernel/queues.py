@@ -57,11 +57,12 @@ class Queue:
             raise UsageError(f"Queue({self.name!r}, rate={self.rate!r}) must be a Rate, such as Rate(100, per=1.0)")
 
     def __str__(self) -> str:
+        """The limits in words."""
         limits = (("at once", self.concurrency), ("per key", self.per_key))
         parts = [f"{value} {what}" for what, value in limits if value is not None]
         if self.rate is not None:
             parts.append(f"{self.rate.count} in {self.rate.seconds:g} s")
-        return ", ".join(parts)
+        return ", ".join(parts) or "no limits"
 
 
 class Line(msgspec.Struct, frozen=True):

@@ -1,0 +1,39 @@
+"""`perdure queues`: what waits in queues, and what of them is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.output import note, span, table, write_json
+from perdure.client.client import Client
+from perdure.client.views import QueueView
+from perdure.stores.open import open_store
+
+app = App(name="queues", help="Look at queues.")
+
+
+@app.command(sort_key=1)
+def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """List the queues that have runs which wait or are under way."""
+
+    async def ask() -> Sequence[QueueView]:
+        async with Client(open_store(store)) as client:
+            return await client.queues()
+
+    queues = asyncio.run(ask())
+    if json:
+        # Limits belong to the engines that serve a queue; the store does not know them.
+        write_json(
+            {"queues": [{"name": q.name, "queued": q.queued, "running": q.running, "oldest": q.oldest} for q in queues]}
+        )
+    elif not queues:
+        note("no queue has runs")
+    else:
+        rows = [
+            (q.name, str(q.queued), str(q.running), "" if q.oldest is None else f"{span(q.oldest)}") for q in queues
+        ]
+        table(("queue", "queued", "running", "waits for"), rows, fold=("queue",))

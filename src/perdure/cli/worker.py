@@ -1,0 +1,72 @@
+"""`perdure worker`: an engine with everything a module has, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from perdure.assembly import Engine
+from perdure.cli.exits import Exit, Problem
+from perdure.cli.options import DEFAULT_STORE, StoreUrl
+from perdure.cli.output import note
+from perdure.cli.targets import Target, load
+
+
+def worker(
+    module: str,
+    /,
+    *,
+    queues: Annotated[
+        str | None, Parameter(help="Take runs of these queues alone, as a,b; otherwise all, and runs that are in none.")
+    ] = None,
+    name: Annotated[str | None, Parameter(help="Its name among the engines of the store; made if left out.")] = None,
+    max_concurrency: Annotated[int, Parameter(help="How many steps it runs at once.")] = 1000,
+    store: StoreUrl = DEFAULT_STORE,
+) -> int:
+    """Execute runs of a module's workflows until SIGTERM or Ctrl-C; then hand over what is under way.
+
+    Queues that the module declares, such as emails = Queue("emails", concurrency=5), have their limits.
+
+    Parameters
+    ----------
+    module
+        file.py or a module: all its workflows and queues.
+    """
+    target = load(module)
+    if not target.programs:
+        raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
+    serves = None if queues is None else [part.strip() for part in queues.split(",")]
+    engine = Engine(
+        store,
+        {id(program): program for program in target.programs.values()}.values(),
+        name=name,
+        max_concurrency=max_concurrency,
+        queues=target.queues,
+        serves=serves,
+    )
+    asyncio.run(_work(engine, target, serves))
+    return Exit.OK
+
+
+async def _work(engine: Engine, target: Target, serves: list[str] | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stop.set)
+        except NotImplementedError:  # Windows: Ctrl-C comes as KeyboardInterrupt
+            pass
+    async with engine:
+        note(_introduction(engine, target, serves))
+        await stop.wait()
+        note("stopping: what is under way is finished or handed over")
+
+
+def _introduction(engine: Engine, target: Target, serves: list[str] | None) -> str:
+    programs = ", ".join(sorted({program.name for program in target.programs.values()}))
+    what = "all runs" if serves is None else f"the queue{'s' * (len(serves) > 1)} {', '.join(serves)}"
+    limits = "".join(f"\n  queue {queue.name}: {queue}" for queue in target.queues)
+    return f"{engine.name} serves {what} of {programs} in {engine.store.url}; Ctrl-C stops it{limits}"

@@ -1,0 +1,126 @@
+"""`perdure worker` as a process: it serves, it stops in good order, and what it leaves behind is taken up by others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from perdure import Engine, call, connect
+from tests.crash.harness import PATIENCE, until
+
+FLOWS = """
+import asyncio
+from pathlib import Path
+
+from perdure import Queue, step, workflow
+
+emails = Queue("emails", concurrency=2)
+
+
+@step
+async def send(to: str, seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    with Path("sent.txt").open("a") as file:
+        file.write(to + "\\n")
+    return to
+
+
+@workflow
+async def mail(to: str, seconds: float = 0.0) -> str:
+    return await send(to, seconds)
+"""
+
+
+@contextmanager
+def worker(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "perdure.cli", "worker", "flows.py", "--store", url(folder), *options]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder}/q.db"
+
+
+def prepare(folder: Path) -> None:
+    (folder / "flows.py").write_text(FLOWS)
+
+    async def make() -> None:
+        async with Engine(url(folder), []):
+            pass
+
+    asyncio.run(make())
+
+
+async def put(folder: Path, *runs: tuple[str, float], **options: Any) -> None:
+    async with connect(url(folder)) as client:
+        for id, seconds in runs:
+            _ = await client.start(call("mail", id, seconds), id=id, **options)
+
+
+async def results(folder: Path, *ids: str) -> list[Any]:
+    async with connect(url(folder)) as client:
+        handles = [await client.start(call("mail"), id=id) for id in ids]
+        return [await handle.result(PATIENCE) for handle in handles]
+
+
+def test_a_worker_serves_its_queues_and_stops_in_good_order(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    with worker(tmp_path, "--queues", "emails", "--name", "w1", "--max-concurrency", "3") as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        assert "w1 serves the queue emails of mail in " in said
+        assert process.stderr.readline().strip() == "queue emails: 2 at once"
+        asyncio.run(put(tmp_path, *((f"m{n}", 0.01) for n in range(5)), queue="emails", key="k"))
+        asyncio.run(put(tmp_path, ("other", 0.0)))
+        assert asyncio.run(results(tmp_path, *(f"m{n}" for n in range(5)))) == [f"m{n}" for n in range(5)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert "stopping" in process.stderr.read()
+    assert sorted((tmp_path / "sent.txt").read_text().split()) == [f"m{n}" for n in range(5)]
+
+
+def test_a_worker_that_is_told_to_stop_hands_over_what_is_under_way(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    asyncio.run(put(tmp_path, ("long", 30.0), queue="emails"))
+
+    async def owner() -> str | None:
+        async with connect(url(tmp_path)) as client:
+            view = await client.get("long")
+            assert view is not None
+            return view.owner
+
+    with worker(tmp_path, "--name", "w1") as process:
+        until(lambda: asyncio.run(owner()) == "w1")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+    assert asyncio.run(owner()) is None
+    with worker(tmp_path, "--name", "w2"):
+        until(lambda: asyncio.run(owner()) == "w2")
+
+
+def test_what_a_killed_worker_left_is_taken_up_by_another(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    asyncio.run(put(tmp_path, ("a", 1.5), ("b", 1.5), ("c", 0.0), queue="emails"))
+
+    async def running() -> int:
+        async with connect(url(tmp_path)) as client:
+            return len(await client.list(status="running"))
+
+    with worker(tmp_path) as first:
+        until(lambda: asyncio.run(running()) == 2)
+        first.kill()
+        first.wait(PATIENCE)
+    with worker(tmp_path):
+        assert asyncio.run(results(tmp_path, "a", "b", "c")) == ["a", "b", "c"]
