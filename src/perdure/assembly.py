@@ -194,7 +194,7 @@ class Engine(Client):
         if orchestrator is None:
             return await super()._try_to_tell(run_id, decide)
         if run_id in orchestrator.active:
-            return await orchestrator.tell(run_id, decide)
+            return await orchestrator.teller.tell(run_id, decide)
         verdict = await super()._try_to_tell(run_id, decide)
         if isinstance(verdict, Accepted):
             # It sleeps, and may be ours: no need to wait for the next look at the store. In the background, since what

@@ -190,6 +190,83 @@ async def test_a_wait_that_the_body_gives_up_takes_no_signal_with_it(url: str) -
         await replay(pick, run.run_id, engine.store)
 
 
+async def test_a_signal_reaches_a_body_whose_steps_wait_for_room(url: str) -> None:
+    gates = Gates()
+
+    @step
+    async def slow(number: int) -> int:
+        await gates.wait("slow")
+        return number
+
+    @workflow
+    async def until_told() -> str:
+        steps = [asyncio.create_task(slow(n)) for n in range(3)]
+        told: str = await wait_signal("stop")
+        for task in steps:
+            task.cancel()
+        return told
+
+    world = World(url, [until_told])
+    async with world.engine as engine:
+        run = await engine.start(until_told(), id="it", max_concurrency=1)
+        await world.opened("stop:0")
+        await engine.signal("it", "stop", "enough")
+        assert await run.result(PATIENCE) == "enough"
+        await replay(until_told, run.run_id, engine.store)
+
+
+async def test_signals_one_by_one_are_taken_by_a_run_that_stays_in_memory(url: str) -> None:
+    world = World(url, [collect])
+    async with world.engine as engine:
+        run = await engine.start(collect(30), id="it")
+        await world.opened("item:0")
+        assert engine._orchestrator is not None
+        driver = engine._orchestrator.active[run.run_id]
+        for n in range(29):
+            await engine.signal("it", "item", n)
+            await world.opened(f"item:{n + 1}")
+            assert engine._orchestrator.active[run.run_id] is driver, "it was not read anew"
+        await engine.signal("it", "item", 29)
+        assert await run.result(PATIENCE) == list(range(30))
+        await replay(collect, run.run_id, engine.store)
+
+
+async def test_signals_from_elsewhere_are_taken_by_a_run_that_stays_in_memory(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'tail.db'}"
+    world = World(url, [collect])
+    async with world.engine as engine, connect(url) as client:
+        run = await engine.start(collect(3), id="it")
+        await world.opened("item:0")
+        assert engine._orchestrator is not None
+        driver = engine._orchestrator.active[run.run_id]
+        for n in range(2):
+            await client.signal("it", "item", n)
+            await world.opened(f"item:{n + 1}")
+            assert engine._orchestrator.active[run.run_id] is driver, "only the end of its journal was read"
+        await client.signal("it", "item", 2)
+        assert await run.result(PATIENCE) == [0, 1, 2]
+        await replay(collect, run.run_id, engine.store)
+
+
+async def test_a_run_that_waits_leaves_memory_after_a_moment_and_at_once_when_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perdure.orchestrator.lingering.LINGER_LIMIT", 3)
+    monkeypatch.setattr("perdure.orchestrator.lingering.LINGER_SECONDS", 0.05)
+    world = World("memory://", [collect])
+    async with world.engine as engine:
+        assert engine._orchestrator is not None
+        active = engine._orchestrator.active
+        for n in range(10):
+            _ = await engine.start(collect(1), id=f"r{n}")
+        await eventually(lambda: len(active) <= 3)
+        await eventually(lambda: not active)
+        for n in range(10):
+            await engine.signal(f"r{n}", "item", n)
+        for n in range(10):
+            assert await (await engine.start(collect(1), id=f"r{n}")).result(PATIENCE) == [n]
+
+
 async def test_a_payload_that_does_not_fit_its_type_is_the_bodys_to_judge(url: str) -> None:
     @workflow
     async def strict() -> list[Any]:

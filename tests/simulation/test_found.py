@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import every
-from perdure.testing.simulation import STORMY, Crash, Faults, Simulation
+from perdure.testing.simulation import STORMY, Crash, Faults, Message, Sender, Simulation
 from tests.simulation.grammar import Tree, interpret
 from tests.simulation.test_promises import LIMIT, LONG, check
 
@@ -60,3 +60,36 @@ def test_an_attempt_that_ends_between_two_conflicts_is_not_lost() -> None:
 def test_a_body_that_starts_tasks_on_its_way_out_leaves_nothing_behind() -> None:
     run_often(["finally", ["step", 1], ["gather", [["sleep", 0], ["step", 1]]]], Faults(), crashes=[Crash(1)])
     run_often(["finally", ["step", 1], ["event", ["step", 2], ["step", 3]]], Faults(), crashes=[Crash(1)])
+
+
+# --- told from outside -----------------------------------------------------------------------------------------------
+
+
+def tell(*senders: Sender) -> None:
+    for seed in range(SCHEDULES):
+        invocation = interpret(["steps", [1, 2]])
+        Simulation(seed, faults=Faults(delays=(0.0, 0.01, 0.1))).run(invocation, senders=senders, limit=LIMIT)
+
+
+def test_a_caller_in_the_engines_process_does_not_hear_of_an_end_that_somebody_elsewhere_can_still_prevent() -> None:
+    wait = [Message("cancel", wait=n / 50) for n in range(6)]
+    tell(Sender(wait, local=True), Sender([Message("cancel", wait=0.12)]))
+
+
+def test_a_signal_sent_twice_in_the_engines_process_is_no_duplicate_before_it_is_in_the_store() -> None:
+    sent = Message("signal", "nobody", wait=0.05)
+    tell(*[Sender([sent], local=True, ids="same") for _ in range(2)], Sender([Message("signal", "nobody", wait=0.05)]))
+
+
+def test_time_goes_by_while_a_caller_waits_for_a_journal_that_is_read_anew() -> None:
+    sent = [Message("signal", "nobody") for _ in range(5)]
+    for seed in range(SCHEDULES // 2):
+        senders = [Sender(sent, local=True), Sender(sent)]
+        Simulation(seed, faults=SLOW).run(interpret(["steps", [1, 2]]), senders=senders, limit=LIMIT)
+
+
+def test_what_somebody_said_is_heard_although_the_store_was_out_of_reach_when_it_was_looked_for() -> None:
+    messages = [Message("pause", wait=0.05), Message("resume", wait=1.0)]
+    for seed in range(SCHEDULES):
+        faults = Faults(durations=(0.1,), delays=(0.0, 0.1), refusals=0.3)
+        Simulation(seed, faults=faults).run(interpret(["steps", [1, 2]]), senders=[Sender(messages)], limit=LIMIT)

@@ -230,6 +230,10 @@ class Attempts:
         open_op = self._state.ops.get(call.command.op)
         return not self._driver.closed and open_op is not None and open_op.attempt == call.attempt and open_op.running
 
+    def hears(self, call: Call) -> bool:
+        """Whether what an attempt shows would be recorded now. While an append is on its way it had better wait."""
+        return not self._driver.stale and self._driver.outbox.in_flight is None and self.expects(call)
+
     # --- leaving --------------------------------------------------------------------------------------------------
 
     def cancel_running(self) -> None:

@@ -26,11 +26,12 @@ from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
     EVENT_BYTES,
     AnyEvent,
+    Batch,
     RunReleased,
     RunStatus,
 )
 from perdure.kernel.failures import describe
-from perdure.kernel.plan import Call, Plan, adopt, deliver, plan, wake
+from perdure.kernel.plan import Plan, adopt, deliver, plan, wake
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Replay
 from perdure.ports.journal import Append
@@ -104,6 +105,20 @@ class Driver:
             self._act()
             self._set_alarm()
 
+    def catch_up(self, tail: Sequence[Batch]) -> bool:
+        """Take in what others have appended; False where what is here is not what the journal holds up to there."""
+        if self.closed or not self.saved or tail[0].seq != self.state.next_seq:
+            return False
+        self.replay.fold_all(tail)
+        self.size += sum(len(getattr(event, "payload", b"")) + EVENT_BYTES for batch in tail for event in batch.events)
+        self.outbox.follow()
+        self.stale = False
+        self._pump(None)
+        if not self.outbox.events:
+            self._act()
+            self._set_alarm()
+        return True
+
     def adopt(self, *events: AnyEvent, admit: Queue | None = None) -> None:
         """Become the owner of a run that another process left: record the claim, then see to its open attempts.
 
@@ -148,10 +163,6 @@ class Driver:
         limit = self.services.payloads.limits.history
         if self.size > limit:
             raise HistoryTooLarge(self.id, self.size, limit)
-
-    def hears(self, call: Call) -> bool:
-        """Whether what an attempt shows would be recorded now. While an append is on its way it had better wait."""
-        return not self.stale and self.outbox.in_flight is None and self.attempts.expects(call)
 
     def report(self, events: Sequence[AnyEvent], size: int) -> int:
         """Take in what an attempt shows before it ends, and have it written; says the number after it."""
@@ -210,7 +221,12 @@ class Driver:
             if self._free() < len(commands):
                 commands = self._within(commands)
                 if not commands:
-                    break
+                    # Steps that wait for room are no reason to keep a signal from the body.
+                    if (delivery := deliver(self.state)) is None:
+                        break
+                    self._fold(delivery, delivery)
+                    planned = None
+                    continue
             planned = plan(self.state, commands, self.moment())
         self._unsaved += 1
         if self.durability.waits:

@@ -107,6 +107,12 @@ class Outbox:
         self.admit = None
         return append
 
+    def follow(self) -> None:
+        """Others have appended, and the state knows of it; nothing was here that they came before."""
+        self.committed = self._state.next_seq
+        self._row_key = row_key(self._state)
+        self._state.changed.clear()
+
     def unsaved(self) -> Iterator[AnyEvent]:
         """Every event that is not known to be in the store."""
         for batch in [*(self.in_flight.batches if self.in_flight else ()), *self._batches]:

@@ -277,7 +277,7 @@ class Channel:
                 self._timer.cancel()
                 self._timer = None
         driver = self._channels.driver
-        if not driver.hears(self._call):
+        if not driver.attempts.hears(self._call):
             return  # it comes back here when its append has arrived, or when another driver has taken over
         self._record(self._take(everything=False))
         self._set_timer()

@@ -192,7 +192,7 @@ class RunState:
         """Take one event in."""
         self.next_seq += 1
         self.at = at
-        if self.stirred and type(event) not in _FROM_OUTSIDE:
+        if self.stirred and type(event) not in FROM_OUTSIDE:
             self.stirred = False
         _FOLD[type(event)](self, event, at)
 
@@ -452,7 +452,7 @@ def signal_key(child: str, signal_id: str) -> str:
 
 
 # Events that anyone may append; everything else is the owner's word, who has seen what stands before it.
-_FROM_OUTSIDE = frozenset({SignalReceived, WaitResolved, CancelRequested, RunPaused, RunResumed})
+FROM_OUTSIDE = frozenset({SignalReceived, WaitResolved, CancelRequested, RunPaused, RunResumed})
 
 _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     RunStarted: RunState._run_started,

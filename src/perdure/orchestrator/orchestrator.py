@@ -11,7 +11,7 @@ from contextvars import Context, copy_context
 from typing import Any
 
 from perdure.config import Limits, Recovery
-from perdure.engine.driver import Driver, NotKnown
+from perdure.engine.driver import Driver
 from perdure.engine.locks import Locker
 from perdure.engine.payloads import Payloads
 from perdure.engine.services import Services
@@ -32,15 +32,17 @@ from perdure.kernel.events import (
     weight,
 )
 from perdure.kernel.ids import BUILT_IN
-from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Family, Replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
 from perdure.kernel.state import RunState, fold
 from perdure.orchestrator.admissions import Admissions, may_begin
+from perdure.orchestrator.lingering import Lingering
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.parking import Parking
+from perdure.orchestrator.tails import Tails
+from perdure.orchestrator.telling import Teller
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Conflict, Full
 from perdure.ports.store import Store
@@ -95,6 +97,8 @@ class Orchestrator:
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self._loading: set[str] = set()
         self.admissions = Admissions()
+        # Asked for again while they were being loaded: what was read of them may be too old already.
+        self._again: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         # Called with the moment at which a run that left memory wants to be looked at.
         self.on_due: Callable[[float], None] = lambda at: None
@@ -107,6 +111,8 @@ class Orchestrator:
         self.locks = RunLocks(self, locker)
         writer = Writer(store.journal, self._on_conflict, self._on_refused)
         self.services = Services(codec, clock, writer, runner, self.payloads, self._committed)
+        self.teller, self.tails = Teller(self), Tails(self)
+        self._lingering = Lingering(self.loop, self._let_go)
         self.closing = False
 
     # --- new runs -------------------------------------------------------------------------------------------------
@@ -145,6 +151,7 @@ class Orchestrator:
         """
         known = (self.active, self._loading, self.unreadable, self.locks.regaining)
         wanted = [run_id for run_id in run_ids if not any(run_id in one for one in known)]
+        self._again.update(self._loading.intersection(run_ids))
         if not wanted or self.closing:
             return 0
         self._loading.update(wanted)
@@ -167,24 +174,33 @@ class Orchestrator:
                 for one in ready:
                     self._install(*one, dead, admit)
 
-            await self._in_callback(install)
+            await self.in_callback(install)
+            again = self._again.intersection(wanted)
+            self._again -= again
+            for run_id in again:
+                self.load_soon(run_id)
             return len(ready)
         finally:
             self._loading.difference_update(wanted)
 
     def load_soon(self, run_id: str) -> None:
         """Load a run in the background."""
-        self.spawn(self._load_soon(run_id))
+        if not self.closing:
+            self.spawn(self._load_soon(run_id))
 
     async def _load_soon(self, run_id: str) -> None:
         """Load a run as soon as the store can be read; nothing happens if there is no such run."""
         try:
-            await self.load([run_id])
+            if run_id in self.active:
+                await self.tails.look([run_id])
+            else:
+                await self.load([run_id])
         except StoreUnavailable:
             await asyncio.sleep(MOMENT)
             self.load_soon(run_id)
 
-    async def _in_callback(self, function: Callable[[], Any]) -> None:
+    async def in_callback(self, function: Callable[[], Any]) -> None:
+        """Call a function that drives bodies, which must not happen inside a task."""
         done: asyncio.Future[None] = self.loop.create_future()
 
         def call() -> None:
@@ -305,10 +321,28 @@ class Orchestrator:
                 self._on_finished(row(state))
         elif driver.idle and (state.owner is None or state.status is RunStatus.WAITING):
             due = state.wake_at
-            if state.owner is None or due is None or due > self.clock.now() + MOMENT:
-                self._drop(driver)
-                if due is not None:
-                    self.on_due(due)
+            if state.owner is not None and due is not None and due <= self.clock.now() + MOMENT:
+                return
+            if state.owner is not None and (state.approvals or any(state.waits.values())):
+                self._lingering.keep(driver)
+            else:
+                self._let_go(driver)
+
+    def _let_go(self, driver: Driver) -> None:
+        """Let a run that waits leave memory, unless it has gone on meanwhile."""
+        state = driver.state
+        if driver.closed or not driver.idle or not (state.owner is None or state.status is RunStatus.WAITING):
+            return
+        due = state.wake_at
+        self._drop(driver)
+        if due is not None:
+            self.on_due(due)
+
+    def settle(self, driver: Driver) -> None:
+        """See to a run that has taken in what others wrote."""
+        self._acknowledge(driver)
+        if driver.idle:
+            self._settle(driver)
 
     def _drop(self, driver: Driver) -> None:
         if self.active.get(driver.run_id) is driver:
@@ -319,6 +353,7 @@ class Orchestrator:
             if driver.state.uses_locks:
                 over = driver.state.finished is not None and driver.saved
                 (self.locks.ended if over else self.locks.left)(driver.run_id)
+        self._lingering.forget(driver)
         driver.close()
 
     def restart(self, driver: Driver) -> None:
@@ -355,25 +390,14 @@ class Orchestrator:
             if not accepted.done():
                 accepted.set_exception(Taken())
             return
-        if not source.stale:
-            source.stale = True
-            self.spawn(self._reload(source))
+        self.tails.read(source)
 
-    async def _reload(self, driver: Driver) -> None:
-        try:
-            batches = await self.payloads.inflate(await self.store.journal.read(driver.run_id))
-            started = await self.payloads.with_input(batches)
-        except StoreUnavailable:
-            await asyncio.sleep(MOMENT)
-            self.spawn(self._reload(driver))
-            return
-        except PerdureError as error:
-            self._drop(driver)
-            await self.parking.park_unread(driver.run_id, str(error))
-            return
-        await self._in_callback(lambda: self._rejoin(driver, started, batches))
+    async def give_up_unread(self, driver: Driver, reason: str) -> None:
+        """Let go of a run whose journal turns out to be damaged."""
+        self._drop(driver)
+        await self.parking.park_unread(driver.run_id, reason)
 
-    def _rejoin(self, old: Driver, started: RunStarted, batches: Sequence[Batch]) -> None:
+    def rejoin(self, old: Driver, started: RunStarted, batches: Sequence[Batch]) -> None:
         """Go on with the same attempts on the journal as it is now, or let the run go if it has another owner."""
         if self.active.get(old.run_id) is not old:
             return
@@ -401,48 +425,6 @@ class Orchestrator:
         self.locks.join(state)
         self._acknowledge(new)
 
-    async def read_tails(self) -> None:
-        """Take in what others appended to runs that are in memory here."""
-        settled = [driver for driver in self.active.values() if driver.saved and not driver.stale]
-        heads = await self.store.journal.heads([driver.run_id for driver in settled]) if settled else {}
-        for driver in settled:
-            # Meanwhile it may have written itself; then its own append met what is news here.
-            if heads.get(driver.run_id, 0) > driver.state.next_seq and self.active.get(driver.run_id) is driver:
-                self._on_conflict(driver, Conflict(heads[driver.run_id]))
-
-    # --- what comes from outside ----------------------------------------------------------------------------------
-
-    async def tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
-        """Record what `decide` makes of a run in memory here, and say Accepted when it is durable.
-
-        None when the run is not here any more, or its journal has to be read anew first: ask again.
-        """
-        answer: asyncio.Future[Any] = self.loop.create_future()
-        self.loop.call_soon(self._tell, run_id, decide, answer)
-        verdict = await answer
-        if not isinstance(verdict, asyncio.Future):
-            if verdict is None:
-                await asyncio.sleep(0)  # whoever reads the journal needs a turn
-            return verdict
-        try:
-            await verdict
-        except NotKnown:
-            return None
-        return Accepted()
-
-    def _tell(self, run_id: str, decide: Callable[[RunState], Any], answer: asyncio.Future[Any]) -> None:
-        driver = self.active.get(run_id)
-        try:
-            if driver is None or driver.stale or driver.closed or self.closing:
-                verdict: Any = None
-            else:
-                verdict = decide(driver.state)
-                if isinstance(verdict, Sequence):
-                    verdict = driver.accept(*verdict) if verdict else Accepted()
-            answer.set_result(verdict)
-        except Exception as error:
-            answer.set_exception(error)
-
     # --- ending ---------------------------------------------------------------------------------------------------
 
     async def terminate(self, run_id: str, reason: str) -> bool:
@@ -466,6 +448,7 @@ class Orchestrator:
             self._drop(driver)
         for task in list(self._tasks):
             task.cancel()
+        self.tails.end()
         self.locks.close()
         self.services.runner.close()
 
@@ -479,7 +462,8 @@ class Orchestrator:
                 break
             await asyncio.wait(busy, timeout=deadline - self.loop.time(), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
-        await self._in_callback(self._release_all)
+        self._lingering.end()
+        await self.in_callback(self._release_all)
         try:
             async with asyncio.timeout(self.recovery.grace + 4):
                 await self.services.writer.drained()
@@ -492,6 +476,7 @@ class Orchestrator:
             driver.release(self.name)
 
     def spawn(self, work: Any) -> None:
+        """Do something in the background, until the end."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

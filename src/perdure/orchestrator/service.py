@@ -77,13 +77,16 @@ class Service:
             await self._guarded(work)
             await asyncio.sleep(interval)
 
-    async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
+    async def _guarded(self, work: Callable[[], Awaitable[object]]) -> bool:
+        """Do some work, whatever comes of it; says whether it was done."""
         try:
             await work()
+            return True
         except PerdureError as error:
             log.warning("%s", error)
         except Exception:
             log.exception("an unexpected error in the background; the engine goes on")
+        return False
 
     async def _beat(self) -> None:
         """Show that we live. Our own sign of life is no news to us."""
@@ -105,14 +108,14 @@ class Service:
             due = self._next_due is not None and self._next_due <= now
             changed = current != self._version and loop.time() - looked >= LOOK_SECONDS
             stale = loop.time() - looked >= self._orchestrator.recovery.check_interval
-            news = False
-            if due or changed or stale:
-                news = current != self._version
+            if changed or stale:
+                # Only here: a change that is noticed while something is due is news to the runs in memory as well.
                 self._version, looked = current, loop.time()
-                if changed and self._orchestrator.active:
-                    await self._guarded(self._orchestrator.read_tails)
-                await self._guarded(self._look)
-            if news or self.admission.due(now):
+                if self._orchestrator.active and not await self._guarded(self._orchestrator.tails.look):
+                    self._version = object()  # what could not be read is still news
+            if (due or changed or stale) and not await self._guarded(self._look):
+                self._version = object()
+            if changed or self.admission.due(now):
                 await self._guarded(self.admission.look)
                 continue
             if due or stale:

@@ -21,7 +21,7 @@ from perdure.testing.simulation.monitor import Monitor, Watched
 Kind = Literal["signal", "approve", "reject", "cancel", "pause", "resume"]
 Verdict = Accepted | Duplicate | NotFound | Finished | Cancelled | AlreadyFinished | AnswerRejected
 
-# How long somebody waits before asking again, and how often for a run or a question that is not there yet.
+# How long somebody waits before asking again, and how often for a question that is not there yet.
 AGAIN_SECONDS, ASK_TIMES = 0.3, 40
 
 
@@ -39,10 +39,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Somebody who tells runs one thing after another; `local`, in the process that executes them."""
+    """Somebody who tells runs one thing after another; `local`, in the process that executes them.
+
+    Messages are numbered under `ids`, so that two senders with the same `ids` send the same things twice.
+    """
 
     messages: Sequence[Message]
     local: bool = False
+    ids: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Sending:
             if message.wait and not self._waited:
                 await asyncio.sleep(message.wait)
             self._waited = True
-            id = f"s{self.number}.{number}"
+            id = f"{self.sender.ids or f's{self.number}'}.{number}"
             verdict = await self._until_answered(client, message, id)
             self._waited = False
             self.monitor.note(f"sender-{self.number}", f"{message.kind} {message.name} {id}: {verdict!r}")
@@ -86,18 +90,19 @@ class Sending:
             self._hold_against_the_store(message, id, verdict)
 
     async def _until_answered(self, client: Client, message: Message, id: str) -> Verdict:
-        verdict: Verdict = NotFound()
-        for _ in range(ASK_TIMES):
+        asked = 0
+        while True:
             try:
                 verdict = await _tell(client, message, id)
-                if not isinstance(verdict, NotFound):
-                    break
+                # A run that has not been started yet will be; a question that nobody asks may never be asked.
+                asked += find(self.monitor, message.run) is not None
+                if not isinstance(verdict, NotFound) or asked > ASK_TIMES:
+                    return verdict
             except AnswerRejected as error:
                 return error
             except (StoreUnavailable, NoSuchRun):
                 pass
             await asyncio.sleep(AGAIN_SECONDS)
-        return verdict
 
     def _hold_against_the_store(self, message: Message, id: str, verdict: Verdict) -> None:
         problem = check(message, id, verdict, find(self.monitor, message.run))

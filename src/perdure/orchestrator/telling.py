@@ -1,0 +1,57 @@
+"""What callers tell runs that are in memory here. What it comes to is decided in `kernel/inbound`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from perdure.engine.driver import NotKnown
+from perdure.kernel.inbound import Accepted
+from perdure.kernel.state import RunState
+
+if TYPE_CHECKING:
+    from perdure.orchestrator.orchestrator import Orchestrator
+
+
+class Teller:
+    """Brings what callers say to the drivers of their runs."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+
+    async def tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+        """Record what `decide` makes of a run in memory here; what it says is answered when all of that is durable.
+
+        None when the run is not here any more, or nobody knows yet whether the journal took it: ask again.
+        """
+        reading = self._orchestrator.tails.reading.get(run_id)
+        if reading is not None:
+            await asyncio.wait([reading])  # what others wrote comes first
+        loop = self._orchestrator.loop
+        answer: asyncio.Future[tuple[Any, asyncio.Future[None] | None]] = loop.create_future()
+        loop.call_soon(self._tell, run_id, decide, answer)
+        verdict, durable = await answer
+        if durable is not None:
+            try:
+                await durable
+            except NotKnown:
+                return None
+        return verdict
+
+    def _tell(self, run_id: str, decide: Callable[[RunState], Any], answer: asyncio.Future[Any]) -> None:
+        orchestrator = self._orchestrator
+        driver = orchestrator.active.get(run_id)
+        if answer.done():
+            return
+        try:
+            if driver is None or driver.stale or driver.closed or orchestrator.closing:
+                answer.set_result((None, None))
+                return
+            verdict = decide(driver.state)
+            events = verdict if isinstance(verdict, Sequence) else ()
+            # A state in memory may be ahead of the store, and another may win yet: nobody is told before it has not.
+            durable = driver.accept(*events) if events or not driver.saved else None
+            answer.set_result((Accepted() if isinstance(verdict, Sequence) else verdict, durable))
+        except Exception as error:
+            answer.set_exception(error)
