@@ -22,6 +22,7 @@ WORDS = {
     "compensation": "rollback",
     "rule": "policy list, override",
     "fallback": "",
+    "schedule, tick": "cron job, trigger",
     "lock, token": "mutex, semaphore",
     "queue, key": "topic, channel",
     "admit": "dequeue, pop",

@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError
 
 from perdure import __version__
 from perdure.cli.exits import EPILOGUE, Exit, Problem
-from perdure.errors import InvalidStoreUrl, NoSuchRun, PerdureError, StoreError
+from perdure.errors import InvalidStoreUrl, NoSuchRun, NoSuchSchedule, PerdureError, StoreError
 
 # Where each command is, and what it is about.
 COMMANDS = {
@@ -30,6 +30,10 @@ COMMANDS = {
     "stream": ("perdure.cli.stream:stream", "Follow what a step shows before it ends."),
     "queues": ("perdure.cli.queues:app", "See what waits in queues: ls."),
     "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until told to stop."),
+    "schedules": (
+        "perdure.cli.schedules:app",
+        "Start runs by the clock: ls, add, pause, resume, trigger, backfill, next, delete.",
+    ),
     "locks": ("perdure.cli.locks:app", "Look at locks and take them away: ls, release."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }
@@ -90,7 +94,7 @@ def _ended(tokens: list[str]) -> int:
 
 
 def _code(error: PerdureError) -> Exit:
-    if isinstance(error, NoSuchRun):
+    if isinstance(error, NoSuchRun | NoSuchSchedule):
         return Exit.NO_SUCH_RUN
     if isinstance(error, StoreError | InvalidStoreUrl):
         return Exit.STORE

@@ -1,0 +1,237 @@
+"""`perdure schedules`: make schedules, look at them, and tell them what to do. Some engine does it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import App, Parameter
+
+from perdure.cli.exits import Problem
+from perdure.cli.inputs import invocation, read
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.output import note, table, when, write_json
+from perdure.client.client import Client
+from perdure.client.schedules import ScheduleHandle, ScheduleView
+from perdure.kernel.invocation import Invocation
+from perdure.stores.open import open_store
+
+app = App(name="schedules", help="Make schedules, and look after them.")
+
+T = TypeVar("T")
+
+ScheduleId = Annotated[str, Parameter(help="The id of the schedule.")]
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@app.command(sort_key=1)
+def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """List schedules, with what they have done and when they fire next."""
+    found = _ask(store, lambda client: client.schedules())
+    if json:
+        write_json(found)
+        return
+    if not found:
+        note("no schedules yet")
+        return
+    rows = [
+        (
+            view.id,
+            "paused" if view.paused else "active",
+            view.program,
+            _times(view),
+            _counts(view),
+            when(view.next_tick),
+        )
+        for view in found
+    ]
+    table(("id", "status", "program", "fires", "ticks", "next"), rows, cut=("program", "next"), fold=("id",))
+    for view in found:
+        if view.trouble is not None:
+            note(f"schedule {view.id!r}: {view.trouble}")
+
+
+@app.command(sort_key=2)
+def add(
+    id: ScheduleId,
+    target: Annotated[str, Parameter(help="The program: its name, or file.py:workflow, which is checked.")],
+    /,
+    *,
+    every: Annotated[str | None, Parameter(help="How often: 90, 15m, 2h, 1d.")] = None,
+    cron: Annotated[str | None, Parameter(help="A cron expression, as in '30 2 * * *'.")] = None,
+    timezone: Annotated[str, Parameter(help="The zone of the cron expression.")] = "UTC",
+    input: Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")] = None,
+    overlap: Annotated[
+        str,
+        Parameter(help="While the run before is open: skip, allow, buffer_one, cancel_previous or terminate_previous."),
+    ] = "skip",
+    catch_up: Annotated[str, Parameter(help="Of missed ticks, fire: skip, one, all or 'all(10)'.")] = "one",
+    jitter: Annotated[str | None, Parameter(help="Delay each tick by up to this much.")] = None,
+    pause: Annotated[bool, Parameter(negative="", help="Begin paused.")] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Make a schedule, or make the one that exists under this id what is asked for."""
+    what = _invocation(target, input)
+
+    async def make(client: Client) -> ScheduleView:
+        handle = await client.schedule(
+            id,
+            what,
+            every=None if every is None else _duration(every, "--every"),
+            cron=cron,
+            timezone=timezone,
+            overlap=overlap,  # type: ignore[arg-type] # checked there
+            catch_up=catch_up,
+            jitter=None if jitter is None else _duration(jitter, "--jitter"),
+            pause=pause,
+        )
+        return await handle.view()
+
+    view = _ask(store, make)
+    if json:
+        write_json(view)
+    else:
+        fires = "is paused" if view.paused else f"fires next {when(view.next_tick)}"
+        note(f"schedule {id!r} of {view.program} {fires}")
+
+
+@app.command(sort_key=3)
+def pause(
+    id: ScheduleId,
+    /,
+    *,
+    reason: Annotated[str | None, Parameter(help="Why; it is kept in the journal.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Let a schedule fire nothing until it is resumed."""
+    _tell(store, id, json, "paused", lambda handle: handle.pause(reason))
+
+
+@app.command(sort_key=4)
+def resume(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """Let a paused schedule fire again."""
+    _tell(store, id, json, "goes on", lambda handle: handle.resume())
+
+
+@app.command(sort_key=5)
+def trigger(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """Start a run of a schedule now, and show its id."""
+    run = _ask(store, lambda client: _with(client, id, lambda handle: handle.trigger()))
+    if json:
+        write_json({"run": run})
+    else:
+        print(run)
+
+
+@app.command(sort_key=6)
+def backfill(
+    id: ScheduleId,
+    start: Annotated[str, Parameter(help="The first moment, as in 2030-01-01 or 2030-01-01T12:00Z.")],
+    end: Annotated[str, Parameter(help="The moment after the last.")],
+    /,
+    *,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Fire the ticks of a range that is past, and show the ids of their runs."""
+    first, last = _moment(start), _moment(end)
+    runs = _ask(store, lambda client: _with(client, id, lambda handle: handle.backfill(first, last)))
+    if json:
+        write_json({"runs": runs})
+        return
+    for run in runs:
+        print(run)
+    if not runs:
+        note(f"schedule {id!r} has no tick from {first.isoformat()} to {last.isoformat()}")
+
+
+@app.command(name="next", sort_key=7)
+def next_(
+    id: ScheduleId,
+    /,
+    *,
+    count: Annotated[int, Parameter(help="How many.")] = 10,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Show when a schedule fires next."""
+    times = _ask(store, lambda client: _with(client, id, lambda handle: handle.next(count)))
+    if json:
+        write_json({"next": times})
+        return
+    for time in times:
+        print(when(time))
+
+
+@app.command(sort_key=8)
+def delete(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """End a schedule; runs that it has started go on."""
+    _tell(store, id, json, "deleted", lambda handle: handle.delete())
+
+
+def _invocation(target: str, input: str | None) -> Invocation[Any]:
+    if ":" in target or target.endswith(".py"):
+        from perdure.cli.targets import resolve
+
+        return invocation(resolve(target)[0], input)
+    value = {} if input is None else read(input)
+    if isinstance(value, dict):
+        return Invocation(target, None, (), value)
+    return Invocation(target, None, tuple(value) if isinstance(value, list) else (value,), {})
+
+
+def _duration(text: str, option: str) -> timedelta:
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
+    if match is None or (match[2] or "s") not in _UNITS:
+        raise Problem(f"{option} {text!r} is no duration; write seconds, or a number with one of {', '.join(_UNITS)}")
+    return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+
+
+def _moment(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Problem(f"{text!r} is no moment; write it as 2030-01-01 or 2030-01-01T12:00+01:00") from error
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def _status(view: ScheduleView) -> str:
+    return "paused" if view.paused else "active"
+
+
+def _times(view: ScheduleView) -> str:
+    if view.cron is None:
+        return f"every {view.every}"
+    return view.cron if view.timezone == "UTC" else f"{view.cron} {view.timezone}"
+
+
+def _counts(view: ScheduleView) -> str:
+    parts = [f"{view.fired} fired"]
+    others = {"skipped": view.skipped, "failed": view.failed, "waiting": view.waiting}
+    parts += [f"{count} {what}" for what, count in others.items() if count]
+    return ", ".join(parts)
+
+
+def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[ScheduleHandle], Awaitable[None]]) -> None:
+    _ask(store, lambda client: _with(client, id, tell))
+    if json:
+        write_json({"schedule": id, "answer": done})
+    else:
+        note(f"schedule {id!r}: {done}")
+
+
+async def _with(client: Client, id: str, work: Callable[[ScheduleHandle], Awaitable[T]]) -> T:
+    return await work(await client.schedule(id))
+
+
+def _ask(store: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    async def ask() -> T:
+        async with Client(open_store(store)) as client:
+            return await work(client)
+
+    return asyncio.run(ask())
