@@ -19,6 +19,7 @@ from perdure import (
     StepInfo,
     StepStatus,
     StepTimeout,
+    continue_as,
     default,
     instead,
     io,
@@ -131,6 +132,19 @@ async def test_the_rules_of_a_run_hold_after_it_was_taken_up_by_another_engine()
     async with Engine(store, [later], recovery=AT_ONCE) as engine:
         result = await (await engine.start(later(), id="it")).outcome(PATIENCE)
     assert isinstance(result.error, ConnectionError)
+    assert len(calls) == 3
+
+
+async def test_the_rules_of_a_run_hold_when_it_goes_on_as_another_incarnation() -> None:
+    @workflow
+    async def endless(times: int) -> str:
+        if times:
+            continue_as(times - 1)
+        return await charge(500)
+
+    async with Engine("memory://", [endless], recovery=AT_ONCE) as engine:
+        run = await engine.start(endless(2), rules=[rule("charge", attempts=3, backoff="none")])
+        assert isinstance((await run.outcome(PATIENCE)).error, ConnectionError)
     assert len(calls) == 3
 
 
@@ -422,6 +436,22 @@ async def test_a_fallback_takes_a_timeout_and_has_one_of_its_own() -> None:
     unhurried = slow.options(timeout=60)
     rules = [rule("slow", timeout=0.01, fallback=lambda failed: instead(unhurried, 0.03))]
     assert (await run(flow(), rules=rules)).output == "done", "another step has the timeout of its own"
+
+
+async def test_a_fallback_in_a_thread_is_told_that_its_time_is_up() -> None:
+    told = threading.Event()
+
+    def stubborn(failed: FailedStep) -> str:
+        context = step_context()
+        while not context.cancelled:
+            told.wait(0.001)
+        told.set()
+        return "too late"
+
+    ran = await run(shop(500), rules=[rule("charge", timeout=0.01, fallback=stubborn)])
+    assert isinstance(ran.result.error, StepTimeout)
+    assert repr(ran.result.error.__cause__) == "ConnectionError('no route for 500')"
+    await eventually(told.is_set)
 
 
 async def test_a_large_value_of_a_fallback_is_stored_apart() -> None:

@@ -89,6 +89,8 @@ class Attempt:
 
     def _finished(self, task: asyncio.Future[Any]) -> None:
         self._runner.ended(self)
+        if self.call.failed is not None:
+            self.context.cancel()  # a fallback that was timed out may have left a thread behind
         if self._timer is not None:
             self._timer.cancel()
         if self._pulse is not None:

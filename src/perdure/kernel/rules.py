@@ -20,7 +20,7 @@ from perdure.kernel.events import RunStarted
 from perdure.kernel.policy import CODE, Policy, apply, check_policy, policy_data, suggest
 from perdure.kernel.retry import ONCE
 
-KINDS = ("step", "async", "thread", "cpu")
+KINDS = ("step", "async", "thread", "cpu", "remote")
 
 
 class StepInfo(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class StepInfo(msgspec.Struct, frozen=True):
 
     name: str
     kind: str
-    """Where it runs: `async`, `thread` or `cpu`."""
+    """Where it runs: `async`, `thread`, `cpu` or, in a queue of another process, `remote`."""
     program: str
     tags: Mapping[str, str]
     """The tags of the run."""
@@ -53,7 +53,7 @@ default = Default()
 
 
 def kind(*names: str) -> Kind:
-    """Matches steps that run as one of `async`, `thread` or `cpu`; `step` is any of them."""
+    """Matches steps that run as one of `async`, `thread`, `cpu` or `remote`; `step` is any of them."""
     return Kind(names)
 
 
@@ -327,6 +327,8 @@ def resolver(engine: Rules, program: Rules, started: RunStarted, name: str = "")
 
 def kind_of(spec: StepSpec) -> str:
     """Where a step runs."""
+    if getattr(spec, "queue", ""):
+        return "remote"
     return "cpu" if spec.cpu else "async" if spec.asynchronous else "thread"
 
 
