@@ -27,6 +27,8 @@ LOOK_SECONDS = 0.1
 # How long to wait at most before a lock that somebody holds is asked for again, whatever the clocks say.
 ASK_AGAIN_SECONDS = 30.0
 RETRY_SECONDS = 0.2
+# So many locks are asked for one by one; for more, all that are held are read.
+FEW = 10
 
 
 class Hold:
@@ -308,13 +310,17 @@ class Locker:
             return
         self._seen = current
         try:
-            live = {lease.key for lease in await self._leases.live(PREFIX, self._clock.now())}
+            for key in await self._free(list(self._outside)):
+                self._wake(key)
         except StoreUnavailable:
             self._seen = object()
-            return
-        for key in list(self._outside):
-            if lease_key(key) not in live:
-                self._wake(key)
+
+    async def _free(self, keys: Sequence[str]) -> list[str]:
+        now = self._clock.now()
+        if len(keys) <= FEW:
+            return [key for key in keys if await self._leases.get(lease_key(key), now) is None]
+        live = {lease.key for lease in await self._leases.live(PREFIX, now)}
+        return [key for key in keys if lease_key(key) not in live]
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self.loop.create_task(work)

@@ -28,6 +28,8 @@ except ImportError:  # Windows: leases run out by time alone
 
 T = TypeVar("T")
 
+# How often rows that nobody uses are looked for: all of them are read for that.
+SWEEP_SECONDS = 3600.0
 # The keys whose holders show themselves by a file.
 WITNESSED = "orchestrator:"
 
@@ -55,12 +57,11 @@ _REMEMBER = """
     select '', '', max(epoch), 1e18 from perdure_leases where expires <= ? - 86400 having max(epoch) is not null
     on conflict (key) do update set epoch = max(epoch, excluded.epoch)
 """
-_STALE = "select exists (select 1 from perdure_leases where expires <= ? - 86400)"
 _SWEEP = "delete from perdure_leases where expires <= ? - 86400"
 _FLOOR = "select coalesce((select epoch from perdure_leases where key = ''), 0)"
 _LIVE = """
     select key, owner, epoch, expires from perdure_leases
-    where expires > ?1 and owner <> '' and substr(key, 1, length(?2)) = ?2
+    where expires > ?1 and owner <> '' and key >= ?2 and key < ?2 || char(1114111) and substr(key, 1, length(?2)) = ?2
 """
 
 
@@ -70,6 +71,7 @@ class SqlLeases:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._presence = Presence(database.path + "-owners")
+        self._swept = 0.0
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
@@ -90,7 +92,8 @@ class SqlLeases:
             if self._presence.gone(other):
                 db.execute(_EXPIRE, (now, other))
                 gone.add(other)
-        if db.execute(_STALE, (now,)).get:
+        if abs(now - self._swept) >= SWEEP_SECONDS:
+            self._swept = now
             db.execute(_REMEMBER, (now,))
             db.execute(_SWEEP, (now,))
         found = db.execute(_GET, (key,)).fetchone()
