@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,27 @@ def test_a_kill_at_any_commit_of_a_stream_loses_nothing_that_was_shown(
         chunks = [json.loads(bytes(c)) for e in events if isinstance(e, ChunkAppended) for c in e.chunks]
         assert chunks == list(range(20))
         assert not any(e.restart for e in events if isinstance(e, ChunkAppended))
+
+
+def test_the_command_line_follows_a_stream_over_the_death_of_its_process(
+    children: Children, tmp_path: Path, command: dict[str, Any]
+) -> None:
+    command |= {"program": "telling", "arguments": [CHUNKS, 0.001]}
+    db = tmp_path / "runs.db"
+    child = children.start("run", tmp_path, **command)
+    until(lambda: peek(db, "telling"), every=0.002)
+    words = ["stream", "telling", "tell", "--start", "5", "--json", "--store", f"sqlite:///{db}"]
+    with subprocess.Popen([sys.executable, "-m", "perdure.cli", *words], stdout=subprocess.PIPE, text=True) as reader:
+        try:
+            killed_at(child, db, "telling", CHUNKS // 3)
+            assert children.start("run", tmp_path, **command).result() == list(range(CHUNKS))
+            out, _ = reader.communicate(timeout=60)
+        finally:
+            reader.kill()
+    assert reader.returncode == 0
+    seen = [json.loads(line) for line in out.splitlines()]
+    assert [(chunk["index"], chunk["value"]) for chunk in seen] == [(i, i) for i in range(5, CHUNKS)]
+    assert {chunk["attempt"] for chunk in seen} == {1, 2}
 
 
 def test_a_long_step_goes_on_from_its_progress_after_a_kill(

@@ -28,6 +28,7 @@ from perdure import (
     connect,
     step,
     step_context,
+    step_inline,
     workflow,
 )
 from perdure.engine import streams
@@ -118,6 +119,21 @@ async def test_any_step_can_emit(threads: bool) -> None:
     assert ran.output == 5
     async with Engine(ran.store, [count], recovery=AT_ONCE) as engine:
         assert await values(engine) == [{"i": i} for i in range(5)]
+
+
+async def test_a_generator_can_be_called_inline() -> None:
+    async def letters(text: str) -> AsyncIterator[str]:
+        for letter in text:
+            yield letter
+
+    @workflow
+    async def flow() -> list[str]:
+        return [*await step_inline("letters", letters, "ab"), *await step_inline("more", lines.fn, "c d")]
+
+    ran = await run(flow())
+    assert ran.output == ["a", "b", "c", "d"]
+    async with Engine(ran.store, [flow], recovery=AT_ONCE) as engine:
+        assert await values(engine) == ["a", "b", "c", "d"]
 
 
 async def test_readers_see_a_chunk_while_its_step_goes_on_and_only_when_it_is_durable() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from perdure import Engine, HeartbeatTimeout, Retry, batched, step, step_context, workflow
 from perdure.kernel.streams import Numbered, Reading
-from perdure.testing.simulation import STORMY, Crash, Faults, Report, Simulation, every_crash
+from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Report, Simulation, every_crash
+from perdure.testing.simulation.faults import Side
 
 N = 12
 
@@ -113,6 +114,16 @@ def test_streams_survive_storms(seed: int) -> None:
         crashes=0.1 if seed % 2 else 0.0,
     )
     check(Simulation(seed, faults=faults).run(streaming(), engines=1 + seed % 2, limit=20_000))
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_machine_that_stood_still_while_another_took_over_shows_nothing_more(side: Side) -> None:
+    # Whoever writes without owning the run is found by the monitor, at that very append.
+    appends = Simulation(3, faults=Faults(durations=(0.0,))).run(streaming(), engines=2, limit=600).appends
+    for number in range(1, appends):
+        pauses = [Pause(number, 60.0, side)]
+        report = Simulation(3, faults=Faults(durations=(0.0,))).run(streaming(), engines=2, pauses=pauses, limit=600)
+        check(report)
 
 
 def test_the_same_seed_gives_the_same_stream() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec import Raw
@@ -397,14 +397,14 @@ def _size(event: Report) -> int:
 
 
 async def drain(
-    fn: Callable[..., AsyncIterator[Any]], args: list[Any], kwargs: dict[str, Any], context: StepContext
+    fn: Callable[..., AsyncGenerator[Any, Any]], args: list[Any], kwargs: dict[str, Any], context: StepContext
 ) -> list[Any]:
     """Run an async generator to its end, showing each thing it yields, and return all that is valid."""
     channel = context.channel()
     loop = asyncio.get_running_loop()
     turn = loop.time()
     try:
-        async with aclosing(fn(*args, **kwargs)) as items:  # type: ignore[type-var]
+        async with aclosing(fn(*args, **kwargs)) as items:
             async for item in items:
                 channel.emit(item)
                 if channel.full:
@@ -420,10 +420,11 @@ async def drain(
 
 
 def drain_in_thread(
-    fn: Callable[..., Iterator[Any]], args: list[Any], kwargs: dict[str, Any], context: StepContext
+    fn: Callable[..., Generator[Any, Any, Any]], args: list[Any], kwargs: dict[str, Any], context: StepContext
 ) -> list[Any]:
     """As `drain`, for a plain generator in a thread."""
     channel = context.channel()
-    for item in fn(*args, **kwargs):
-        channel.emit(item)
+    with closing(fn(*args, **kwargs)) as items:
+        for item in items:
+            channel.emit(item)
     return channel.result()

@@ -151,7 +151,7 @@ class _StepDecorator:
     def _make(self, fn: Callable[..., Any], depth: int) -> Step[..., Any]:
         if not callable(fn) or isinstance(fn, Step):
             raise TypeError(f"@step needs a function, not {fn!r}")
-        generator = inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)
+        generator = _is_generator(fn)
         if self._cpu and generator:
             raise TypeError(
                 f"@step(cpu=True) {fn.__qualname__} runs in another process, from where it cannot show what it yields; "
@@ -194,7 +194,12 @@ def parameter_types(fn: Callable[..., Any], hints: dict[str, Any]) -> tuple[tupl
 def step_inline(name: str, fn: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
     """Call a function as a step where it is needed: `await step_inline("roll", lambda: randint(1, 6))`."""
     body = require_body("step_inline()")
-    spec = StepSpec(name=check_name(name, "the name of a step"), fn=fn, asynchronous=inspect.iscoroutinefunction(fn))
+    spec = StepSpec(
+        name=check_name(name, "the name of a step"),
+        fn=fn,
+        asynchronous=inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn),
+        generator=_is_generator(fn),
+    )
     return body.run_step(spec, args, {}, sys._getframe(1))  # type: ignore[return-value]
 
 
@@ -206,6 +211,10 @@ def seconds(value: float | timedelta, what: str) -> float:
     if not 0 <= number < 1e11:
         raise ValueError(f"{what}={value!r} must not be negative or endless")
     return float(number)
+
+
+def _is_generator(fn: Callable[..., Any]) -> bool:
+    return inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)
 
 
 def _heartbeat(value: float | timedelta, cpu: bool, name: str) -> float:
