@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from perdure.kernel.schedule import CatchUp, all_ticks
     from perdure.kernel.streams import StreamMode, batched
     from perdure.locks import Lock, lock
+    from perdure.orchestrator.sweep import SweepReport
     from perdure.ports.leases import HeldBy
 
 __version__ = "0.1.0"
@@ -166,6 +167,7 @@ __all__ = [
     "StepView",
     "StoreUnavailable",
     "StreamMode",
+    "SweepReport",
     "TypeCodec",
     "UnknownProgram",
     "UsageError",
@@ -245,6 +247,7 @@ _HOMES = {
         "perdure.kernel.schedule": ("CatchUp all_ticks"),
         "perdure.kernel.streams": ("StreamMode batched"),
         "perdure.locks": ("Lock lock"),
+        "perdure.orchestrator.sweep": ("SweepReport"),
         "perdure.ports.leases": ("HeldBy"),
         "perdure.kernel.rules": ("Rule Rules StepInfo default kind prepend replace rule"),
     }.items()

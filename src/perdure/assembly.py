@@ -9,10 +9,11 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
 from perdure.builtin.schedules import Runs, schedule_program
-from perdure.client.client import Client
+from perdure.client.client import Client, moment_of
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery
 from perdure.errors import Corrupt, UnknownProgram, UsageError
@@ -33,6 +34,7 @@ from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.recovery import recover, warn_of_unknown
 from perdure.orchestrator.service import Service
+from perdure.orchestrator.sweep import SweepReport, sweep
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 from perdure.ports.leases import Leases
@@ -100,13 +102,16 @@ class Engine(Client):
 
     async def open(self) -> Self:
         """Migrate, recover, and start advancing runs. `async with` does this too."""
+        return await self._open(look=True)
+
+    async def _open(self, *, look: bool) -> Self:
         if self._orchestrator is not None:
             raise UsageError("this Engine is open already; make another one to run two side by side")
         for program in self._programs.values():
             _check_types(program, self)
         await self.store.open(migrate=True)
         try:
-            await self._start()
+            await self._start(look)
         except (Exception, asyncio.CancelledError):
             if self._service is not None:
                 await self._service.stop()
@@ -117,7 +122,7 @@ class Engine(Client):
             raise
         return self
 
-    async def _start(self) -> None:
+    async def _start(self, look: bool) -> None:
         self._locks = self._make_locks()
         orchestrator = self._orchestrator = Orchestrator(
             self.store,
@@ -140,8 +145,47 @@ class Engine(Client):
         await self._ownership.take()
         self._service = Service(orchestrator, self._ownership, self._queues, self._max_concurrency)
         await warn_of_unknown(orchestrator)
-        await recover(orchestrator, self._ownership, startup=True)
-        self._service.start()
+        if look:
+            await recover(orchestrator, self._ownership, startup=True)
+        self._service.start(look=look)
+
+    async def sweep(
+        self,
+        *,
+        max_timers: int = 100,
+        max_schedules: int = 100,
+        max_runs: int = 100,
+        until: float | timedelta | datetime | None = None,
+    ) -> SweepReport:
+        """Do what is due and return, for hosts without a process that stays; on an Engine that need not be open.
+
+        Takes up at most so many due timers, ticks of schedules, and runs that are new or lost their owner; lets each go
+        as far as it gets; and hands over what is not done when `until` comes, a moment or a number of seconds from now.
+        """
+        for name, limit in (("max_timers", max_timers), ("max_schedules", max_schedules), ("max_runs", max_runs)):
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+                raise UsageError(f"sweep({name}={limit!r}): a limit is a whole number, and not negative")
+        now = self.clock.now()
+        end = moment_of(until, now, "until")
+        opened = self._orchestrator is None
+        if opened:
+            _ = await self._open(look=False)
+        try:
+            assert self._orchestrator is not None
+            assert self._ownership is not None
+            assert self._service is not None
+            return await sweep(
+                self._orchestrator,
+                self._ownership,
+                self._service.admission,
+                max_timers=max_timers,
+                max_schedules=max_schedules,
+                max_runs=max_runs,
+                until=None if end is None else asyncio.get_running_loop().time() + max(0.0, end - now),
+            )
+        finally:
+            if opened:
+                await self.close()
 
     def _committed(self, id: str, append: Append) -> None:
         self._news.committed(append.run_id, append.next_seq)
@@ -204,7 +248,7 @@ class Engine(Client):
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         orchestrator = self._orchestrator
-        if orchestrator is not None and await orchestrator.terminate(existing.run_id, reason):
+        if orchestrator is not None and await orchestrator.teller.terminate(existing.run_id, reason):
             await self.watch.ended(existing.run_id)
             return
         await super()._terminate(existing, reason)

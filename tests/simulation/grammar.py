@@ -348,6 +348,12 @@ async def _left_behind(see: See, tree: Tree) -> int:
     return 4
 
 
+async def _child(see: See, tree: Tree) -> int:
+    seen = await interpret(tree)
+    see(seen)
+    return len(seen)
+
+
 LEFT: list[asyncio.Task[int]] = []
 
 NODES: dict[str, Callable[..., Awaitable[int]]] = {
@@ -380,6 +386,7 @@ NODES: dict[str, Callable[..., Awaitable[int]]] = {
     "completed": _completed,
     "locked": _locked,
     "left": _left_behind,
+    "child": _child,
 }
 
 
@@ -416,7 +423,7 @@ def _grow(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
         st.tuples(st.just("loop"), st.integers(1, 3), trees).map(list),
         st.tuples(st.just("branch"), trees, trees, trees).map(list),
         st.tuples(st.sampled_from(["finally", "event"]), trees, trees).map(list),
-        st.tuples(st.just("left"), trees).map(list),
+        st.tuples(st.sampled_from(["left", "child", "child"]), trees).map(list),
         st.tuples(st.just("saga"), trees, _small).map(list),
     )
 

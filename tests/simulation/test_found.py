@@ -62,6 +62,11 @@ def test_a_body_that_starts_tasks_on_its_way_out_leaves_nothing_behind() -> None
     run_often(["finally", ["step", 1], ["event", ["step", 2], ["step", 3]]], Faults(), crashes=[Crash(1)])
 
 
+def test_a_child_that_is_asked_to_end_begins_nothing_in_the_same_breath() -> None:
+    race = ["race", [["timeout", 1, ["step", 1]], ["child", ["loop", 2, ["timeout", 1, ["step", 1]]]]]]
+    run_often(race, STORMY, limit=LONG)
+
+
 # --- told from outside -----------------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,7 @@ from perdure.kernel.invocation import Invocation
 from perdure.kernel.queues import Queue
 from perdure.kernel.reuse import Reuse
 from perdure.kernel.rules import RulesLike
+from perdure.orchestrator.sweep import SweepReport
 from perdure.ports.blobs import Blobs as AsyncBlobs
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
@@ -266,6 +267,27 @@ class Engine(Client):
         )
         super().__init__(engine)
         self.name = engine.name
+        self._engine = engine
+
+    def sweep(
+        self,
+        *,
+        max_timers: int = 100,
+        max_schedules: int = 100,
+        max_runs: int = 100,
+        until: float | timedelta | datetime | None = None,
+    ) -> SweepReport:
+        """Do what is due and return, for hosts without a process that stays; on an Engine that need not be open."""
+        opened = not self._loop.running
+        if opened:
+            self._loop.start()
+        try:
+            return self._loop.wait(
+                self._engine.sweep(max_timers=max_timers, max_schedules=max_schedules, max_runs=max_runs, until=until)
+            )
+        finally:
+            if opened:
+                self._loop.stop()
 
 
 class RunHandle(Generic[R]):

@@ -35,6 +35,7 @@ COMMANDS = {
         "Start runs by the clock: ls, add, pause, resume, trigger, backfill, next, delete.",
     ),
     "locks": ("perdure.cli.locks:app", "Look at locks and take them away: ls, release."),
+    "sweep": ("perdure.cli.sweep:sweep", "Do what is due, and end: for cron jobs and serverless hosts."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }
 

@@ -134,7 +134,7 @@ class Client(Scheduling, Asking):
             tags=checked_tags(tags),
             durability=str(durability_of(durability) if durability is not None else self._durability),
             not_before=None if delay is None else now + seconds(delay, "delay"),
-            deadline=_deadline(deadline, now),
+            deadline=moment_of(deadline, now, "deadline"),
             max_concurrency=_at_least_one(max_concurrency),
             rules=run_rules(rules, program),
             queue=place.queue,
@@ -174,14 +174,15 @@ def _with(started: RunStarted, **changes: Any) -> RunStarted:
     return msgspec.structs.replace(started, **changes)
 
 
-def _deadline(value: Duration | datetime | None, now: float) -> float | None:
+def moment_of(value: Duration | datetime | None, now: float, what: str) -> float | None:
+    """A moment, given as such or as a number of seconds from `now`."""
     if value is None:
         return None
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise UsageError(f"deadline={value!r} has no timezone; write datetime.now(UTC) + timedelta(...)")
+            raise UsageError(f"{what}={value!r} has no timezone; write datetime.now(UTC) + timedelta(...)")
         return value.astimezone(UTC).timestamp()
-    return now + seconds(value, "deadline")
+    return now + seconds(value, what)
 
 
 def _at_least_one(value: int | None) -> int | None:

@@ -109,8 +109,9 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         elif isinstance(command, CancelOp):
             if command.op in state.children:
                 events.append(CancelRequested(command.reason, command.op))
-            else:
-                _cancel(state, command.op, "the workflow no longer waits for it", result)
+                # The child hears of it when this is folded, and may no longer want what follows: that stays a wish.
+                break
+            _cancel(state, command.op, "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
             events.append(ValueRecorded(command.op, command.kind, command.value))
             # What was done under a lock is in the store before the next holder comes.

@@ -23,9 +23,7 @@ from perdure.kernel.commands import Program
 from perdure.kernel.durability import durability
 from perdure.kernel.events import (
     Batch,
-    CancelRequested,
     RunClaimed,
-    RunFinished,
     RunResumed,
     RunStarted,
     RunStatus,
@@ -99,6 +97,8 @@ class Orchestrator:
         self.admissions = Admissions()
         # Asked for again while they were being loaded: what was read of them may be too old already.
         self._again: set[str] = set()
+        # Told when a run has left memory.
+        self._left = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         # Called with the moment at which a run that left memory wants to be looked at.
         self.on_due: Callable[[float], None] = lambda at: None
@@ -182,6 +182,7 @@ class Orchestrator:
             return len(ready)
         finally:
             self._loading.difference_update(wanted)
+            self._left.set()
 
     def load_soon(self, run_id: str) -> None:
         """Load a run in the background."""
@@ -350,11 +351,23 @@ class Orchestrator:
             self.admissions.settle(driver.run_id)
             if driver.queue:
                 self.on_room()
+            self._left.set()
             if driver.state.uses_locks:
                 over = driver.state.finished is not None and driver.saved
                 (self.locks.ended if over else self.locks.left)(driver.run_id)
         self._lingering.forget(driver)
         driver.close()
+
+    async def settled(self, run_ids: Collection[str], until: float | None) -> bool:
+        """Wait until none of these runs is in memory; False when `until`, in the time of the loop, comes first."""
+        while any(run_id in self.active or run_id in self._loading for run_id in run_ids):
+            self._left.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._left.wait()
+            except TimeoutError:
+                return False
+        return True
 
     def restart(self, driver: Driver) -> None:
         """Take a run out of memory at once, and bring it back from its journal."""
@@ -426,20 +439,6 @@ class Orchestrator:
         self._acknowledge(new)
 
     # --- ending ---------------------------------------------------------------------------------------------------
-
-    async def terminate(self, run_id: str, reason: str) -> bool:
-        """End a run that is in memory here; False when it is not, or has ended by itself."""
-        done: asyncio.Future[bool] = self.loop.create_future()
-        self.loop.call_soon(self._terminate, run_id, reason, done)
-        return await done
-
-    def _terminate(self, run_id: str, reason: str, done: asyncio.Future[bool]) -> None:
-        driver = self.active.get(run_id)
-        here = driver is not None and driver.state.finished is None and not driver.stale
-        if driver is not None and here:
-            driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
-        if not done.done():
-            done.set_result(here)
 
     def abort(self) -> None:
         """Let go of everything at once, without another word to the store."""

@@ -52,8 +52,8 @@ class Admission:
         """Whether the moment for a look has come."""
         return self.next_look is not None and self.next_look <= now
 
-    async def look(self) -> None:
-        """Begin what may begin, a few of each queue."""
+    async def look(self, capacity: int | None = None) -> None:
+        """Begin what may begin, a few of each queue, while fewer than `capacity` runs of queues are in memory here."""
         orchestrator = self._orchestrator
         self.next_look, self._backlog = None, False
         try:
@@ -65,15 +65,16 @@ class Admission:
                 if one.first > orchestrator.clock.now():
                     self._note(one.first)
                 elif not orchestrator.closing:
-                    await self._begin_some(self._queues.get(one.queue) or Queue(one.queue))
+                    room = self._capacity if capacity is None else min(capacity, self._capacity)
+                    await self._begin_some(self._queues.get(one.queue) or Queue(one.queue), room)
         except Exception:
             self._note(orchestrator.clock.now() + MOMENT)
             raise
 
-    async def _begin_some(self, queue: Queue) -> None:
+    async def _begin_some(self, queue: Queue, capacity: int) -> None:
         orchestrator = self._orchestrator
         ours = sum(driver.queue != "" for driver in orchestrator.active.values())
-        room = min(self._capacity - ours, LOOK_LIMIT)
+        room = min(capacity - ours, LOOK_LIMIT)
         if room <= 0:
             self._backlog = True
             return

@@ -44,16 +44,15 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         orchestrator.on_due = self.note
 
-    def start(self) -> None:
-        """Begin. The first look happens at once."""
+    def start(self, *, look: bool = True) -> None:
+        """Begin. The first look happens at once; without `look` there are only signs of life."""
         settings = self._orchestrator.recovery
         loop = asyncio.get_running_loop()
         beat = settings.lease / 3
-        self._tasks = [
-            loop.create_task(self._due_runs()),
-            loop.create_task(self._every(beat, beat, self._beat)),
-        ]
-        if settings.enabled:
+        self._tasks = [loop.create_task(self._every(beat, beat, self._beat))]
+        if look:
+            self._tasks.append(loop.create_task(self._due_runs()))
+        if look and settings.enabled:
             interval = settings.check_interval
             # Half a beat off, so that two statements never fall together.
             self._tasks.append(loop.create_task(self._every(interval - beat / 2, interval, self._orphans)))

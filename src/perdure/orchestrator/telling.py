@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.driver import NotKnown
+from perdure.kernel.events import CancelRequested, RunFinished, RunStatus
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.state import RunState
 
@@ -55,3 +56,18 @@ class Teller:
             answer.set_result((Accepted() if isinstance(verdict, Sequence) else verdict, durable))
         except Exception as error:
             answer.set_exception(error)
+
+    async def terminate(self, run_id: str, reason: str) -> bool:
+        """End a run that is in memory here; False when it is not, or has ended by itself."""
+        loop = self._orchestrator.loop
+        done: asyncio.Future[bool] = loop.create_future()
+        loop.call_soon(self._terminate, run_id, reason, done)
+        return await done
+
+    def _terminate(self, run_id: str, reason: str, done: asyncio.Future[bool]) -> None:
+        driver = self._orchestrator.active.get(run_id)
+        here = driver is not None and driver.state.finished is None and not driver.stale
+        if driver is not None and here:
+            driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
+        if not done.done():
+            done.set_result(here)

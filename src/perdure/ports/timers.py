@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from perdure.kernel.events import RunStatus
+
 
 class Due(msgspec.Struct, frozen=True):
     """A run whose moment has come."""
@@ -15,6 +17,7 @@ class Due(msgspec.Struct, frozen=True):
     program: str
     owner: str | None
     wake_at: float
+    status: RunStatus
 
 
 class Timers(Protocol):

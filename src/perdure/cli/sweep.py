@@ -1,0 +1,39 @@
+"""`perdure sweep`: do what is due, and end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from perdure.assembly import Engine
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.output import note, write_json
+from perdure.cli.targets import load
+
+
+def sweep(
+    module: Annotated[str, Parameter(help="file.py or module that has the workflows.")],
+    /,
+    *,
+    max_timers: Annotated[int, Parameter(help="How many due timers to take up at most.")] = 100,
+    max_schedules: Annotated[int, Parameter(help="How many ticks of schedules.")] = 100,
+    max_runs: Annotated[int, Parameter(help="How many runs that are new or lost their owner.")] = 100,
+    until: Annotated[float | None, Parameter(help="Hand over what is not done after so many seconds.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Do what is due and end, for hosts without a process that stays."""
+    programs = list(load(module).programs.values())
+    engine = Engine(store, programs)
+    report = asyncio.run(
+        engine.sweep(max_timers=max_timers, max_schedules=max_schedules, max_runs=max_runs, until=until)
+    )
+    if json:
+        write_json(asdict(report))
+    else:
+        more = "; more may be left to do" if report.more else ""
+        note(f"{report.timers} timers, {report.schedules} ticks of schedules, {report.runs} runs{more}")
+    return 0

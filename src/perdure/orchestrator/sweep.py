@@ -1,0 +1,114 @@
+"""One pass over what is due, for hosts without a process that stays: a cron job, a serverless function."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from perdure.kernel.events import RunStatus
+from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.ownership import Ownership
+from perdure.orchestrator.queues import Admission
+
+# Runs of this program are the ticks of schedules.
+SCHEDULE = "perdure.schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep took up: timers that were due, ticks of schedules, runs that were new or had lost their owner."""
+
+    timers: int = 0
+    schedules: int = 0
+    runs: int = 0
+    more: bool = False
+    """Whether something may be left to do: a limit was met, or the time was up."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """How much of each kind may still be taken up."""
+
+    limits: dict[str, int]
+    taken: dict[str, int] = field(default_factory=lambda: {"timers": 0, "schedules": 0, "runs": 0})
+    held: bool = False
+
+    def take(self, kind: str) -> bool:
+        """Whether one more of this kind is within its limit; it is counted then."""
+        if self.taken[kind] >= self.limits[kind]:
+            self.held = True
+            return False
+        self.taken[kind] += 1
+        return True
+
+
+async def sweep(
+    orchestrator: Orchestrator,
+    ownership: Ownership,
+    admission: Admission,
+    *,
+    max_timers: int,
+    max_schedules: int,
+    max_runs: int,
+    until: float | None,
+) -> SweepReport:
+    """Take up what is due, let it go as far as it gets, and look again, until nothing is due or `until` has come.
+
+    `until` is in the time of the event loop.
+    """
+    count = _Count({"timers": max_timers, "schedules": max_schedules, "runs": max_runs})
+    seen: set[str] = set()
+    in_time = True
+    while in_time:
+        await ownership.look_around()
+        found = await _orphans(orchestrator, ownership, count, seen) + await _due(orchestrator, ownership, count)
+        dead = await _dead(orchestrator, ownership)
+        await orchestrator.load(found, dead)
+        found += await _queued(orchestrator, admission, count)
+        if not found:
+            break
+        seen.update(found)
+        in_time = await orchestrator.settled(found, until)
+    return SweepReport(**count.taken, more=count.held or not in_time)
+
+
+async def _dead(orchestrator: Orchestrator, ownership: Ownership) -> Collection[str | None]:
+    owners = await orchestrator.store.runs.owners()
+    return [owner for owner in owners if owner not in ownership.others]
+
+
+async def _orphans(orchestrator: Orchestrator, ownership: Ownership, count: _Count, seen: Collection[str]) -> list[str]:
+    """Runs that were under way when their owner went away."""
+    dead = [owner for owner in await _dead(orchestrator, ownership) if owner is not None]
+    if not dead:
+        return []
+    limit = count.limits["runs"] + len(seen) + len(orchestrator.active) + 1
+    found = await orchestrator.store.runs.owned(dead, RunStatus.RUNNING, list(orchestrator.programs), limit)
+    return [r for r in found if r not in seen and r not in orchestrator.active and count.take("runs")]
+
+
+async def _queued(orchestrator: Orchestrator, admission: Admission, count: _Count) -> list[str]:
+    """Runs that their queues let begin."""
+    before = set(orchestrator.active)
+    ours = sum(driver.queue != "" for driver in orchestrator.active.values())
+    await admission.look(ours + count.limits["runs"] - count.taken["runs"])
+    return [run_id for run_id in orchestrator.active if run_id not in before and count.take("runs")]
+
+
+async def _due(orchestrator: Orchestrator, ownership: Ownership, count: _Count) -> list[str]:
+    """Runs whose moment has come, each under the kind of thing that it waited for."""
+    limit = sum(count.limits.values()) + len(orchestrator.active) + 1
+    programs, now = list(orchestrator.programs), orchestrator.clock.now()
+    found = await orchestrator.store.timers.due(now, limit, programs, ownership.others, orchestrator.serves)
+    taken = []
+    for due in found:
+        # A run that is due again after it has had its turn counts again; one in memory has an alarm of its own.
+        if due.run_id in orchestrator.active or due.run_id in orchestrator.unreadable:
+            continue
+        if due.program == SCHEDULE:
+            kind = "schedules"
+        else:
+            kind = "timers" if due.status is RunStatus.WAITING else "runs"
+        if count.take(kind):
+            taken.append(due.run_id)
+    return taken
