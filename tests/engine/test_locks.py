@@ -320,6 +320,29 @@ async def test_more_runs_may_wait_for_a_lock_than_steps_may_run_at_once() -> Non
         assert len({await run.result(PATIENCE) for run in runs}) == 20
 
 
+async def test_a_paused_run_takes_its_turn_and_goes_on_when_it_is_resumed() -> None:
+    async with Engine("memory://", [alone]) as engine:
+        async with engine.locks.hold("room"):
+            run = await engine.start(alone("a"), id="r")
+            _ = await engine.pause("r")
+        await until(lambda: _held_by(engine, run.run_id))
+        assert await run.status() is RunStatus.PAUSED
+        assert most == []
+        _ = await engine.resume("r")
+        assert await run.result(PATIENCE) == 2
+        async with engine.locks.hold("room"):
+            other = await engine.start(alone("b"), id="s")
+            _ = await engine.pause("s")
+            _ = await engine.cancel("s")
+            assert (await other.outcome(PATIENCE)).status is RunStatus.CANCELLED
+        await until(lambda: free(engine))
+
+
+async def _held_by(engine: Engine, run_id: str) -> bool:
+    held = await engine.locks.get("room")
+    return held is not None and held.owner.startswith(run_id)
+
+
 async def test_a_sleeping_holder_stays_in_memory_and_keeps_its_lock() -> None:
     @workflow
     async def sleeper() -> None:
@@ -695,6 +718,18 @@ async def test_callers_hold_renew_and_give_back_locks(url: str) -> None:
         assert await locks.force_release("room") is None
         with pytest.raises(InvalidLock, match="names nobody"):
             await locks.acquire("room", "")
+
+
+async def test_a_caller_who_waits_is_told_when_the_engine_is_closed(url: str) -> None:
+    engine = await Engine(url).open()
+    _ = await engine.locks.acquire("room", "somebody")
+    waiting = asyncio.create_task(_hold(engine))
+    while not engine.locks.locker._outside:
+        await asyncio.sleep(0)
+    await engine.close()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(UsageError, match="was closed"):
+            await waiting
 
 
 async def test_a_lock_leaves_no_file_beside_the_database(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from perdure.errors import LockTimeout, NotOwner, StoreUnavailable
+from perdure.errors import LockTimeout, NotOwner, StoreUnavailable, UsageError
 from perdure.kernel.locking import PREFIX, lease_key
 from perdure.ports.clock import Clock
 from perdure.ports.leases import Acquired, HeldBy, Leases, Renewal
@@ -132,6 +132,8 @@ class Locker:
         heir_of: Callable[[str], bool],
         mine: Callable[[], bool],
     ) -> Hold | HeldBy:
+        if self._closed:
+            raise UsageError(f"the lock {key!r} cannot be taken any more: the engine or client was closed")
         here = self._holds.get(key)
         if here is not None and here.owner != owner and here.expires > self._clock.now() and not heir_of(here.owner):
             return HeldBy(here.owner, here.expires)
