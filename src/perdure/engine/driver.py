@@ -21,7 +21,7 @@ from perdure.engine.outbox import Outbox
 from perdure.engine.payloads import LYING_APART, as_kept
 from perdure.engine.services import Services
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, UnknownProgram
-from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
+from perdure.kernel.commands import FINISH, Command, Finish, StartChild
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
     EVENT_BYTES,
@@ -204,29 +204,27 @@ class Driver:
                 self.attempts.plan(planned)
                 self.outbox.starts += planned.starts
                 self._barrier |= planned.barrier
-            wishes = self.replay.wishes
+            wishes, held = self.replay.wishes, self.replay.held
             if self.state.paused is not None:
                 break
             if not wishes and (delivery := deliver(self.state)) is not None:
+                # Steps that wait for room are no reason to keep a signal from the body.
                 self._fold(delivery, delivery)
                 planned = None
                 continue
             finish = wishes.get(FINISH)
             # An engine that is being left records outcomes and ends, and begins nothing: the next owner does.
-            if not wishes or (self.services.closing and finish is None):
+            if not (wishes or held) or (self.services.closing and finish is None):
                 break
             if (self.replay.bulky or self._offloading) and not self._keep_values():
                 break
-            commands = self.replay.take_wishes()
-            if self._free() < len(commands):
-                commands = self._within(commands)
-                if not commands:
-                    # Steps that wait for room are no reason to keep a signal from the body.
-                    if (delivery := deliver(self.state)) is None:
-                        break
-                    self._fold(delivery, delivery)
-                    planned = None
-                    continue
+            room = self._free()
+            commands = self._within(room) if held or room < len(wishes) else self.replay.take_wishes()
+            if not commands:
+                if deliver(self.state) is None:
+                    break
+                planned = None
+                continue
             planned = plan(self.state, commands, self.moment())
         self._unsaved += 1
         if self.durability.waits:
@@ -248,17 +246,13 @@ class Driver:
         """How many more steps may begin: of this run, and of the engine."""
         return min(self._room - self.state.running, self.services.runner.free)
 
-    def _within(self, commands: Sequence[Command]) -> Sequence[Command]:
+    def _within(self, room: int) -> Sequence[Command]:
         """The commands there is room for. A step that must wait for its turn stays a wish: it has not begun."""
-        steps = [command for command in commands if isinstance(command, RunStep)]
-        room = self._free()
-        if len(steps) <= room:
-            return commands
+        commands = self.replay.take_within(room)
         # Where the run's own limit is the reason, its next outcome brings it back here.
-        if self.services.runner.free < min(len(steps), self._room - self.state.running):
+        if self.services.runner.free < min(len(self.replay.held), self._room - self.state.running):
             self.services.runner.wanted(self)
-        held = {command.op for command in steps[max(0, room) :]}
-        return [command for command in commands if command.op not in held]
+        return commands
 
     def feed(self) -> None:
         """There is room for another step."""
@@ -398,7 +392,7 @@ class Driver:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way: the run could leave memory without losing anything."""
-        busy = self.attempts.busy or self._offloading or self.replay.wishes
+        busy = self.attempts.busy or self._offloading or self.replay.wishes or self.replay.held
         return not busy and self.saved
 
     def release(self, owner: str) -> None:

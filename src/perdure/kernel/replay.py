@@ -9,6 +9,7 @@ prefix, and what happens to such an op goes to it. Never writes, never calls a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -76,7 +77,7 @@ class Family:
 class Replay:
     """A run in memory: its folded state, its program, and what the program wishes for."""
 
-    __slots__ = ("_children", "_family", "_rules", "bulky", "execution", "open_steps", "state", "wishes")
+    __slots__ = ("_children", "_family", "_rules", "bulky", "execution", "held", "open_steps", "state", "wishes")
 
     def __init__(
         self, state: RunState, execution: Execution, rules: Resolve | None = None, family: Family | None = None
@@ -90,6 +91,8 @@ class Replay:
         self._children: dict[str, tuple[Execution, Resolve | None]] = {}
         # Commands whose events are not in the journal yet, in the order they were made.
         self.wishes: dict[str, Command] = {}
+        # Those of them that are steps and wait for room, apart, so that nobody need walk over them again and again.
+        self.held: dict[str, RunStep] = {}
         # Wishes that carry a value which may have to lie apart.
         self.bulky: set[str] = set()
         # Steps that have begun and have no outcome: an attempt after the first needs the command again.
@@ -137,6 +140,7 @@ class Replay:
                 self._take(self.execution.advance(event, at), "", self._rules, at)
         elif isinstance(event, RunFinished):
             self.wishes.clear()
+            self.held.clear()
             self.bulky.clear()
             self.open_steps.clear()
             self._close_children("")
@@ -151,6 +155,12 @@ class Replay:
     def take_wishes(self) -> Sequence[Command]:
         """The commands to plan now. They stay wishes until their events are folded."""
         return list(self.wishes.values())
+
+    def take_within(self, room: int) -> Sequence[Command]:
+        """As `take_wishes`, with no more than `room` steps; the others wait, in their order."""
+        for op in [op for op, command in self.wishes.items() if isinstance(command, RunStep)]:
+            self.held[op] = self.wishes.pop(op)  # type: ignore[assignment]
+        return [*self.wishes.values(), *islice(self.held.values(), max(0, room))]
 
     def knows(self, program: str) -> bool:
         """Whether a child of this program could begin here."""
@@ -201,7 +211,7 @@ class Replay:
 
     def _give_up(self, command: Command, at: float) -> None:
         # Wished for and given up in one breath: neither ever happened.
-        wished = self.wishes.pop(command.op, None)
+        wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
         if type(wished) is StartChild and not wished.detached:
             # Whoever waits for a child waits for its end.
             self._advance(ChildFinished(command.op, RunStatus.CANCELLED), at)
@@ -250,6 +260,8 @@ class Replay:
         for op in [op for op in self.wishes if op.removeprefix("cancel ").startswith(prefix)]:
             del self.wishes[op]
             self.bulky.discard(op)
+        for op in [op for op in self.held if op.startswith(prefix)]:
+            del self.held[op]
         for op in [op for op in self.open_steps if op.startswith(prefix)]:
             del self.open_steps[op]
         self._close_children(event.op)
@@ -265,7 +277,7 @@ class Replay:
         return bool(self.wishes) and self.wishes.pop(f"cancel {op}", None) is not None
 
     def _match_step(self, event: StepStarted) -> None:
-        command = self.wishes.pop(event.op, None)
+        command = self.wishes.pop(event.op, None) or self.held.pop(event.op, None)
         if type(command) is RunStep:
             self.open_steps[event.op] = command
             if command.inputs_hash == event.inputs:
