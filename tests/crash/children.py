@@ -53,6 +53,21 @@ def voyage(db: str, effects: str, ending: str, at: int = 0, after: bool = False)
     return asyncio.run(main())
 
 
+def family(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Run a family of workflows to its end, unless the failpoint comes first."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+
+    async def main() -> dict[str, Any]:
+        known: list[Program] = [programs.elder, programs.younger, programs.loner]
+        async with Engine(store_with(failpoint, db), known) as engine:
+            result = await engine.run(programs.elder(1, 2), id="family")
+            alone = await (await engine.start(programs.loner(7), id="loner")).outcome()
+        return {"output": result.output, "loner": alone.output, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
 def work(
     db: str,
     effects: str,

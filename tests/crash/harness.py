@@ -33,7 +33,8 @@ from perdure.kernel.events import (
     StepSucceeded,
     decode_events,
 )
-from perdure.kernel.projection import project
+from perdure.kernel.projection import child_rows, project
+from perdure.kernel.state import fold
 from perdure.stores.sql.journal import checksum
 from perdure.stores.sql.rows import RUN, run_row
 
@@ -266,7 +267,7 @@ def audit(path: Path, vfs: str | None = None) -> dict[str, Journal]:
     db = apsw.Connection(str(path), vfs=vfs)
     try:
         assert db.pragma("integrity_check") == "ok"
-        rows = {row.run_id: row for row in map(run_row, db.execute(RUN).fetchall())}
+        everyone = [run_row(row) for row in db.execute(RUN).fetchall()]
         found: list[Any] = db.execute("select run_id, next_seq from perdure_heads").fetchall()
         heads: dict[str, int] = dict(found)
         stored: list[Any] = db.execute(
@@ -274,6 +275,7 @@ def audit(path: Path, vfs: str | None = None) -> dict[str, Journal]:
         ).fetchall()
     finally:
         db.close()
+    rows = {row.run_id: row for row in everyone if not row.root}
     assert set(rows) == set(heads) == {run_id for run_id, *_ in stored}
     journals = {run_id: Journal(run_id, row.id) for run_id, row in rows.items()}
     next_seq: Counter[str] = Counter()
@@ -287,6 +289,8 @@ def audit(path: Path, vfs: str | None = None) -> dict[str, Journal]:
     for run_id, journal in journals.items():
         assert next_seq[run_id] == heads[run_id]
         assert project(run_id, journal.batches) == rows[run_id]
+        children = {row.run_id: row for row in everyone if row.root == run_id}
+        assert {row.run_id: row for row in child_rows(fold(run_id, journal.batches))} == children
         repeated = [op for op, n in Counter(journal.outcomes).items() if n > 1]
         assert not repeated, f"recorded twice in {journal.id}: {repeated}"
         attempts = [attempt for attempt, n in Counter(journal.attempts).items() if n > 1]
@@ -295,9 +299,11 @@ def audit(path: Path, vfs: str | None = None) -> dict[str, Journal]:
         if journal.finished:
             assert isinstance(journal.events[-1], RunFinished)
             assert not journal.under_way
-    by_id = {journal.id: journal for journal in journals.values()}
-    assert len(by_id) == len(journals), "one id has two runs"
-    return by_id
+    latest = {row.id: row for row in sorted(rows.values(), key=lambda row: row.incarnation)}
+    open_ids = Counter(row.id for row in rows.values() if row.finished_at is None)
+    assert max(open_ids.values(), default=0) <= 1, "one id has two open runs"
+    assert len({(row.id, row.incarnation) for row in rows.values()}) == len(rows)
+    return {id: journals[row.run_id] for id, row in latest.items()}
 
 
 def audit_copy(path: Path) -> dict[str, Journal]:

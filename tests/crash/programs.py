@@ -17,6 +17,8 @@ from perdure import (
     bail,
     batched,
     checkpoint,
+    child,
+    continue_as,
     instead,
     lock,
     now,
@@ -468,3 +470,32 @@ def be_inside_in_thread(seconds: float, ttl: float) -> int:
 async def locked_in_step(seconds: float, ttl: float) -> int:
     """Let a step be inside, alone."""
     return await be_inside_in_thread(seconds, ttl)
+
+
+# --- a family -------------------------------------------------------------------------------------------------------
+
+
+@workflow
+async def loner(n: int) -> int:
+    """Started by another run, and on its own from then on."""
+    return await add(n, 1)
+
+
+@workflow
+async def younger(n: int, depth: int) -> int:
+    """A child that has a child."""
+    first = await add(n, 1)
+    if depth:
+        first += await younger(n + 10, depth - 1)
+    return await add_in_thread(first, 1)
+
+
+@workflow
+async def elder(n: int, more: int) -> list[int]:
+    """Children in a row, side by side and let go; then once more as another incarnation."""
+    one = await younger(n, 1)
+    two, three = await asyncio.gather(younger(n + 1, 0), younger(n + 2, 1))
+    if more:
+        await child(loner(7), id="loner", detached=True)
+        continue_as(n + 100, more - 1)
+    return [n, one, two, three]
