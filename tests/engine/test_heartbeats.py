@@ -182,11 +182,11 @@ def test_without_a_heartbeat_option_silence_is_fine() -> None:
 async def test_a_thread_gives_signs_of_life_too_and_a_silent_one_is_told_that_nobody_waits() -> None:
     stopped, go = threading.Event(), threading.Event()
 
-    @step(heartbeat=0.3)
+    @step(heartbeat=1.0)
     def lively() -> str:
-        for _ in range(50):
+        for _ in range(70):
             step_context().heartbeat()
-            go.wait(0.01)
+            go.wait(0.02)
         return "done"
 
     @step(heartbeat=0.05)

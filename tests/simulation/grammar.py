@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random as chance
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,6 +18,7 @@ from perdure import (
     FailedStep,
     OutcomeUnknown,
     Retry,
+    batched,
     checkpoint,
     now,
     random,
@@ -76,6 +77,19 @@ async def flaky(n: int, failures: int) -> int:
 async def hasty(n: int) -> int:
     await asyncio.sleep(n / 10)
     return outcome(n)
+
+
+@step(retry=Retry(attempts=2, initial=0.2), heartbeat=5)
+async def streamed(n: int) -> AsyncIterator[int]:
+    """Goes on from what was shown when `n` is odd, begins again otherwise, and fails at first when it is 4 or more."""
+    context = step_context()
+    for i in range(len(context.chunks) if n % 2 else 0, n):
+        yield outcome(i)
+        if i % 3 == 0:
+            await asyncio.sleep(0.02)
+        context.heartbeat(i)
+        if i == 2 and n >= 4 and context.attempt == 1:
+            raise Boom(n)
 
 
 @step(at_most_once=True)
@@ -173,6 +187,13 @@ async def _once(see: See, n: int) -> int:
         value = -n
     see(value)
     return value
+
+
+async def _streamed(see: See, n: int) -> int:
+    made = streamed if n % 3 else streamed.options(stream=batched(2, 0.01))
+    values = await made(n)
+    see(values)
+    return sum(values)
 
 
 async def _saved(see: See, n: int) -> int:
@@ -366,6 +387,7 @@ NODES: dict[str, Callable[..., Awaitable[int]]] = {
     "retried": _retried,
     "hasty": _hasty,
     "once": _once,
+    "streamed": _streamed,
     "saved": _saved,
     "dispensable": _dispensable,
     "saga": _saga,
@@ -399,7 +421,20 @@ async def interpret(tree: Tree) -> list[Any]:
 
 
 _small = st.integers(1, 9)
-_ONE = ["step", "step", "slow", "slow", "plain", "inline", "caught", "hasty", "once", "saved", "dispensable"]
+_ONE = [
+    "step",
+    "step",
+    "slow",
+    "slow",
+    "plain",
+    "inline",
+    "caught",
+    "hasty",
+    "once",
+    "saved",
+    "dispensable",
+    "streamed",
+]
 _LEAVES: dict[str, st.SearchStrategy[Tree]] = {
     "one": st.tuples(st.sampled_from(_ONE), _small).map(list),
     "several": st.tuples(st.just("steps"), st.lists(_small, min_size=1, max_size=4)).map(list),

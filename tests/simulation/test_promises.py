@@ -6,14 +6,18 @@ Each test is a search: a failure names the seed and the tree, and shrinks to the
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from perdure import every
 from perdure.kernel.durability import Durability
+from perdure.kernel.events import Batch, StepSucceeded
 from perdure.kernel.ids import op_name
+from perdure.kernel.streams import Reading
 from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Report, Simulation, every_crash
 from tests.simulation.grammar import Tree, interpret, trees
 
@@ -40,9 +44,24 @@ SOAK = 2_000
 
 
 def check(report: Report) -> None:
-    """What the simulation cannot know: that a step was meant to be executed at most once."""
+    """What the simulation cannot know: that a step was meant to be executed at most once, and what one has shown."""
+    for batches in report.journals.values():
+        for event in (event for batch in batches for event in batch.events):
+            if isinstance(event, StepSucceeded) and op_name(event.op) == "streamed":
+                assert shown(batches, event.op) == msgspec.json.decode(event.value)
     executed = Counter((e.run_id, e.op) for e in report.executions if op_name(e.op) == "once")
     assert [op for op, times in executed.items() if times > 1] == []
+
+
+def shown(batches: Sequence[Batch], op: str) -> list[int]:
+    """What is valid in the stream of a step."""
+    valid: list[int] = []
+    for chunk in Reading(op, 0).feed(batches):
+        if chunk.restart:
+            valid.clear()
+        else:
+            valid.append(msgspec.json.decode(chunk.value))
+    return valid
 
 
 def survives_every_crash(tree: Tree, seed: int, mode: str | Durability = "sync") -> None:
