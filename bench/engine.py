@@ -17,6 +17,8 @@ from typing import TypeVar
 
 from bench.workloads import (
     FANOUT_STEPS,
+    IDLE_RUNS,
+    IDLE_SCHEDULES,
     IDLE_SECONDS,
     LONG_MARK,
     LONG_STEPS,
@@ -36,6 +38,8 @@ from bench.workloads import (
     START_RUNS,
     STREAM_CHUNKS,
     STREAM_LATENCIES,
+    TICK_SCHEDULES,
+    TICKS_EACH,
     WAKING_RUNS,
     StepLog,
     Value,
@@ -420,11 +424,37 @@ async def queue(setting: Setting) -> None:
     )
 
 
+async def ticks(setting: Setting) -> None:
+    """Ticks of schedules, all due at once: how many a second start a run, and is each started?"""
+    end = datetime.now(UTC).replace(microsecond=0)
+    start = end - timedelta(seconds=TICKS_EACH)
+    async with open_engine(setting) as engine:
+        names = [f"schedule-{k}" for k in range(TICK_SCHEDULES)]
+        made = [await engine.schedule(name, sequence(1), every=1, overlap="allow", pause=True) for name in names]
+        began = time.perf_counter()
+        wanted = [id for one in made for id in await one.backfill(start, end)]
+        while sum([(await one.view()).fired for one in made]) < len(wanted):
+            await asyncio.sleep(POLL_SECONDS)
+        seconds = time.perf_counter() - began
+        runs = [await engine.get(id) for id in wanted]
+    emit(
+        "engine",
+        "ticks",
+        len(wanted),
+        seconds,
+        durability=setting.durability,
+        lost=sum(run is None for run in runs),
+    )
+
+
 async def idle(setting: Setting) -> None:
-    """An engine with nothing to do: how many SQL statements does it run?"""
+    """An engine with nothing to do but wait for runs and schedules: how many SQL statements does it run?"""
     statements: list[str] = []
     async with open_engine(setting) as engine:
         await (await engine.start(sequence(1), id="before")).result()
+        await asyncio.gather(*[engine.start(sleeper(), id=f"sleep-{k}") for k in range(IDLE_RUNS)])
+        for k in range(IDLE_SCHEDULES):
+            await engine.schedule(f"schedule-{k}", sequence(1), cron="0 0 1 1 *", jitter=60)
         await asyncio.sleep(SETTLE_SECONDS)
         count_statements(engine, statements.append)
         await asyncio.sleep(IDLE_SECONDS)
@@ -454,6 +484,7 @@ WORKLOADS: dict[str, Callable[[Setting], Awaitable[None]]] = {
     "sleeping": sleeping,
     "stream": stream,
     "queue": queue,
+    "ticks": ticks,
     "idle": idle,
 }
 PHASES: dict[str, Callable[[Setting], Awaitable[None]]] = {

@@ -109,6 +109,8 @@ BARS: Sequence[Bar] = (
     Bar(engine("stream", "p50_ms"), False, 6, "ms p50 / commit", reference=Figure("limit", "commit", "ms")),
     Bar(engine("queue"), True, 500, "runs/s through a queue"),
     Bar(engine("queue", "too_many"), False, 0, "runs too many"),
+    Bar(engine("ticks"), True, 150, "ticks/s"),
+    Bar(engine("ticks", "lost"), False, 0, "ticks lost"),
     Bar(engine("idle", "per_five_seconds"), False, 1, "statements in 5 s"),
 )
 WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bar in BARS))
