@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from bench import waiting
 from bench.workloads import (
     FANOUT_STEPS,
     IDLE_RUNS,
@@ -161,7 +162,7 @@ async def stamping(n: int) -> None:
     await stamped(n)
 
 
-PROGRAMS = [streaming, stamping, sequence, fan_out, recovering, long_sequence, sleeper, alarm]
+PROGRAMS = [streaming, stamping, sequence, fan_out, recovering, long_sequence, sleeper, alarm, *waiting.PROGRAMS]
 
 
 def open_engine(setting: Setting) -> Engine:
@@ -447,10 +448,31 @@ async def ticks(setting: Setting) -> None:
     )
 
 
+async def signal(setting: Setting) -> None:
+    """Signals: from the call until the body goes on, in one process and across two."""
+    sync = {"sync": "full"}.get(setting.durability, "normal")
+    began = time.perf_counter()
+    async with open_engine(setting) as engine:
+        figures = await waiting.signal(engine, setting.folder, sync)
+    figures |= await waiting.signal_across(f"sqlite:///{setting.folder / 'across.db'}", setting.folder)
+    seconds = time.perf_counter() - began
+    emit("engine", "signal", 2 * waiting.SIGNALS, seconds, durability=setting.durability, **figures)
+
+
+async def timers(setting: Setting) -> None:
+    """Many runs that are due within one second."""
+    began = time.perf_counter()
+    async with open_engine(setting) as engine:
+        figures = await waiting.timers(engine, setting.wake_after + 20.0)
+    seconds = time.perf_counter() - began
+    emit("engine", "timers", waiting.TIMERS, seconds, durability=setting.durability, **figures)
+
+
 async def idle(setting: Setting) -> None:
     """An engine with nothing to do but wait for runs and schedules: how many SQL statements does it run?"""
     statements: list[str] = []
     async with open_engine(setting) as engine:
+        await waiting.wait_idly(engine)
         await (await engine.start(sequence(1), id="before")).result()
         await asyncio.gather(*[engine.start(sleeper(), id=f"sleep-{k}") for k in range(IDLE_RUNS)])
         for k in range(IDLE_SCHEDULES):
@@ -486,6 +508,8 @@ WORKLOADS: dict[str, Callable[[Setting], Awaitable[None]]] = {
     "queue": queue,
     "ticks": ticks,
     "idle": idle,
+    "signal": signal,
+    "timers": timers,
 }
 PHASES: dict[str, Callable[[Setting], Awaitable[None]]] = {
     "recover-park": recover_park,

@@ -23,11 +23,11 @@ SYNC = {"sync": "FULL", "relaxed": "NORMAL"}
 TIMEOUT_SECONDS = 1800
 
 # Long and steady: a second time would teach little.
-ONCE = frozenset({"sleeping", "idle"})
+ONCE = frozenset({"sleeping", "idle", "timers"})
 # A peer takes minutes where the engine takes seconds, and the bars against it are factors.
 PEER_ROUNDS = 3
 # Fields that say whether the result is right: their worst round is judged, since a lost run is not averaged away.
-CORRECTNESS = frozenset({"early_again", "ok", "lost"})
+CORRECTNESS = frozenset({"early_again", "ok", "lost", "early", "not_once"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,12 @@ BARS: Sequence[Bar] = (
     Bar(engine("ticks"), True, 150, "ticks/s"),
     Bar(engine("ticks", "lost"), False, 0, "ticks lost"),
     Bar(engine("idle", "per_five_seconds"), False, 1, "statements in 5 s"),
+    Bar(engine("signal", "in_memory_p99_commits"), False, 5, "commits p99, run in memory"),
+    Bar(engine("signal", "left_memory_p99_commits"), False, 5, "commits p99, run asleep"),
+    Bar(engine("signal", "across_p99_ms"), False, 250, "ms p99, two processes"),
+    Bar(engine("timers", "late_max_s"), False, 3, "s late at most, 20,000 timers"),
+    Bar(engine("timers", "early"), False, 0, "timers early"),
+    Bar(engine("timers", "not_once"), False, 0, "timers not fired once"),
 )
 WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bar in BARS))
 

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from perdure import Engine, Queue, Recovery, StoreUnavailable, call
+from perdure import Accepted, Duplicate, Engine, Queue, Recovery, StoreUnavailable, call, connect
 from perdure.kernel.commands import Program
 from perdure.orchestrator import orchestrator
 from perdure.stores.sql.sqlite import SqliteStore
@@ -35,6 +35,7 @@ ALL: list[Program] = [
     programs.locked_in_step,
     programs.trip,
     programs.asking,
+    programs.mailbox,
 ]
 
 
@@ -212,5 +213,27 @@ def end(db: str, effects: str, program: str, arguments: list[Any], at: int = 0, 
             result = await engine.run(call(program, *arguments), id=program)
         error = None if result.error is None else f"{type(result.error).__name__}: {result.error}"
         return {"status": result.status, "output": result.output, "error": error, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
+def send(db: str, acks: str, sender: int, count: int) -> int:
+    """Send numbered signals one after another, from the first that nobody has acknowledged; again under its id."""
+    log = os.open(acks, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    first = len(Path(acks).read_bytes().splitlines())
+
+    async def main() -> int:
+        async with connect(f"sqlite:///{db}") as client:
+            n = first
+            while n < count:
+                try:
+                    verdict = await client.signal("mailbox", "item", [sender, n], signal_id=f"{sender}.{n}")
+                except StoreUnavailable:
+                    await asyncio.sleep(0.01)
+                    continue
+                assert isinstance(verdict, Accepted | Duplicate), verdict
+                os.write(log, f"{n} {type(verdict).__name__}\n".encode())
+                n += 1
+        return count - first
 
     return asyncio.run(main())

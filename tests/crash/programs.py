@@ -31,6 +31,7 @@ from perdure import (
     step_context,
     step_inline,
     uuid4,
+    wait_signal,
     workflow,
 )
 
@@ -499,3 +500,12 @@ async def elder(n: int, more: int) -> list[int]:
         await child(loner(7), id="loner", detached=True)
         continue_as(n + 100, more - 1)
     return [n, one, two, three]
+
+
+# --- signals from many processes ------------------------------------------------------------------------------------
+
+
+@workflow
+async def mailbox(count: int) -> list[list[int]]:
+    """Take so many signals, one after another."""
+    return [await wait_signal("item", type=list[int]) for _ in range(count)]

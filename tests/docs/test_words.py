@@ -29,6 +29,8 @@ WORDS = {
     "lock, token": "mutex, semaphore",
     "queue, key": "topic, channel",
     "admit": "dequeue, pop",
+    "signal": "event, message",
+    "approval": "task, ticket",
     "park": "",
 }
 

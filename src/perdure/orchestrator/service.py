@@ -21,7 +21,7 @@ log = logging.getLogger("perdure")
 
 # How often the store's version is looked at, and how often at most its runs are asked for.
 WATCH_SECONDS = 0.05
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.1
 # How many due runs are taken at a time.
 DUE_LIMIT = 500
 

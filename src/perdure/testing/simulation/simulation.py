@@ -207,7 +207,8 @@ class Simulation:
     def _world_in_force(self, watch_seconds: float) -> Iterator[None]:
         if events._get_running_loop() is not None:
             raise UsageError("a simulation has event loops of its own: call it from a plain function")
-        pool, intervals = StepRunner._pool, (service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS)
+        pool, look_seconds = StepRunner._pool, service.LOOK_SECONDS
+        intervals = (service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS)
 
         def virtual(runner: StepRunner, cpu: bool) -> Any:
             executor = runner._executor
@@ -216,10 +217,12 @@ class Simulation:
         with seeded_entropy(self._entropy):
             setattr(StepRunner, "_pool", virtual)  # noqa: B010 - mypy refuses to see a method replaced
             service.WATCH_SECONDS = watch.WATCH_SECONDS = locks.WATCH_SECONDS = watch_seconds
+            service.LOOK_SECONDS = 0.2
             try:
                 yield
             finally:
                 setattr(StepRunner, "_pool", pool)  # noqa: B010
+                service.LOOK_SECONDS = look_seconds
                 service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS = intervals
 
     def _engine(self, machine: Machine, programs: Iterable[Program], options: dict[str, Any]) -> Engine:
