@@ -12,11 +12,13 @@ from concurrent.futures import Executor
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
+from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery
-from perdure.errors import Corrupt, UnknownProgram, UsageError
+from perdure.engine.remote import RemoteStep, Report
+from perdure.errors import Corrupt, PerdureError, UnknownProgram, UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -65,6 +67,7 @@ class Engine(Client):
         max_concurrency: int = 1000,
         queues: Iterable[Queue] = (),
         serves: Iterable[str] | None = None,
+        steps: Iterable[Step[..., Any]] = (),
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: Leases | None = None,
@@ -83,7 +86,11 @@ class Engine(Client):
         self._queues = _queues_by_name(queues)
         self._serves = None if serves is None else _names(serves)
         self._scheduled = Runs(self)
-        self._programs = {**_by_name(programs), PROGRAM: schedule_program(self._scheduled)}
+        self._programs = {
+            **_by_name(programs),
+            **_remote_steps(steps, self._report),
+            PROGRAM: schedule_program(self._scheduled),
+        }
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
@@ -140,6 +147,7 @@ class Engine(Client):
             on_commit=self._committed,
             serves=self._serves,
         )
+        orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
         self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
         await self._ownership.take()
@@ -191,6 +199,13 @@ class Engine(Client):
         self._news.committed(append.run_id, append.next_seq)
         if self._on_commit is not None:
             self._on_commit(id, append)
+
+    async def _abandon(self, id: str) -> None:
+        """Nobody waits for a remote step any more: ask its run to end. If that fails, its outcome is dropped."""
+        try:
+            await self.cancel(id, "nobody waits for it any more")
+        except PerdureError as error:
+            log.warning("%s", error)
 
     def _finished(self, row: RunRow | Corrupt) -> None:
         if self._watch is not None:
@@ -313,6 +328,18 @@ def _by_name(programs: Iterable[Program]) -> dict[str, Program]:
         other = found.setdefault(program.name, program)
         if other is not program:
             raise UsageError(f"two programs are named {program.name!r}; give one another name: @workflow(name=...)")
+    return found
+
+
+def _remote_steps(steps: Iterable[Step[..., Any]], report: Report) -> dict[str, Program]:
+    found: dict[str, Program] = {}
+    for step in steps:
+        if not isinstance(step, Step):
+            raise UsageError(f"Engine(steps=[...]) takes steps, and {step!r} is not one; decorate it with @step")
+        program = RemoteStep(step.spec, report)
+        if program.name in found:
+            raise UsageError(f"two steps are named {step.name!r}; give one another name: @step(name=...)")
+        found[program.name] = program
     return found
 
 

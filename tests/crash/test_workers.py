@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from perdure import Engine, call, connect
-from tests.crash.harness import PATIENCE, until
+from tests.crash.harness import PATIENCE, audit, until
 
 FLOWS = """
 import asyncio
@@ -124,3 +128,103 @@ def test_what_a_killed_worker_left_is_taken_up_by_another(tmp_path: Path) -> Non
         first.wait(PATIENCE)
     with worker(tmp_path):
         assert asyncio.run(results(tmp_path, "a", "b", "c")) == ["a", "b", "c"]
+
+
+# --- remote steps ---------------------------------------------------------------------------------------------------
+
+FILMS = """
+import asyncio
+import os
+from pathlib import Path
+
+from perdure import step, workflow
+
+
+def note(line: str) -> None:
+    with Path("log.txt").open("a") as file:
+        file.write(line + "\\n")
+
+
+@step(queue="gpu")
+async def render(frame: int, seconds: float) -> int:
+    note(f"begin {frame} {os.getpid()}")
+    await asyncio.sleep(seconds)
+    note(f"end {frame}")
+    return frame * 2
+
+
+@workflow
+async def film(frames: int, seconds: float) -> list[int]:
+    return await asyncio.gather(*(render(n, seconds) for n in range(frames)))
+"""
+
+
+def films(folder: Path, queue: str) -> Any:
+    return worker(folder, "--queues", queue)
+
+
+def lines(folder: Path) -> list[str]:
+    path = folder / "log.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("victims", [("gpu",), ("films",), ("gpu", "films")], ids="+".join)
+def test_a_remote_step_survives_the_death_of_its_worker_and_of_its_parent(
+    tmp_path: Path, victims: tuple[str, ...]
+) -> None:
+    prepare(tmp_path)
+    (tmp_path / "flows.py").write_text(FILMS)
+
+    async def start() -> None:
+        async with connect(url(tmp_path)) as client:
+            _ = await client.start(call("film", 3, 1.0), id="film", queue="films")
+
+    async def result() -> Any:
+        async with connect(url(tmp_path)) as client:
+            return await (await client.start(call("film"), id="film")).result(PATIENCE)
+
+    asyncio.run(start())
+    with ExitStack() as stack:
+        processes = {queue: stack.enter_context(films(tmp_path, queue)) for queue in ("gpu", "films")}
+        until(lambda: sum(line.startswith("begin") for line in lines(tmp_path)) == 3)
+        for queue in victims:
+            processes[queue].kill()
+            processes[queue].wait(PATIENCE)
+        for queue in victims:
+            stack.enter_context(films(tmp_path, queue))
+        assert asyncio.run(result()) == [0, 2, 4]
+    journal = audit(tmp_path / "q.db")["film"]
+    assert sorted(journal.outcomes) == ["render:0", "render:1", "render:2"]
+    begun = [line for line in lines(tmp_path) if line.startswith("begin")]
+    assert len(begun) == (6 if "gpu" in victims else 3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_remote_steps_survive_a_storm_of_kills(tmp_path: Path, seed: int) -> None:
+    prepare(tmp_path)
+    (tmp_path / "flows.py").write_text(FILMS)
+    chance = random.Random(seed)
+
+    async def start() -> None:
+        async with connect(url(tmp_path)) as client:
+            for n in range(20):
+                _ = await client.start(call("film", 5, 0.05), id=f"film-{n}", queue="films")
+
+    async def finished() -> int:
+        async with connect(url(tmp_path)) as client:
+            return len(await client.list(status="completed"))
+
+    asyncio.run(start())
+    with ExitStack() as stack:
+        running = [(queue, stack.enter_context(films(tmp_path, queue))) for queue in ("gpu", "gpu", "films", "films")]
+        while asyncio.run(finished()) < 20:
+            time.sleep(chance.random())
+            victim = chance.randrange(len(running))
+            queue, process = running[victim]
+            process.kill()
+            process.wait(PATIENCE)
+            running[victim] = queue, stack.enter_context(films(tmp_path, queue))
+    journals = audit(tmp_path / "q.db")
+    for n in range(20):
+        assert sorted(journals[f"film-{n}"].outcomes) == [f"render:{i}" for i in range(5)]

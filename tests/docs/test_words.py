@@ -29,6 +29,7 @@ WORDS = {
     "lock, token": "mutex, semaphore",
     "queue, key": "topic, channel",
     "admit": "dequeue, pop",
+    "remote step": "",
     "signal": "event, message",
     "approval": "task, ticket",
     "park": "",

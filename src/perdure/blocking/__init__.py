@@ -27,6 +27,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from perdure import assembly
 from perdure.assembly import DEFAULT_STORE, run
+from perdure.authoring.code.step import Step
 from perdure.blocking.loop import Loop as _Loop
 from perdure.blocking.schedules import ScheduleHandle, Scheduling
 from perdure.client import client as asynchronous
@@ -239,6 +240,7 @@ class Engine(Client):
         max_concurrency: int = 1000,
         queues: Iterable[Queue] = (),
         serves: Iterable[str] | None = None,
+        steps: Iterable[Step[..., Any]] = (),
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: Leases | None = None,
@@ -256,6 +258,7 @@ class Engine(Client):
             max_concurrency=max_concurrency,
             queues=queues,
             serves=serves,
+            steps=steps,
             limits=limits,
             recovery=recovery,
             leases=leases,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
+from perdure.authoring.code.step import Step
 from perdure.cli.exits import Problem
 from perdure.kernel.commands import Program
 from perdure.kernel.queues import Queue
@@ -29,6 +30,7 @@ class Target:
     programs: dict[str, Program]
     own: tuple[str, ...]
     queues: tuple[Queue, ...] = ()
+    steps: tuple[Step[..., Any], ...] = ()
 
     def pick(self, name: str) -> Program:
         """The program of that name, or the only one there is when `name` is empty."""
@@ -77,7 +79,8 @@ def load(place: str) -> Target:
     programs = {name: value for name, value in vars(module).items() if _is_program(value)}
     own = tuple(n for n, p in programs.items() if getattr(p, "__module__", module.__name__) == module.__name__)
     queues = tuple(dict.fromkeys(value for value in vars(module).values() if isinstance(value, Queue)))
-    return Target(place, programs, own, queues)
+    steps = {id(s): s for s in vars(module).values() if isinstance(s, Step) and s.spec.queue}
+    return Target(place, programs, own, queues, tuple(steps.values()))
 
 
 def _is_program(value: Any) -> bool:

@@ -33,10 +33,10 @@ def worker(
     Parameters
     ----------
     module
-        file.py or a module: all its workflows and queues.
+        file.py or a module: all its workflows, queues and steps that have a queue.
     """
     target = load(module)
-    if not target.programs:
+    if not target.programs and not target.steps:
         raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
     serves = None if queues is None else [part.strip() for part in queues.split(",")]
     engine = Engine(
@@ -45,6 +45,7 @@ def worker(
         name=name,
         max_concurrency=max_concurrency,
         queues=target.queues,
+        steps=target.steps,
         serves=serves,
     )
     asyncio.run(_work(engine, target, serves))
@@ -66,7 +67,8 @@ async def _work(engine: Engine, target: Target, serves: list[str] | None) -> Non
 
 
 def _introduction(engine: Engine, target: Target, serves: list[str] | None) -> str:
-    programs = ", ".join(sorted({program.name for program in target.programs.values()}))
+    names = {program.name for program in target.programs.values()} | {f"step {step.name}" for step in target.steps}
+    programs = ", ".join(sorted(names))
     what = "all runs" if serves is None else f"the queue{'s' * (len(serves) > 1)} {', '.join(serves)}"
     limits = "".join(f"\n  queue {queue.name}: {queue}" for queue in target.queues)
     return f"{engine.name} serves {what} of {programs} in {engine.store.url}; Ctrl-C stops it{limits}"

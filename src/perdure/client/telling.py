@@ -8,13 +8,16 @@ from functools import partial
 from typing import Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from perdure.client.connection import Connection
 from perdure.client.states import check_answer
 from perdure.engine.outbox import extend
-from perdure.errors import NoSuchRun
+from perdure.errors import NoSuchRun, StepCancelled
 from perdure.kernel import inbound
-from perdure.kernel.ids import check_name, check_text
+from perdure.kernel.events import StepFailed, StepSkipped, StepSucceeded
+from perdure.kernel.failures import describe
+from perdure.kernel.ids import REMOTE, check_name, check_text
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.projection import child_path, row
 from perdure.kernel.state import RunState
@@ -72,6 +75,7 @@ class Telling(Connection):
     async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
         why = check_text(reason, "the reason", MAX_REASON)
+        await self._report_cancelled(id, why)
         verdict: Accepted | AlreadyFinished | NotFound
         verdict = await self._tell(id, lambda state, child: inbound.cancel(state, why, child))
         if isinstance(verdict, NotFound):
@@ -93,6 +97,26 @@ class Telling(Connection):
         if isinstance(verdict, NotFound):
             raise NoSuchRun(id)
         return verdict
+
+    async def _report_cancelled(self, id: str, reason: str) -> None:
+        """Where a run is a remote step, tell its parent first: nobody else may come to it."""
+        found = await self._find(id)
+        if found is not None and found[0].program.startswith(REMOTE) and found[0].finished_at is None:
+            run = found[0]
+            op = run.id.removeprefix(run.parent + "/")
+            error = describe(StepCancelled(op, reason or "its run was cancelled"), self.codec)
+            await self._report(run.parent, StepFailed(op, 1, error))
+
+    async def _report(self, run_id: str, outcome: StepSucceeded | StepFailed | StepSkipped) -> str:
+        """Tell a run what came of its remote step, and say whether it counted."""
+        if isinstance(outcome, StepSucceeded):
+            what = f"the result of {outcome.op}"
+            if not self.payloads.fits_inline(len(outcome.value), what):
+                outcome = replace(outcome, blob=await self.payloads.offload(bytes(outcome.value), what))
+        while True:
+            verdict = await self._try_to_tell(run_id, lambda state: inbound.report(state, outcome))
+            if verdict is not None:
+                return "accepted" if isinstance(verdict, Accepted) else "dropped"
 
     async def _tell(self, id: str, decide: Callable[[RunState, str], Any]) -> Any:
         """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended.

@@ -21,7 +21,7 @@ from perdure.engine.outbox import Outbox
 from perdure.engine.payloads import LYING_APART, as_kept
 from perdure.engine.services import Services
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, UnknownProgram
-from perdure.kernel.commands import FINISH, Command, Finish, StartChild
+from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
     EVENT_BYTES,
@@ -68,6 +68,8 @@ class Driver:
         # Whether nothing may begin before everything so far is in the store, in a mode that does not wait for it.
         self._barrier = False
         self._unsaved = 0
+        # Runs elsewhere that nobody waits for any more, once the journal says so.
+        self._abandoned: list[str] = []
         self._alarm: asyncio.TimerHandle | None = None
         self._lag: asyncio.TimerHandle | None = None
         # Wishes whose value is being stored apart.
@@ -93,7 +95,7 @@ class Driver:
     def record(self, *events: AnyEvent) -> None:
         """Take facts in, advance the program, and have it all written."""
         for event in events:
-            self._fold(event, event)
+            self._fold(event, as_kept(event) if type(event) in LYING_APART else event)
         self._pump(None)
 
     def succeed(self, old: Driver) -> None:
@@ -203,6 +205,7 @@ class Driver:
                     self._fold(event, as_kept(event) if type(event) in LYING_APART else event)
                 self.attempts.plan(planned)
                 self.outbox.starts += planned.starts
+                self._abandoned += planned.abandoned
                 self._barrier |= planned.barrier
             wishes, held = self.replay.wishes, self.replay.held
             if self.state.paused is not None:
@@ -274,13 +277,15 @@ class Driver:
         """Whether the values that wishes carry can be recorded now; a large one is stored apart first."""
         for op in sorted(self.replay.bulky):
             wish = self.replay.wishes.get(op)
-            if isinstance(wish, Finish | StartChild) and op not in self._offloading:
+            if isinstance(wish, Finish | StartChild | RunStep) and op not in self._offloading:
                 self._keep_value(wish)
         return not self._offloading
 
-    def _keep_value(self, wish: Finish | StartChild) -> None:
+    def _keep_value(self, wish: Finish | StartChild | RunStep) -> None:
         self.replay.bulky.discard(wish.op)
-        if isinstance(wish, StartChild):
+        if isinstance(wish, RunStep):
+            what, data = f"the input of {wish.op}", wish.inputs
+        elif isinstance(wish, StartChild):
             what, data = f"the input of {wish.op}", wish.input
             if not wish.detached and not self.replay.knows(wish.program):
                 self._refuse(wish, UnknownProgram(wish.program))
@@ -298,7 +303,7 @@ class Driver:
         self._offloading.add(wish.op)
         self.offload(data, what, lambda blob: self._value_kept(wish, blob))
 
-    def _refuse(self, wish: Finish | StartChild, error: BaseException) -> None:
+    def _refuse(self, wish: Finish | StartChild | RunStep, error: BaseException) -> None:
         failure = describe(error, self.services.codec)
         self.replay.wishes[wish.op] = (
             Finish(RunStatus.FAILED, error=failure, op=wish.op)
@@ -306,7 +311,7 @@ class Driver:
             else msgspec.structs.replace(wish, refused=failure)
         )
 
-    def _value_kept(self, wish: Finish | StartChild, blob: str | BaseException) -> None:
+    def _value_kept(self, wish: Finish | StartChild | RunStep, blob: str | BaseException) -> None:
         self._offloading.discard(wish.op)
         if self.closed or self.replay.wishes.get(wish.op) is not wish:
             return
@@ -365,6 +370,10 @@ class Driver:
         attempts = self.attempts
         if attempts.cancels and self.saved:
             attempts.stop_given_up()
+        if self._abandoned and self.saved:
+            for id in self._abandoned:
+                self.services.on_abandoned(id)
+            self._abandoned.clear()
         # A call planned after the append was taken waits for the next one.
         wait = self.durability.waits or self._barrier
         if attempts.calls and not (wait and not self.saved):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from perdure.engine.payloads import as_kept
 from perdure.kernel.events import AnyEvent, Batch, WaitOpened
 from perdure.kernel.plan import Start
 from perdure.kernel.projection import child_rows, row, row_key
@@ -18,7 +19,8 @@ def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:
     seq, at = state.next_seq, max(now, state.at)
     for event in events:
         state.fold(event, at)
-    return Append(state.run_id, seq, [Batch(seq, at, events)], row(state), children=child_rows(state))
+    kept = [as_kept(event) for event in events]
+    return Append(state.run_id, seq, [Batch(seq, at, kept)], row(state), children=child_rows(state))
 
 
 class Outbox:

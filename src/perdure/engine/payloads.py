@@ -29,7 +29,7 @@ from perdure.ports.blobs import Blobs
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 
 # Events whose value the program needs where it was asked for, and that may lie apart in the journal.
-LYING_APART = frozenset({ChildStarted, ChildFinished})
+LYING_APART = frozenset({ChildStarted, ChildFinished, StepSucceeded})
 
 log = logging.getLogger("perdure")
 

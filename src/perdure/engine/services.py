@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 class Services:
     """What every driver of an engine shares."""
 
-    __slots__ = ("clock", "closing", "codec", "loop", "on_commit", "payloads", "runner", "thread", "writer")
+    __slots__ = (
+        "clock",
+        "closing",
+        "codec",
+        "loop",
+        "on_abandoned",
+        "on_commit",
+        "payloads",
+        "runner",
+        "thread",
+        "writer",
+    )
 
     def __init__(
         self,
@@ -36,4 +47,6 @@ class Services:
         self.thread = threading.get_ident()
         self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
         self.on_commit = on_commit
+        # Told of runs elsewhere that nobody waits for any more.
+        self.on_abandoned: Callable[[str], None] = lambda id: None
         self.closing = False

@@ -43,6 +43,8 @@ class StepSpec:
     # What the last failure comes to: the end of the step, None as its result, or what the fallback makes of it.
     on_failure: OnFailure = "halt"
     fallback: Callable[..., Any] | None = None
+    # The queue from which another process takes it.
+    queue: str = ""
 
 
 class RunStep(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +57,9 @@ class RunStep(msgspec.Struct, frozen=True, gc=False):
     positional: int = 0
     keywords: tuple[str, ...] = ()
     source: str = ""
+    # For a remote step: where its inputs lie apart, and why it cannot be called.
+    blob: str = ""
+    refused: Failure | None = None
 
 
 class StartTimer(msgspec.Struct, frozen=True, gc=False):

@@ -65,6 +65,16 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
         return f"{kind}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
+class RemoteCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The call of a step in another run: which op of that run it is, and how its arguments are given."""
+
+    op: str
+    positional: int = 0
+    keywords: tuple[str, ...] = ()
+    # Whether the run goes on without a result when the step fails.
+    skip: bool = False
+
+
 class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     """A run was accepted. Its journal begins with this."""
 
@@ -90,6 +100,8 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     priority: int = 0
     # The rules it was started with, as data: see kernel/rules.py.
     rules: dict[str, Any] | None = None
+    # For the run of a remote step: what it does for its parent, which waits for the outcome.
+    remote: RemoteCall | None = None
 
 
 class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
@@ -127,12 +139,16 @@ class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
-    """An attempt of a step is about to be made. `source` is the file and line that asked for it."""
+    """An attempt of a step is about to be made. `source` is the file and line that asked for it.
+
+    With a `queue`, a run of its own was started there, which makes the attempts and reports what came of them.
+    """
 
     op: str
     attempt: int = 1
     inputs: str = ""
     source: str = ""
+    queue: str = ""
 
 
 class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):

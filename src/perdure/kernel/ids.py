@@ -12,6 +12,8 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 MAX_ID = 255
 # How the names of perdure's own programs begin.
 BUILT_IN = "perdure."
+# The program of a remote step: its name follows.
+REMOTE = "perdure.step."
 
 
 def run_id(now: float, entropy: int, after: str = "") -> str:

@@ -23,6 +23,9 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     SignalReceived,
+    StepFailed,
+    StepSkipped,
+    StepSucceeded,
     WaitOpened,
     WaitResolved,
 )
@@ -147,6 +150,14 @@ def cancel(state: RunState, reason: str, child: str = "") -> Events | AlreadyFin
     if state.epoch == 0 or state.parked is not None:
         return [request, RunFinished(RunStatus.CANCELLED, reason=reason)]
     return [] if state.cancel_requested is not None else [request]
+
+
+def report(state: RunState, outcome: StepSucceeded | StepFailed | StepSkipped) -> Events | Duplicate | Finished:
+    """Tell a run what came of its remote step. Counts once; nothing, when the step was given up meanwhile."""
+    if state.finished is not None:
+        return Finished(state.finished.status)
+    open_op = state.ops.get(outcome.op)
+    return [outcome] if open_op is not None and open_op.kind == "remote" else Duplicate()
 
 
 def pause(state: RunState, reason: str, child: str = "") -> Events | Finished:

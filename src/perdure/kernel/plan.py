@@ -33,6 +33,7 @@ from perdure.kernel.events import (
     CancelRequested,
     ChildFinished,
     ChildStarted,
+    RemoteCall,
     RunFinished,
     RunStarted,
     RunStatus,
@@ -46,7 +47,7 @@ from perdure.kernel.events import (
     moment,
 )
 from perdure.kernel.failures import Failure, describe
-from perdure.kernel.ids import entropy_of, run_id, step_key
+from perdure.kernel.ids import REMOTE, entropy_of, run_id, step_key
 from perdure.kernel.retry import backoff
 from perdure.kernel.state import OpenOp, RunState
 
@@ -81,6 +82,8 @@ class Plan(msgspec.Struct, gc=False):
     starts: list[Start] = msgspec.field(default_factory=list)
     # Whether the caller asked that everything so far be durable before anything else takes effect.
     barrier: bool = False
+    # The ids of runs elsewhere that nobody waits for any more.
+    abandoned: list[str] = msgspec.field(default_factory=list)
     # Whether something that is due must wait for room.
     held: bool = False
 
@@ -92,7 +95,9 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
     finish: Finish | None = None
     ends: list[Finish] = []
     for command in commands:
-        if type(command) is RunStep:
+        if type(command) is RunStep and command.spec.queue:
+            _start_remote(state, command, now, result)
+        elif type(command) is RunStep:
             events.append(StepStarted(command.op, 1, command.inputs_hash, command.source))
             calls.append(Call(command, 1))
             if command.spec.at_most_once:
@@ -188,6 +193,41 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan)
     result.barrier = True
 
 
+def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -> None:
+    assert state.started is not None
+    op = command.op
+    result.events.append(StepStarted(op, 1, command.inputs_hash, command.source, command.spec.queue))
+    if command.refused is not None:
+        result.events.append(StepFailed(op, 1, command.refused))
+        return
+    skip = command.spec.on_failure == "skip"
+    started = RunStarted(
+        id=step_key(state.run_id, op),
+        program=REMOTE + command.spec.name,
+        version="",
+        input=NULL if command.blob else Raw(command.inputs),
+        input_blob=command.blob,
+        deadline=_deadline(state, op),
+        parent=state.run_id,
+        queue=command.spec.queue,
+        # Who waits in one queue for a turn of its own, waits in the next under the same key.
+        queue_key=state.started.queue_key,
+        priority=state.started.priority,
+        remote=RemoteCall(op, command.positional, command.keywords, skip),
+    )
+    result.starts.append(Start(run_id(now, entropy_of(step_key(state.run_id, op))), [started]))
+    result.barrier = True
+
+
+def _deadline(state: RunState, op: str) -> float | None:
+    """When an op must have ended: the deadline of the run, or of a child around it."""
+    assert state.started is not None
+    found = [state.started.deadline]
+    while op := state.child_of(op):
+        found.append(state.ops[op].due)
+    return min((deadline for deadline in found if deadline is not None), default=None)
+
+
 def _open(command: OpenWait) -> WaitOpened:
     return WaitOpened(
         command.op,
@@ -222,7 +262,9 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
     if open_op.kind == "child":
         result.events.append(ChildFinished(op, RunStatus.CANCELLED, reason=reason))
         return
-    if open_op.kind == "step":
+    if open_op.kind == "remote":
+        result.abandoned.append(step_key(state.run_id, op))
+    if open_op.kind in ("step", "remote"):
         error = describe(StepCancelled(op, reason), _PLAIN)
         result.events.append(StepFailed(op, open_op.attempt, error, cancelled=True))
         result.cancels.append(op)
@@ -275,7 +317,6 @@ def continuation(state: RunState, command: Finish, now: float) -> Start:
         continued_from=state.run_id,
         # The latest of those that callers chose: a signal that is sent again is known as such.
         seen=tuple(key for key in state.signal_ids if "\0" not in key and not key.startswith("~"))[-1000:],
-        queue="",
     )
     unread = [signal for waiting in state.inbox.values() for signal in waiting if not signal.child]
     return Start(run_id(now, entropy_of(state.run_id)), [begin, *unread])

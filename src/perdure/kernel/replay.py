@@ -157,9 +157,11 @@ class Replay:
         return list(self.wishes.values())
 
     def take_within(self, room: int) -> Sequence[Command]:
-        """As `take_wishes`, with no more than `room` steps; the others wait, in their order."""
-        for op in [op for op, command in self.wishes.items() if isinstance(command, RunStep)]:
-            self.held[op] = self.wishes.pop(op)  # type: ignore[assignment]
+        """As `take_wishes`, with no more than `room` steps; the others wait, in their order. Remote ones need none."""
+        for op, command in list(self.wishes.items()):
+            if isinstance(command, RunStep) and not command.spec.queue:
+                self.held[op] = command
+                del self.wishes[op]
         return [*self.wishes.values(), *islice(self.held.values(), max(0, room))]
 
     def knows(self, program: str) -> bool:
@@ -205,8 +207,11 @@ class Replay:
                 continue
             if kind is Finish or kind is StartChild:
                 self.bulky.add(command.op)
-            elif rules is not None and isinstance(command, RunStep):
-                command = rules(command)
+            elif isinstance(command, RunStep):
+                if rules is not None:
+                    command = rules(command)
+                if command.spec.queue:
+                    self.bulky.add(command.op)
             wishes[command.op] = command
 
     def _give_up(self, command: Command, at: float) -> None:
@@ -278,6 +283,7 @@ class Replay:
 
     def _match_step(self, event: StepStarted) -> None:
         command = self.wishes.pop(event.op, None) or self.held.pop(event.op, None)
+        self.bulky.discard(event.op)
         if type(command) is RunStep:
             self.open_steps[event.op] = command
             if command.inputs_hash == event.inputs:

@@ -282,8 +282,9 @@ class RunState:
     def _step_started(self, event: StepStarted, at: float) -> None:
         op = self.ops.get(event.op)
         if op is None:
-            op = self.ops[event.op] = OpenOp("step", event.source)
-        if not op.running:
+            op = self.ops[event.op] = OpenOp("remote" if event.queue else "step", event.source)
+            op.name = event.queue
+        if not op.running and op.kind == "step":
             op.running = True
             self.running += 1
         op.attempt = event.attempt
@@ -296,6 +297,8 @@ class RunState:
         if op is None:
             return
         self.steps += 1
+        # A remote step is reported by who made it; that the owner gave it up is the owner's own word.
+        self.stirred |= op.kind == "remote" and not getattr(event, "cancelled", False)
         if op.running:
             self.running -= 1
         if op.due is not None:

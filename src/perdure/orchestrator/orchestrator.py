@@ -251,7 +251,7 @@ class Orchestrator:
             driver.adopt(*claim, *resumed, *self.locks.renewed(state), admit=admitted)
             self.locks.join(state)
             driver.wake()
-            self._acknowledge(driver)
+            self.acknowledge(driver)
         except Exception as error:  # whatever it is, it stops this run and no other
             if run_id in self.active:
                 self._drop(self.active[run_id])
@@ -262,7 +262,7 @@ class Orchestrator:
         if driver.idle:
             self._settle(driver)
 
-    def _acknowledge(self, driver: Driver) -> None:
+    def acknowledge(self, driver: Driver) -> None:
         """Say that we have seen what came from outside, if nothing else that we write says so."""
         state = driver.state
         if state.stirred and state.finished is None:
@@ -305,7 +305,9 @@ class Orchestrator:
         if self._observer is not None:
             self._observer(driver.id, append)
         for start in append.starts:
-            if start.row is not None and start.row.program in self.programs:
+            if start.row is not None and start.row.queue:
+                self.on_queued()
+            elif start.row is not None and start.row.program in self.programs:
                 self.load_soon(start.run_id)
         state = driver.state
         if state.uses_locks and self.active.get(driver.run_id) is driver:
@@ -341,7 +343,7 @@ class Orchestrator:
 
     def settle(self, driver: Driver) -> None:
         """See to a run that has taken in what others wrote."""
-        self._acknowledge(driver)
+        self.acknowledge(driver)
         if driver.idle:
             self._settle(driver)
 
@@ -436,7 +438,7 @@ class Orchestrator:
         self.active[old.run_id] = new
         new.succeed(old)
         self.locks.join(state)
-        self._acknowledge(new)
+        self.acknowledge(new)
 
     # --- ending ---------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class Teller:
             events = verdict if isinstance(verdict, Sequence) else ()
             # A state in memory may be ahead of the store, and another may win yet: nobody is told before it has not.
             durable = driver.accept(*events) if events or not driver.saved else None
+            orchestrator.acknowledge(driver)
             answer.set_result((Accepted() if isinstance(verdict, Sequence) else verdict, durable))
         except Exception as error:
             answer.set_exception(error)

@@ -15,6 +15,7 @@ from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.loop import BodyLoop
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.ids import check_name
+from perdure.kernel.queues import check_queue
 from perdure.kernel.retry import ONCE, Retry
 from perdure.kernel.streams import IMMEDIATE, StreamMode, stream_mode
 
@@ -59,6 +60,7 @@ class Step(Generic[P, R]):
         at_most_once: bool | None = None,
         heartbeat: float | timedelta | None = None,
         stream: str | StreamMode | None = None,
+        queue: str | None = None,
     ) -> Step[P, R]:
         """The same step with another policy, for one call."""
         changes: dict[str, Any] = {}
@@ -72,6 +74,8 @@ class Step(Generic[P, R]):
             changes["heartbeat"] = _heartbeat(heartbeat, self.spec.cpu, self.name)
         if stream is not None:
             changes["stream"] = stream_mode(stream)
+        if queue is not None:
+            changes["queue"] = check_queue(queue)
         return Step(dataclasses.replace(self.spec, **changes))
 
     def __repr__(self) -> str:
@@ -96,6 +100,7 @@ def step(
     cpu: bool = False,
     heartbeat: float | timedelta | None = None,
     stream: str | StreamMode = "immediate",
+    queue: str | None = None,
 ) -> _StepDecorator: ...
 def step(
     fn: Callable[..., Any] | None = None,
@@ -108,6 +113,7 @@ def step(
     cpu: bool = False,
     heartbeat: float | timedelta | None = None,
     stream: str | StreamMode = "immediate",
+    queue: str | None = None,
 ) -> Any:
     """Make a function a step: `@step` or `@step(retry=Retry(...), timeout=10)`.
 
@@ -115,8 +121,9 @@ def step(
     `cpu`: run it in a process of its own, for work that would hold the interpreter.
     `heartbeat`: give an attempt up that does not call `step_context().heartbeat()` or emit anything for so long.
     `stream`: when the chunks that it emits or yields are written: "immediate", "on_complete" or `batched(20, 0.5)`.
+    `queue`: have it executed by whoever takes it from that queue: an engine that was given it as one of its `steps`.
     """
-    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, stream_mode(stream))
+    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, stream_mode(stream), queue)
     return decorator if fn is None else decorator._make(fn, 2)
 
 
@@ -132,7 +139,9 @@ class _StepDecorator:
         cpu: bool,
         heartbeat: float | timedelta | None = None,
         stream: StreamMode = IMMEDIATE,
+        queue: str | None = None,
     ) -> None:
+        self._queue = "" if queue is None else check_queue(queue)
         self._name, self._retry, self._at_most_once, self._cpu = name, retry, at_most_once, cpu
         self._heartbeat, self._stream = heartbeat, stream
         self._timeout = None if timeout is None else seconds(timeout, "timeout")
@@ -176,6 +185,7 @@ class _StepDecorator:
                 types=parameter_types(fn, hints),
                 returns=list[(get_args(returns) or (Any,))[0]] if generator else returns,  # type: ignore[misc]
                 errors=local_errors(fn, depth + 1),
+                queue=self._queue,
             )
         )
 

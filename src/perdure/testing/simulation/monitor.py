@@ -139,6 +139,8 @@ class Monitor:
             pass  # whoever cancels a run may end it
         elif isinstance(event, WaitResolved) and event.by.startswith((ANSWER, REJECTED)):
             pass  # a person's word
+        elif isinstance(event, StepSucceeded | StepFailed | StepSkipped) and _is_remote(state, event.op):
+            pass  # reported by whoever executed it
         elif not isinstance(event, FREE) and watched.owner is not machine:
             owner = watched.owner.name if watched.owner else "nobody"
             self.accuse(f"{where}: written by {machine.name}, which is not the owner ({owner} is)")
@@ -209,3 +211,7 @@ class Monitor:
             open_op = watched.state.ops.get(op)
             if open_op is None or open_op.attempt != attempt or not open_op.running:
                 self.accuse(f"attempt {attempt} of {run_id}/{op} is called before its start is in the store")
+
+
+def _is_remote(state: RunState, op: str) -> bool:
+    return op in state.ops and state.ops[op].kind == "remote"

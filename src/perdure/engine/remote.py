@@ -1,0 +1,107 @@
+"""A remote step where it is executed: a run of its own, which makes the attempts and then reports to its parent.
+
+The report is the run's last step. It is made again after a crash until the parent's journal has an outcome, and counts
+once there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.errors import StoreUnavailable
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import CancelOp, Command, Finish, RunStep, StepSpec
+from perdure.kernel.events import (
+    AnyEvent,
+    CancelRequested,
+    RemoteCall,
+    RunClaimed,
+    RunStarted,
+    RunStatus,
+    StepFailed,
+    StepSkipped,
+    StepSucceeded,
+)
+from perdure.kernel.ids import REMOTE, inputs_hash
+from perdure.kernel.retry import Retry
+
+Outcome = StepSucceeded | StepFailed | StepSkipped
+Report = Callable[[str, Outcome], Awaitable[str]]
+
+# A store that is out of reach is waited for: what was done must not be lost.
+_UNTIL_HEARD = Retry(attempts=1_000_000, initial=0.5, factor=2.0, max=30.0, jitter=True, on=(StoreUnavailable,))
+_REPORT = "<report>:0"
+
+
+class RemoteStep:
+    """The program of one remote step."""
+
+    version = "1"
+    returns: Any = Any
+    errors: dict[str, type[BaseException]] = {}  # noqa: RUF012 - empty, and nobody writes to it
+
+    def __init__(self, spec: StepSpec, report: Report) -> None:
+        self.name = REMOTE + spec.name
+        # Here it is executed, and queued no further.
+        self._spec = dataclasses.replace(spec, queue="")
+        self._report = report
+
+    def open(self, run_id: str, started: RunStarted, codec: Codec) -> Performance:
+        """A fresh execution that has been fed nothing yet."""
+        assert started.remote is not None
+        return Performance(self._spec, started, started.remote, self._report)
+
+
+class Performance:
+    """One call of a remote step: performed, reported, ended."""
+
+    def __init__(self, spec: StepSpec, started: RunStarted, call: RemoteCall, report: Report) -> None:
+        self._spec, self._parent, self._call, self._report = spec, started.parent, call, report
+        self._inputs = bytes(started.input)
+        self._op = f"{spec.name}:0"
+        self._outcome: Outcome | None = None
+        self._cancelled = False
+
+    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
+        """Take one fact in, and return what is wished for next."""
+        if isinstance(event, RunClaimed):
+            call, inputs = self._call, self._inputs
+            return [RunStep(self._op, self._spec, inputs, inputs_hash(inputs), call.positional, call.keywords)]
+        if isinstance(event, CancelRequested):
+            # Whoever cancels it has told the parent.
+            self._cancelled = True
+            under_way = _REPORT if self._outcome is not None else self._op
+            return [CancelOp(under_way), Finish(RunStatus.CANCELLED, reason=event.reason)]
+        if self._cancelled or not isinstance(event, StepSucceeded | StepFailed | StepSkipped):
+            return []
+        if self._outcome is None:
+            self._outcome = self._translated(event)
+            return [self._reporting(self._outcome)]
+        if isinstance(event, StepFailed):  # it could not be told: this run stands for what came of it
+            return [Finish(RunStatus.FAILED, error=event.error)]
+        if isinstance(self._outcome, StepSucceeded):
+            return [Finish(RunStatus.COMPLETED, bytes(event.value) if isinstance(event, StepSucceeded) else b"null")]
+        return [Finish(RunStatus.FAILED, error=self._outcome.error)]
+
+    def _translated(self, event: Outcome) -> Outcome:
+        """The outcome as the parent knows the step: under its own op, and as the only attempt."""
+        op = self._call.op
+        if isinstance(event, StepSucceeded):
+            return StepSucceeded(op, event.value, fallback=event.fallback)
+        if isinstance(event, StepSkipped) or (self._call.skip and not event.unknown):
+            return StepSkipped(op, 1, event.error)
+        return StepFailed(op, 1, event.error, unknown=event.unknown)
+
+    def _reporting(self, outcome: Outcome) -> RunStep:
+        async def report() -> str:
+            return await self._report(self._parent, outcome)
+
+        spec = StepSpec("report", report, retry=_UNTIL_HEARD, asynchronous=True)
+        return RunStep(_REPORT, spec, b"[]", inputs_hash(msgspec.json.encode(outcome)))
+
+    def close(self) -> None:
+        """Nothing is held."""
