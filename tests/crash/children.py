@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,31 @@ def family(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str,
             result = await engine.run(programs.elder(1, 2), id="family")
             alone = await (await engine.start(programs.loner(7), id="loner")).outcome()
         return {"output": result.output, "loner": alone.output, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
+def scheduled(db: str, effects: str, overlap: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Fill in four ticks of a schedule and wait for their runs, unless the failpoint comes first."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+    start = datetime(2025, 1, 1, tzinfo=UTC)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(store_with(failpoint, db), [programs.five], name="keeper") as engine:
+            schedule = await engine.schedule(
+                "s",
+                programs.five(1, 0.0),
+                cron="0 3 * * *",
+                overlap=overlap,  # type: ignore[arg-type]
+                pause=True,
+            )
+            ids = await schedule.backfill(start, start + timedelta(days=4))
+            while [getattr(await engine.get(id), "status", None) for id in ids] != ["completed"] * 4:
+                await asyncio.sleep(0.005)
+            while (view := await schedule.view()).waiting:
+                await asyncio.sleep(0.005)
+            return {"runs": ids, "fired": view.fired, "failed": view.failed, "commits": failpoint.commits}
 
     return asyncio.run(main())
 

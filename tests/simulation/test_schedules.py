@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from perdure import Engine, UsageError, sleep, step, workflow
+from perdure import Engine, StoreUnavailable, UsageError, sleep, step, workflow
 from perdure.builtin.schedules import Errand
 from perdure.kernel.events import RunStatus
 from perdure.kernel.schedule import Definition, Order, ScheduleSpec, missed, schedule_spec, survey, tick_id
-from perdure.testing.simulation import Crash, Faults, Simulation
+from perdure.testing.simulation import STORMY, Crash, Faults, Simulation
 from perdure.testing.simulation.store import FaultPlan
+
+T = TypeVar("T")
 
 # A day on which the clocks go forward, and one on which they go back.
 CHANGES = {
@@ -122,6 +125,44 @@ def test_a_schedule_whose_owner_dies_is_fired_by_the_other_worker_and_no_tick_is
             runs = Counter(run.id for run in await second.list(tags={"schedule": "s"}, limit=1000))
             start = sim.world.start
             assert runs == {tick_id("s", start + 3600 * n): 1 for n in range(1, 28)}
+
+    sim.play(scenario())
+
+
+# --- storms ---------------------------------------------------------------------------------------------------------
+
+
+async def patiently(work: Callable[[], Awaitable[T]]) -> T:
+    """Ask a store until it answers."""
+    while True:
+        try:
+            return await work()
+        except StoreUnavailable:
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_storm_with_a_clock_that_jumps_every_tick_has_one_run(seed: int) -> None:
+    """Replies are lost, calls refused, others interfere, and the clock is set forward and back by an hour."""
+    sim = Simulation(seed, faults=STORMY)
+
+    async def scenario() -> None:
+        engine = await patiently(sim.engine([report], name="a").open)
+        handle = await patiently(
+            lambda: engine.schedule("s", report(seconds=5), every=600, catch_up="all", overlap="allow")
+        )
+        await sim.advance(hours=12)
+        view = await patiently(handle.view)
+        runs = [run.id for run in await patiently(lambda: engine.list(tags={"schedule": "s"}, limit=10_000))]
+        assert view.last_tick is not None
+        last = view.last_tick.timestamp()
+        first = min(datetime.fromisoformat(id.partition("@")[2]).timestamp() for id in runs)
+        ticks = [tick_id("s", first + 600 * n) for n in range(round((last - first) / 600) + 1)]
+        # The last may be under way.
+        assert Counter(runs) - Counter([tick_id("s", last + 600)]) == Counter(ticks)
+        assert (view.skipped, view.failed) == (0, 0)
+        assert view.fired in (len(ticks), len(ticks) + 1)
+        assert len(ticks) >= 5
 
     sim.play(scenario())
 
