@@ -174,3 +174,42 @@ async def test_queued_runs_begin_within_the_limits_of_their_queue() -> None:
     assert await engine.sweep() == SweepReport(runs=2)
     clock.time += 3600
     assert await engine.sweep() == SweepReport(timers=2, runs=1)
+
+
+async def test_the_run_that_a_tick_begins_goes_as_far_as_it_gets() -> None:
+    store, clock = MemoryStore(), FakeClock()
+
+    @step
+    async def long(name: str) -> str:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        called.append(name)
+        return name
+
+    @workflow
+    async def report(name: str) -> str:
+        return await long(name)
+
+    engine = Engine(store, [report], clock=clock, recovery=Recovery(grace=0.0))
+    async with connect(store, clock=clock) as client:
+        schedule = await client.schedule("daily", report("a"), cron="0 6 * * *")
+        run = await schedule.trigger()
+    assert await engine.sweep() == SweepReport(schedules=1)
+    assert called == ["a"]
+    assert await status_of(store, run) is RunStatus.COMPLETED
+
+
+async def test_queued_runs_that_end_at_once_make_room_for_the_next() -> None:
+    store, clock = MemoryStore(), FakeClock()
+
+    @workflow
+    async def quick(name: str) -> str:
+        return name
+
+    engine = Engine(store, [quick], clock=clock, queues=[Queue("q", concurrency=1)])
+    async with connect(store, clock=clock) as client:
+        for name in "abcde":
+            _ = await client.start(quick(name), id=name, queue="q")
+    assert await engine.sweep(max_runs=2) == SweepReport(runs=2, more=True)
+    assert await engine.sweep() == SweepReport(runs=3)
+    assert await status_of(store, "e") is RunStatus.COMPLETED

@@ -9,13 +9,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from perdure.assembly import Engine
+from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
 from perdure.cli.output import note, write_json
 from perdure.cli.targets import load
 
 
 def sweep(
-    module: Annotated[str, Parameter(help="file.py or module that has the workflows.")],
+    module: Annotated[str, Parameter(help="file.py or a module: its workflows, queues, and steps that have one.")],
     /,
     *,
     max_timers: Annotated[int, Parameter(help="How many due timers to take up at most.")] = 100,
@@ -26,8 +27,10 @@ def sweep(
     json: AsJson = False,
 ) -> int:
     """Do what is due and end, for hosts without a process that stays."""
-    programs = list(load(module).programs.values())
-    engine = Engine(store, programs)
+    target = load(module)
+    if not target.programs and not target.steps:
+        raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
+    engine = Engine(store, target.programs.values(), queues=target.queues, steps=target.steps)
     report = asyncio.run(
         engine.sweep(max_timers=max_timers, max_schedules=max_schedules, max_runs=max_runs, until=until)
     )

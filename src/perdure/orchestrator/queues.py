@@ -8,7 +8,7 @@ is asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perdure.kernel.queues import Queue
 from perdure.orchestrator.orchestrator import MOMENT, Orchestrator
@@ -31,6 +31,8 @@ class Admission:
         self.next_look: float | None = None
         # Whether runs were left in their queues for want of room.
         self._backlog = False
+        # Whether that was because so many were in memory already.
+        self.crowded = False
         self._turn = 0
         orchestrator.on_queued = self.stir
         orchestrator.on_room = self._room_again
@@ -52,10 +54,14 @@ class Admission:
         """Whether the moment for a look has come."""
         return self.next_look is not None and self.next_look <= now
 
-    async def look(self, capacity: int | None = None) -> None:
-        """Begin what may begin, a few of each queue, while fewer than `capacity` runs of queues are in memory here."""
+    async def look(self, capacity: int | None = None) -> Sequence[str]:
+        """Begin what may begin, a few of each queue, while fewer than `capacity` runs of queues are in memory here.
+
+        Says which runs it began; some of them may have ended meanwhile.
+        """
         orchestrator = self._orchestrator
-        self.next_look, self._backlog = None, False
+        self.next_look, self._backlog, self.crowded = None, False, False
+        begun: list[str] = []
         try:
             waiting = list(await orchestrator.store.queues.waiting(orchestrator.serves))
             # Where this process is the bottleneck, no queue is always the first.
@@ -66,18 +72,19 @@ class Admission:
                     self._note(one.first)
                 elif not orchestrator.closing:
                     room = self._capacity if capacity is None else min(capacity, self._capacity)
-                    await self._begin_some(self._queues.get(one.queue) or Queue(one.queue), room)
+                    begun += await self._begin_some(self._queues.get(one.queue) or Queue(one.queue), room)
         except Exception:
             self._note(orchestrator.clock.now() + MOMENT)
             raise
+        return begun
 
-    async def _begin_some(self, queue: Queue, capacity: int) -> None:
+    async def _begin_some(self, queue: Queue, capacity: int) -> list[str]:
         orchestrator = self._orchestrator
         ours = sum(driver.queue != "" for driver in orchestrator.active.values())
         room = min(capacity - ours, LOOK_LIMIT)
         if room <= 0:
-            self._backlog = True
-            return
+            self._backlog = self.crowded = True
+            return []
         now = orchestrator.clock.now()
         picks = await orchestrator.store.queues.pick(queue, room, now, list(orchestrator.programs))
         if picks.until is not None:
@@ -85,13 +92,14 @@ class Admission:
         fresh = [run_id for run_id in picks.run_ids if run_id not in orchestrator.active]
         if not fresh:
             self._backlog = True
-            return
+            return []
         outcomes = orchestrator.admissions.expect(fresh)
         try:
             await orchestrator.load(fresh, admit=queue)
         finally:
             orchestrator.admissions.settle(*(run_id for run_id in fresh if run_id not in orchestrator.active))
         full = await _settled(outcomes)
+        begun = [run_id for run_id, outcome in zip(fresh, outcomes, strict=True) if _begun(outcome)]
         for refused in full:
             if refused.until is not None:
                 self._note(max(refused.until, now + BREATH))
@@ -99,6 +107,11 @@ class Admission:
             self._backlog = True  # somebody else was faster
         else:
             self.stir()
+        return begun
+
+
+def _begun(outcome: asyncio.Future[Full | None]) -> bool:
+    return outcome.done() and outcome.result() is None
 
 
 async def _settled(outcomes: Iterable[asyncio.Future[Full | None]]) -> list[Full]:

@@ -58,13 +58,17 @@ async def sweep(
     """
     count = _Count({"timers": max_timers, "schedules": max_schedules, "runs": max_runs})
     seen: set[str] = set()
+    # Runs that were here before the sweep are not its own: an open engine goes on with them.
+    before = set(orchestrator.active)
     in_time = True
     while in_time:
         await ownership.look_around()
         found = await _orphans(orchestrator, ownership, count, seen) + await _due(orchestrator, ownership, count)
         dead = await _dead(orchestrator, ownership)
         await orchestrator.load(found, dead)
-        found += await _queued(orchestrator, admission, count)
+        found += await _queued(orchestrator, admission, count, seen)
+        # What these have begun in their turn, such as the runs of ticks, goes as far as it gets, too.
+        found += [run_id for run_id in orchestrator.active if run_id not in before and run_id not in found]
         if not found:
             break
         seen.update(found)
@@ -87,12 +91,15 @@ async def _orphans(orchestrator: Orchestrator, ownership: Ownership, count: _Cou
     return [r for r in found if r not in seen and r not in orchestrator.active and count.take("runs")]
 
 
-async def _queued(orchestrator: Orchestrator, admission: Admission, count: _Count) -> list[str]:
+async def _queued(orchestrator: Orchestrator, admission: Admission, count: _Count, seen: Collection[str]) -> list[str]:
     """Runs that their queues let begin."""
-    before = set(orchestrator.active)
+    left = count.limits["runs"] - count.taken["runs"]
     ours = sum(driver.queue != "" for driver in orchestrator.active.values())
-    await admission.look(ours + count.limits["runs"] - count.taken["runs"])
-    return [run_id for run_id in orchestrator.active if run_id not in before and count.take("runs")]
+    # A run begins once: one that comes again could not be brought into memory.
+    begun = [run_id for run_id in await admission.look(ours + left) if run_id not in seen]
+    count.taken["runs"] += len(begun)
+    count.held = count.held or (admission.crowded and len(begun) >= left)
+    return begun
 
 
 async def _due(orchestrator: Orchestrator, ownership: Ownership, count: _Count) -> list[str]:
