@@ -9,41 +9,66 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, assert_type
+from typing import Any, NoReturn, assert_type
 from uuid import UUID
 
 import perdure
 from perdure import (
+    Accepted,
+    AlreadyFinished,
+    ApprovalView,
+    Cancelled,
     Chunk,
     Client,
+    Duplicate,
     Engine,
     FailedStep,
+    Finished,
+    HeldBy,
     Invocation,
+    LockView,
+    NotFound,
+    Queue,
+    QueueView,
+    Rate,
     Retry,
     RunHandle,
     RunResult,
     RunStatus,
     RunView,
+    ScheduleHandle,
+    ScheduleView,
     Step,
+    SweepReport,
     Workflow,
+    all_ticks,
+    approval,
     batched,
     call,
+    child,
     connect,
+    continue_as,
     default,
     every,
     instead,
     kind,
     llm,
+    lock,
     now,
+    prepend,
     random,
     replace,
     retry_with,
     rule,
     saga,
+    set_state,
     sleep,
+    sleep_until,
     step,
     step_context,
+    step_inline,
     uuid4,
+    wait_signal,
     workflow,
 )
 
@@ -207,6 +232,74 @@ async def a_workflow_is_typed(given: Workflow[[int], int]) -> None:
     _ = assert_type(given(3), Invocation[int])
 
 
+# --- children --------------------------------------------------------------------------------------------------------
+
+
+@workflow
+async def family(order: Order) -> int:
+    assert_type(await fulfil(order), Receipt)
+    assert_type(await asyncio.gather(fulfil(order), count(1)), tuple[Receipt, int])
+    assert_type(await asyncio.gather(*(count(n) for n in range(3))), list[int])
+    assert_type(await asyncio.gather(charge(order), count(1)), tuple[Payment, int])
+    made = asyncio.create_task(count(1))
+    assert_type(await made, int)
+    async with asyncio.TaskGroup() as group:
+        receipt, number = group.create_task(fulfil(order)), group.create_task(count(2))
+    assert_type(receipt.result(), Receipt)
+    assert_type(number.result(), int)
+    assert_type(await asyncio.wait_for(count(1), 5), int)
+    assert_type(await child(fulfil(order), id="order-1", deadline=timedelta(hours=1)), Receipt)
+    assert_type(await asyncio.gather(child(count(1)), child(fulfil(order))), tuple[int, Receipt])
+    async with asyncio.TaskGroup() as group:
+        named = group.create_task(child(fulfil(order), id="order-2"))
+        apart = group.create_task(child(count(1), detached=True))
+    assert_type(named.result(), Receipt)
+    assert_type(apart.result(), str)
+    assert_type(await child(fulfil(order), detached=True), str)
+    assert_type(await child(fulfil(order), "order-1", detached=True), str)
+    text: str = await count(1)  # type: ignore[assignment]
+    del text
+    await child(fulfil)  # type: ignore[call-overload]
+    await child(count("1"))  # type: ignore[arg-type]
+    return await count(1)
+
+
+def what_follows_continue_as_is_never_reached() -> NoReturn:
+    continue_as(3, balance=7)
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------
+
+
+@workflow
+async def waiting(order: Order) -> Payment:
+    assert_type(await wait_signal("paid"), Any)
+    assert_type(await wait_signal("paid", 5), Any)
+    assert_type(await wait_signal("paid", type=Payment), Payment)
+    assert_type(await wait_signal("paid", timedelta(days=1), Payment), Payment)
+    assert_type(await wait_signal("paid", timeout=5, type=int), int)
+    assert_type(await asyncio.gather(wait_signal("a", type=int), wait_signal("b", type=str)), tuple[int, str])
+    assert_type(await approval("ship"), Any)
+    assert_type(await approval("ship", {"total": 3}, Receipt), Receipt)
+    assert_type(await approval("ship", schema=Receipt, approvers=["ann"], escalate=(3600, ["boss"])), Receipt)
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(approval("ship", schema=Receipt, timeout=timedelta(days=3)))
+        group.create_task(sleep_until(now() + timedelta(days=1)))
+    assert_type(asked.result(), Receipt)
+    async with lock("account:7", ttl=60, timeout=timedelta(minutes=1)) as held:
+        assert_type(held.token, int)
+    set_state("at", "sea")
+    assert_type(await step_inline("roll", lambda: 6), int)
+    assert_type(await step_inline("read", len, "abc"), int)
+    assert_type(await step_inline("charge", charge.fn, order), Any)
+    step_inline("read", 3)  # type: ignore[call-overload]
+    set_state(3, "sea")  # type: ignore[arg-type]
+    await wait_signal("paid", timeout="5")  # type: ignore[call-overload]
+    await approval("ship", approvers=3)  # type: ignore[call-overload]
+    await approval("ship", escalate=3600)  # type: ignore[call-overload]
+    return await wait_signal("paid", type=Payment)
+
+
 # --- engines and clients ---------------------------------------------------------------------------------------------
 
 
@@ -243,6 +336,58 @@ async def clients_are_typed_like_engines() -> None:
         await known_by_name.result()
 
 
+async def runs_are_told_and_asked(engine: Engine, handle: RunHandle[int]) -> None:
+    sent = await engine.signal("order-1", "paid", {"cents": 3}, signal_id="s")
+    assert_type(sent, Accepted | Duplicate | NotFound | Finished)
+    assert_type(await handle.signal("paid"), Accepted | Duplicate | NotFound | Finished)
+    answered = await engine.approve("order-1", "ship", {"ok": True}, approval_id="a", by="ann")
+    assert_type(answered, Accepted | Duplicate | NotFound | Finished)
+    assert_type(await handle.cancel("enough"), Cancelled | AlreadyFinished)
+    assert_type(await engine.pause("order-1"), Accepted | Finished)
+    for asked in await engine.approvals(approver="ann"):
+        assert_type(asked, ApprovalView)
+    for queue in await engine.queues():
+        assert_type(queue, QueueView)
+    await engine.signal("order-1", "paid", signal_id=7)  # type: ignore[arg-type]
+    await engine.signal("order-1")  # type: ignore[call-arg]
+
+
+async def schedules_are_typed(engine: Engine, client: Client) -> None:
+    nightly = await engine.schedule(
+        "nightly", count(3), cron="30 2 * * *", timezone="Europe/Berlin", overlap="buffer_one", catch_up=all_ticks(3)
+    )
+    assert_type(nightly, ScheduleHandle)
+    await client.schedule("often", count(3), every=timedelta(minutes=15), jitter=5, pause=True)
+    assert_type(await nightly.view(), ScheduleView)
+    assert_type((await nightly.next(3))[0], datetime)
+    assert_type(await nightly.trigger(), str)
+    for view in await client.schedules():
+        assert_type(view.next_tick, datetime | None)
+    await engine.schedule("wrong", count("3"), every=5)  # type: ignore[arg-type]
+    await engine.schedule("wrong", count, every=5)  # type: ignore[arg-type]
+    await engine.schedule("wrong", count(3), every="5")  # type: ignore[arg-type]
+    await engine.schedule("wrong", count(3), every=5, overlap="buffer")  # type: ignore[arg-type]
+
+
+@step(queue="gpu")
+async def remote(frame: int) -> bytes:
+    return bytes(frame)
+
+
+async def queues_locks_and_sweeps_are_typed(order: Order) -> None:
+    emails = Queue("emails", concurrency=5, per_key=1, rate=Rate(100, per=1.0))
+    async with Engine("memory://", [fulfil], queues=[emails], serves=("emails",), steps=[remote]) as engine:
+        queued = await engine.start(fulfil(order), queue="emails", key="tenant-7", priority=3, debounce=0.5)
+        assert_type(await queued, Receipt)
+        assert_type(await remote(3), bytes)
+        async with engine.locks.hold("deploy", ttl=30) as held:
+            assert_type(held, LockView)
+        assert_type(await engine.locks.acquire("deploy", "host-1"), LockView | HeldBy)
+        assert_type(await engine.sweep(max_timers=5, until=timedelta(seconds=50)), SweepReport)
+        _ = await engine.start(fulfil(order), priority="high")  # type: ignore[arg-type]
+        Queue("emails", concurrency="5")  # type: ignore[arg-type]
+
+
 def run_returns_the_result_type(order: Order) -> None:
     assert_type(perdure.run(fulfil(order), id="order-123", store="sqlite:///flows.db"), Receipt)
     assert_type(perdure.run(count(1)), int)
@@ -262,6 +407,8 @@ async def undoing(order: Order) -> Payment:
         payment = await charge(order)
         s.compensate(give_back, payment, reason="no stock")
         s.compensate(charge, order, currency="USD")
+        s.compensate(fulfil, order, express=True)
+        s.compensate(fulfil, 7)  # type: ignore[arg-type]
         s.compensate(charge, 7)  # type: ignore[arg-type]
         s.compensate(charge, order, country="FR")  # type: ignore[call-arg]
         s.compensate(give_back)  # type: ignore[call-arg]
@@ -300,6 +447,8 @@ async def with_rules(engine: Engine) -> None:
     assert_type(await engine.run(ruled(Order("1")), rules=RULES), RunResult[Payment])
     first = await engine.start(ruled(Order("1")), rules=replace(RULES))
     assert_type(await first, Payment)
+    third = await engine.start(ruled(Order("1")), rules=prepend([rule(default, attempts=1)]))
+    assert_type(await third, Payment)
     second = await engine.start(ruled(Order("1")), rules=[("charge", {"timeout": 5})])
     assert_type(await second, Payment)
     _ = await engine.start(ruled(Order("1")), rules=[7])  # type: ignore[list-item]

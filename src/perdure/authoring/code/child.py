@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Coroutine, Generator
 from datetime import timedelta
-from typing import Any, Literal, NoReturn, TypeVar, overload
+from typing import Any, Literal, Never, NoReturn, TypeVar, overload
 
 from perdure.authoring.code.body import current_body, require_body
 from perdure.authoring.code.step import seconds
@@ -42,7 +42,7 @@ def child(
     detached: Literal[False] = False,
     *,
     deadline: float | timedelta | None = None,
-) -> Awaitable[T]: ...
+) -> Coroutine[object, Never, T]: ...
 @overload
 def child(
     invocation: Invocation[Any],
@@ -50,14 +50,14 @@ def child(
     *,
     detached: Literal[True],
     deadline: float | timedelta | None = None,
-) -> Awaitable[str]: ...
+) -> Coroutine[object, Never, str]: ...
 def child(
     invocation: Invocation[Any],
     id: str | None = None,
     detached: bool = False,
     *,
     deadline: float | timedelta | None = None,
-) -> Awaitable[Any]:
+) -> Coroutine[object, Never, Any]:
     """Begin a child run, with an id of its own if you like; awaiting it gives what it returns.
 
     It lives in the journal of this run, ends with it, and is asked to end when nobody waits for it any more. With
@@ -69,7 +69,8 @@ def child(
     if id is not None:
         check_id(id)
     due = None if deadline is None else body.loop.now + seconds(deadline, "deadline")
-    return body.start_child(invocation, id or "", detached, due)
+    # A future in the clothes of a coroutine, as a call of a step is: create_task and task groups take it, too.
+    return body.start_child(invocation, id or "", detached, due)  # type: ignore[return-value]
 
 
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:

@@ -201,6 +201,14 @@ def parameter_types(fn: Callable[..., Any], hints: dict[str, Any]) -> tuple[tupl
     return tuple((marks.get(p.kind, "") + p.name, hints.get(p.name, Any)) for p in parameters)
 
 
+@overload
+def step_inline(name: str, fn: Callable[..., Coroutine[Any, Any, R]], *args: Any) -> Coroutine[object, Never, R]: ...
+@overload
+def step_inline(name: str, fn: Callable[..., AsyncIterator[C]], *args: Any) -> Coroutine[object, Never, list[C]]: ...
+@overload
+def step_inline(name: str, fn: Callable[..., Iterator[C]], *args: Any) -> Coroutine[object, Never, list[C]]: ...
+@overload
+def step_inline(name: str, fn: Callable[..., R], *args: Any) -> Coroutine[object, Never, R]: ...
 def step_inline(name: str, fn: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
     """Call a function as a step where it is needed: `await step_inline("roll", lambda: randint(1, 6))`."""
     body = require_body("step_inline()")
