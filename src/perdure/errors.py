@@ -117,11 +117,15 @@ class AlreadyExists(UsageError):
 
 
 class AnswerRejected(UsageError):
-    """An answer does not fit what was asked. The question stays open."""
+    """An answer does not fit what was asked. The question stays open.
+
+    `path` is where in the answer, such as `$.ok`; it is empty when the trouble is who answers.
+    """
 
     def __init__(self, name: str, path: str, reason: str) -> None:
         self.name, self.path, self.reason = name, path, reason
-        super().__init__(f"the answer to {name!r} was not accepted: {path} {reason}; the question is still open")
+        where = f"{path} " if path else ""
+        super().__init__(f"the answer to {name!r} was not accepted: {where}{reason}; the question is still open")
 
 
 class InvalidLock(UsageError):
@@ -153,7 +157,7 @@ class NoSuchSchedule(UsageError):
 
     def __init__(self, id: str) -> None:
         self.id = id
-        super().__init__(f"there is no schedule {id!r}; schedules() lists those there are")
+        super().__init__(f"there is no schedule {id!r} in this store; `perdure schedules ls` lists those it has")
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------

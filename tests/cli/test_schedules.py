@@ -25,9 +25,9 @@ def test_a_schedule_is_made_listed_told_and_deleted(shop: Cli) -> None:
     assert listed.splitlines()[0].split() == ["ID", "STATUS", "PROGRAM", "FIRES", "TICKS", "NEXT"]
     assert "daily  active  early    30 2 * * *  0 fired" in listed
     assert "paused" in shop("schedules", "pause", "daily", "--reason", "too early").err
-    assert shop("schedules", "ls", "--json").json[0]["paused"] is True
+    assert shop("schedules", "ls", "--json").json["schedules"][0]["paused"] is True
     assert "goes on" in shop("schedules", "resume", "daily").err
-    assert shop("schedules", "ls", "--json").json[0]["paused"] is False
+    assert shop("schedules", "ls", "--json").json["schedules"][0]["paused"] is False
     times = shop("schedules", "next", "daily", "--json").json["next"]
     assert len(times) == 10
     assert all(time.endswith("T02:30:00Z") for time in times)
@@ -39,7 +39,7 @@ def test_a_schedule_is_made_listed_told_and_deleted(shop: Cli) -> None:
     assert shop("schedules", "backfill", "daily", "2020-01-01", "2020-01-02").out == "daily@2020-01-01T02:30:00Z\n"
     assert "no tick" in shop("schedules", "backfill", "daily", "2020-01-01", "2020-01-01T01:00Z").err
     assert shop("schedules", "delete", "daily", "--json").json == {"schedule": "daily", "answer": "deleted"}
-    assert shop("schedules", "ls", "--json").json == []
+    assert shop("schedules", "ls", "--json").json == {"schedules": []}
     assert [run["program"] for run in shop("runs", "ls", "--json").json["runs"]] == ["early"]
 
 
@@ -47,7 +47,7 @@ def test_a_program_can_be_given_by_its_name_alone(shop: Cli) -> None:
     made = shop("schedules", "add", "often", "reports", "--every", "15m", "--jitter", "30", "--input", '{"day": 1}')
     assert made.code == 0
     assert "schedule 'often' of reports fires next" in made.err
-    [view] = shop("schedules", "ls", "--json").json
+    [view] = shop("schedules", "ls", "--json").json["schedules"]
     assert (view["program"], view["every"], view["jitter"], view["input"]) == ("reports", "PT900S", "PT30S", {"day": 1})
     assert datetime.fromisoformat(view["next_tick"]) > datetime.now(UTC)
     assert shop("schedules", "add", "quiet", "reports", "--every", "1d", "--pause").err.endswith("is paused\n")
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said_with_the_fix_and_nothing_is_made(shop: Cli, words
     ended = shop("schedules", "add", "s", "reports", *words)
     assert ended.code == 2
     assert says in ended.err
-    assert shop("schedules", "ls", "--json").json == []
+    assert shop("schedules", "ls", "--json").json == {"schedules": []}
 
 
 def test_a_schedule_that_does_not_exist_has_an_exit_code_of_its_own(shop: Cli) -> None:

@@ -32,7 +32,7 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List schedules, with what they have done and when they fire next."""
     found = _ask(store, lambda client: client.schedules())
     if json:
-        write_json(found)
+        write_json({"schedules": found})
         return
     if not found:
         note("no schedules yet")
@@ -40,7 +40,7 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     rows = [
         (
             view.id,
-            "paused" if view.paused else "active",
+            _status(view),
             view.program,
             _times(view),
             _counts(view),
@@ -189,6 +189,8 @@ def _duration(text: str, option: str) -> timedelta:
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
     if match is None or (match[2] or "s") not in _UNITS:
         raise Problem(f"{option} {text!r} is no duration; write seconds, or a number with one of {', '.join(_UNITS)}")
+    if float(match[1]) < 0:
+        raise Problem(f"{option} {text!r} must be more than zero, as in 15m")
     return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
 
 
@@ -206,8 +208,17 @@ def _status(view: ScheduleView) -> str:
 
 def _times(view: ScheduleView) -> str:
     if view.cron is None:
-        return f"every {view.every}"
+        return f"every {_length(view.every)}"
     return view.cron if view.timezone == "UTC" else f"{view.cron} {view.timezone}"
+
+
+def _length(every: timedelta | None) -> str:
+    """A duration exactly, as `--every` takes it: `15m`."""
+    seconds = 0.0 if every is None else every.total_seconds()
+    for unit in ("d", "h", "m"):
+        if seconds % _UNITS[unit] == 0:
+            return f"{seconds / _UNITS[unit]:.0f}{unit}"
+    return f"{seconds:g}s"
 
 
 def _counts(view: ScheduleView) -> str:

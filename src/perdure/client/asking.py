@@ -165,7 +165,7 @@ class Asking(Connection):
                     return
         if not reading.found:
             begun = ", ".join(reading.begun[:10]) or "none"
-            raise UsageError(f"run {id!r} ended without a step {step!r}; its steps: {begun}")
+            raise UsageError(f"run {run.id!r} ended without a step {step!r}; its steps: {begun}")
 
 
 def _status(value: RunStatus | str) -> RunStatus:

@@ -136,7 +136,9 @@ def _question(
             return op, question
         closed_to.update(allowed)
     if closed_to:
-        raise AnswerRejected(name, "$", f"{by or 'an unnamed person'} is not among {', '.join(sorted(closed_to))}")
+        people = ", ".join(sorted(closed_to))
+        reason = f"{by} is not among {people}" if by else f"say who answers (by=...): one of {people}"
+        raise AnswerRejected(name, "", reason)
     return NotFound()
 
 
