@@ -22,7 +22,7 @@ from perdure.errors import Corrupt, PerdureError, UnknownProgram, UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
-from perdure.kernel.events import RunStarted
+from perdure.kernel.events import RunStarted, RunStatus
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation, Recorded
@@ -247,6 +247,12 @@ class Engine(Client):
         except Taken:
             return False
         return True
+
+    async def _bring(self, run: RunRow) -> None:
+        orchestrator = self._orchestrator
+        # One that waits here is read once, and goes on in the commit that accepts what it waits for.
+        if orchestrator is not None and run.owner == self.name and run.status is RunStatus.WAITING:
+            await orchestrator.load([run.run_id])
 
     async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
         orchestrator = self._orchestrator

@@ -19,7 +19,7 @@ from perdure.kernel.events import StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.failures import describe
 from perdure.kernel.ids import REMOTE, check_name, check_text
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
-from perdure.kernel.projection import child_path, row
+from perdure.kernel.projection import RunRow, child_path, row
 from perdure.kernel.state import RunState
 
 MAX_REASON = 10_000
@@ -128,6 +128,7 @@ class Telling(Connection):
             return NotFound()
         run = found[0]
         root, child = run.root or run.run_id, child_path(run)
+        await self._bring(run)
         while True:
             verdict = await self._try_to_tell(root, partial(_to, decide, child))
             if verdict is None:
@@ -140,6 +141,9 @@ class Telling(Connection):
                     root, child = run.root or run.run_id, child_path(run)
                     continue
             return verdict
+
+    async def _bring(self, run: RunRow) -> None:
+        """Have a run in memory that is about to be told something, where runs are executed."""
 
     async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
         """As `_tell`; None when another event came first."""
