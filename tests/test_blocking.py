@@ -288,3 +288,16 @@ def test_ctrl_c_leaves_cleanly_and_the_run_is_kept(url: str) -> None:
         view = client.get("it")
     assert view is not None
     assert (view.status, view.owner) == (RunStatus.RUNNING, None)
+
+
+def test_a_schedule_is_looked_after_without_awaiting(engine: blocking.Engine) -> None:
+    schedule = engine.schedule("nightly", doubled(2), cron="30 2 * * *", pause=True)
+    assert isinstance(schedule, blocking.ScheduleHandle)
+    assert [view.id for view in engine.schedules()] == ["nightly"]
+    schedule.resume()
+    schedule.pause("holidays")
+    assert schedule.view().paused
+    assert len(schedule.next(3)) == 3
+    assert schedule.trigger().startswith("nightly@")
+    schedule.delete()
+    assert list(engine.schedules()) == []
