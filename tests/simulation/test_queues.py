@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -268,6 +269,31 @@ def test_the_place_of_a_run_whose_engine_died_is_free_when_it_has_ended_elsewher
     sim.play(another())
     assert most[""] == 1
     assert len(began) == 4
+
+
+def test_a_queue_that_is_full_is_not_asked_about_while_nothing_happens() -> None:
+    sim = Simulation(seed=1)
+    looks: list[float] = []
+    waiting = sim.store.queues.waiting
+
+    async def counted(names: Any) -> Any:
+        looks.append(sim.world.time)
+        return await waiting(names)
+
+    sim.store.queues.waiting = counted  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        async with sim.engine([job, nap], queues=[Queue("q", concurrency=1)]) as engine:
+            _ = await engine.start(nap(7200.0), queue="q")
+            behind = [await engine.start(job("b"), queue="q", key=f"{n}") for n in range(50)]
+            await sim.advance(60)
+            before = len(looks)
+            await sim.advance(hours=1)
+            # Signs of life are news to nobody; a look or two may come of what was written last.
+            assert len(looks) - before <= 3
+            assert await behind[0].status() is RunStatus.QUEUED
+
+    sim.play(scenario())
 
 
 # --- debounce -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from perdure.kernel.queues import Queue
 from perdure.orchestrator.orchestrator import MOMENT, Orchestrator
 from perdure.ports.journal import Full
+from perdure.ports.queues import Waiting
 
 # How many runs of a queue are begun at a look: others have their turn in between.
 LOOK_LIMIT = 64
@@ -54,16 +55,18 @@ class Admission:
         """Whether the moment for a look has come."""
         return self.next_look is not None and self.next_look <= now
 
-    async def look(self, capacity: int | None = None) -> Sequence[str]:
+    async def look(self, capacity: int | None = None, waiting: Sequence[Waiting] | None = None) -> Sequence[str]:
         """Begin what may begin, a few of each queue, while fewer than `capacity` runs of queues are in memory here.
 
-        Says which runs it began; some of them may have ended meanwhile.
+        `waiting` are the queues that have queued runs, where that is known. Says which runs it began; some of them may
+        have ended meanwhile.
         """
         orchestrator = self._orchestrator
         self.next_look, self._backlog, self.crowded = None, False, False
         begun: list[str] = []
         try:
-            waiting = list(await orchestrator.store.queues.waiting(orchestrator.serves))
+            if waiting is None:
+                waiting = await orchestrator.store.queues.waiting(orchestrator.serves)
             # Where this process is the bottleneck, no queue is always the first.
             self._turn += 1
             at = self._turn % len(waiting) if waiting else 0

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import REMOTE
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.ownership import Ownership
 from perdure.ports.runs import RunFilter
@@ -60,8 +61,10 @@ async def _retry_parked(orchestrator: Orchestrator, ownership: Ownership) -> int
 
 async def warn_of_unknown(orchestrator: Orchestrator) -> None:
     """Say which programs have open runs and are not registered here: those runs stay where they are."""
+    if orchestrator.serves is not None:
+        return  # it is there for some queues, and others are there for the rest
     for program in await orchestrator.store.runs.programs():
-        if program not in orchestrator.programs:
+        if program not in orchestrator.programs and not program.startswith(REMOTE):
             log.warning(
                 "the store has unfinished runs of the program %r, which this engine was not given; they are kept and "
                 "wait for an engine that has it: Engine(store, [..., %s])",

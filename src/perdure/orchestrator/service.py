@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from perdure.errors import PerdureError
 from perdure.kernel.queues import Queue
@@ -16,6 +16,7 @@ from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.queues import Admission
 from perdure.orchestrator.recovery import recover
+from perdure.ports.queues import Waiting
 
 log = logging.getLogger("perdure")
 
@@ -41,6 +42,8 @@ class Service:
         self.admission = Admission(orchestrator, queues or {}, capacity, self._stir.set)
         self._version: object = object()
         self._next_due: float | None = None
+        # The queues that have queued runs, as of the last look.
+        self._waiting: Sequence[Waiting] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         orchestrator.on_due = self.note
 
@@ -112,12 +115,13 @@ class Service:
                 self._version, looked = current, loop.time()
                 if self._orchestrator.active and not await self._guarded(self._orchestrator.tails.look):
                     self._version = object()  # what could not be read is still news
-            if (due or changed or stale) and not await self._guarded(self._look):
-                self._version = object()
-            if changed or self.admission.due(now):
-                await self._guarded(self.admission.look)
+            if due or changed or stale:
+                if not await self._guarded(self._look):
+                    self._version = object()
+                await self._guarded(lambda: self.admission.look(waiting=self._waiting))
                 continue
-            if due or stale:
+            if self.admission.due(now):
+                await self._guarded(self.admission.look)
                 continue
             moments = [at for at in (self._next_due, self.admission.next_look) if at is not None]
             wait = min(WATCH_SECONDS, max(0.001, min(moments, default=now + WATCH_SECONDS) - now))
@@ -136,9 +140,11 @@ class Service:
             await self._ownership.look_around()
         skip = self._ownership.others
         programs, queues = list(orchestrator.programs), orchestrator.serves
+        self._waiting = None
         while not orchestrator.closing:
             self._next_due = None
-            self._next_due = await orchestrator.store.timers.next_due(programs, skip, queues)
+            ahead = await orchestrator.store.timers.ahead(programs, skip, queues)
+            self._next_due, self._waiting = ahead.next_due, ahead.waiting
             now = orchestrator.clock.now()
             if self._next_due is None or self._next_due > now:
                 return

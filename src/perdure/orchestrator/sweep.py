@@ -87,7 +87,8 @@ async def _orphans(orchestrator: Orchestrator, ownership: Ownership, count: _Cou
     if not dead:
         return []
     limit = count.limits["runs"] + len(seen) + len(orchestrator.active) + 1
-    found = await orchestrator.store.runs.owned(dead, RunStatus.RUNNING, list(orchestrator.programs), limit)
+    programs, queues = list(orchestrator.programs), orchestrator.serves
+    found = await orchestrator.store.runs.owned(dead, RunStatus.RUNNING, programs, limit, queues)
     return [r for r in found if r not in seen and r not in orchestrator.active and count.take("runs")]
 
 

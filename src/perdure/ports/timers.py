@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from perdure.kernel.events import RunStatus
+from perdure.ports.queues import Waiting
 
 
 class Due(msgspec.Struct, frozen=True):
@@ -18,6 +19,13 @@ class Due(msgspec.Struct, frozen=True):
     owner: str | None
     wake_at: float
     status: RunStatus
+
+
+class Ahead(msgspec.Struct, frozen=True):
+    """What an orchestrator has to look after: the next moment at which a run is due, and queues with queued runs."""
+
+    next_due: float | None
+    waiting: Sequence[Waiting] = ()
 
 
 class Timers(Protocol):
@@ -41,4 +49,8 @@ class Timers(Protocol):
         self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
     ) -> float | None:
         """The earliest moment at which such a run is due, or None."""
+        ...
+
+    async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
+        """What `next_due` and `Queues.waiting` say, asked at once: whoever is idle asks for little."""
         ...

@@ -14,7 +14,7 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.runs import RunFilter
-from perdure.ports.timers import Due
+from perdure.ports.timers import Ahead, Due
 from perdure.stores.memory.queues import MemoryQueues
 
 
@@ -219,6 +219,11 @@ class MemoryTimers:
         """The earliest moment at which such a run is due, or None."""
         self._journal.count("next_due")
         return next((due.wake_at for due in self._all(programs, skip, queues)), None)
+
+    async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
+        """The next due moment, and the queues with queued runs."""
+        waiting = await self._journal.queues.waiting(queues)
+        return Ahead(await self.next_due(programs, skip, queues), waiting)
 
     def _all(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None) -> list[Due]:
         rows = [r for r in self._journal.rows.values() if queues is None or r.queue in queues]

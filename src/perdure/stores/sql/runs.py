@@ -11,8 +11,9 @@ from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
+from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
-from perdure.ports.timers import Due
+from perdure.ports.timers import Ahead, Due
 from perdure.stores.sql.database import Database
 from perdure.stores.sql.rows import RUN, RUN_AND_HEAD, listed, run_and_head, run_row, run_row_or_damage
 
@@ -60,6 +61,25 @@ _DUE = """
       and (owner is null or owner not in (select value from json_each(?3)))
       and (?4 is null or queue in (select value from json_each(?4)))
     order by wake_at, run_id limit ?5
+"""
+_AHEAD = """
+    with recursive names(name) as (
+        select min(queue) from perdure_runs where status = 'queued' and queue <> ''
+        union all
+        select (select min(queue) from perdure_runs
+                where status = 'queued' and queue <> '' and queue > names.name)
+        from names where names.name is not null
+    )
+    select null, (
+        select wake_at from perdure_runs
+        where wake_at is not null and program in (select value from json_each(?1))
+          and (owner is null or owner not in (select value from json_each(?2)))
+          and (?3 is null or queue in (select value from json_each(?3)))
+        order by wake_at limit 1)
+    union all
+    select name, (select min(coalesce(not_before, created_at)) from perdure_runs
+                  where status = 'queued' and queue = name and queue <> '') from names
+    where name is not null and (?3 is null or name in (select value from json_each(?3)))
 """
 _NEXT_DUE = """
     select wake_at from perdure_runs
@@ -158,3 +178,9 @@ class SqlTimers:
         """The earliest moment at which such a run is due, or None."""
         rows = self._database.ask(_NEXT_DUE, (_json(programs), _json(skip), _json_or_none(queues)))
         return rows[0][0] if rows else None
+
+    async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
+        """The next due moment, and the queues with queued runs."""
+        rows = self._database.ask(_AHEAD, (_json(programs), _json(skip), _json_or_none(queues)))
+        found = dict(rows)
+        return Ahead(found.pop(None), [Waiting(name, first) for name, first in found.items()])

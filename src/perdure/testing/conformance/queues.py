@@ -23,6 +23,7 @@ from perdure.kernel.queues import Queue, Rate
 from perdure.ports.journal import Append, Appended, Conflict, Full
 from perdure.ports.queues import QueueStats, Waiting
 from perdure.ports.store import Store
+from perdure.ports.timers import Ahead
 from perdure.testing.conformance.history import (
     BEGAN,
     History,
@@ -269,6 +270,16 @@ class QueuesConformance(AdmissionConformance):
         ]
         assert [w.queue for w in await store.queues.waiting(["gpu", "nothing"])] == ["gpu"]
         assert list(await store.queues.waiting([])) == []
+
+    async def test_what_is_ahead_is_told_at_once(self, store: Store) -> None:
+        """The next timer and the queues that wait, as one answer."""
+        assert await store.timers.ahead(PROGRAMS, []) == Ahead(None, [])
+        await write_all(store, History("t").begin_as("a", timer(BEGAN + 5)))
+        await queued(store, "r1", queue="gpu", at=BEGAN + 1)
+        await queued(store, "r2", queue="emails")
+        waiting = [Waiting("emails", BEGAN), Waiting("gpu", BEGAN + 1)]
+        assert await store.timers.ahead(PROGRAMS, []) == Ahead(BEGAN + 5, waiting)
+        assert await store.timers.ahead(PROGRAMS, ["a"], ["gpu"]) == Ahead(None, waiting[1:])
 
     async def test_a_queue_is_told_in_numbers(self, store: Store) -> None:
         """What waits, what is under way, and since when the first waits."""
