@@ -271,6 +271,7 @@ def test_a_result_that_arrives_after_a_takeover_of_the_parent_counts_once() -> N
             first._orchestrator.abort()  # it dies: the worker goes on
             await first._service.stop()  # type: ignore[union-attr]
             async with sim.engine(WORKFLOWS, name="b") as second:
+                assert [step.status for step in await second.steps("r")] == ["running"]
                 await sim.advance(hours=4)
                 view = await second.get("r")
                 assert view is not None

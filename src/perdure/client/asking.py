@@ -91,7 +91,7 @@ class Asking(Connection):
         records = steps_of(await self.store.journal.read(run.root or run.run_id))
         if run.root:
             records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
-        return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives) for r in records]
+        return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives or r.remote) for r in records]
 
     async def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None

@@ -48,6 +48,8 @@ class StepRecord(msgspec.Struct):
     error: Failure | None = None
     finished_at: float | None = None
     progress: Raw = NULL
+    # Whether another run executes it, whatever becomes of the owner of this one.
+    remote: bool = False
     # Whether the last attempt of its own has failed, and the fallback has its turn.
     fallback: bool = False
 
@@ -60,7 +62,8 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
             if isinstance(event, StepStarted):
                 record = found.get(event.op)
                 if record is None:
-                    record = found[event.op] = StepRecord(event.op, event.inputs, event.source, [])
+                    record = StepRecord(event.op, event.inputs, event.source, [], remote=event.queue != "")
+                    found[event.op] = record
                 elif record.attempts[-1].status is StepStatus.RUNNING:
                     # Another attempt without an outcome of the last: its owner died.
                     record.attempts[-1].status = StepStatus.UNKNOWN

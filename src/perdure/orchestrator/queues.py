@@ -62,6 +62,8 @@ class Admission:
         have ended meanwhile.
         """
         orchestrator = self._orchestrator
+        if self.due(orchestrator.clock.now()):
+            waiting = None  # something has come since that was asked
         self.next_look, self._backlog, self.crowded = None, False, False
         begun: list[str] = []
         try:
