@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure import AlreadyFinished, Cancelled, Engine, Queue, Rate, RunHandle, RunStatus, step, workflow
+from perdure import AlreadyFinished, Cancelled, Engine, Queue, Rate, RunHandle, RunStatus, continue_as, step, workflow
 from perdure.testing.simulation import STORMY, Simulation
 
 # What runs at this moment, by key; and when each began.
@@ -294,6 +294,28 @@ def test_a_queue_that_is_full_is_not_asked_about_while_nothing_happens() -> None
             assert await behind[0].status() is RunStatus.QUEUED
 
     sim.play(scenario())
+
+
+@workflow
+async def rounds(key: str, left: int) -> str:
+    await work(f"{key}{left}", 1.0)
+    if left:
+        continue_as(key, left - 1)
+    return key
+
+
+def test_a_run_that_continues_waits_for_its_turn_again() -> None:
+    sim = Simulation(seed=1)
+
+    async def scenario() -> None:
+        async with sim.engine([rounds], queues=[Queue("q", concurrency=1)]) as engine:
+            first = await engine.start(rounds("a", 2), id="a", queue="q", key="a")
+            second = await engine.start(rounds("b", 1), id="b", queue="q", key="b")
+            assert [await first.result(), await second.result()] == ["a", "b"]
+
+    sim.play(scenario())
+    assert most[""] == 1
+    assert [key for _, key in began] == ["a2", "b1", "a1", "b0", "a0"]
 
 
 # --- debounce -------------------------------------------------------------------------------------------------------
