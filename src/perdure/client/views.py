@@ -12,9 +12,10 @@ from perdure.kernel.events import RunStatus, StepStatus, moment
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name
 from perdure.kernel.inbound import may_answer
+from perdure.kernel.ops import OpenOp
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.queues import Queue
-from perdure.kernel.state import OpenOp, RunState
+from perdure.kernel.state import RunState
 from perdure.kernel.steps import StepRecord
 from perdure.ports.journal import Head
 from perdure.ports.queues import QueueStats

@@ -48,8 +48,9 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import Failure, describe
 from perdure.kernel.ids import REMOTE, entropy_of, run_id, step_key
+from perdure.kernel.ops import OpenOp
 from perdure.kernel.retry import backoff
-from perdure.kernel.state import OpenOp, RunState
+from perdure.kernel.state import RunState
 
 # Describes perdure's own errors, which hold nothing but text and numbers.
 _PLAIN = Codec()

@@ -9,7 +9,8 @@ from msgspec import Raw
 
 from perdure.kernel.events import NULL, Batch, RunStatus
 from perdure.kernel.failures import Failure
-from perdure.kernel.state import Child, RunState, fold
+from perdure.kernel.ops import Child
+from perdure.kernel.state import RunState, fold
 
 
 class RunRow(msgspec.Struct, frozen=True):

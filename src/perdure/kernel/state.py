@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -38,69 +38,11 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.failures import Failure
 from perdure.kernel.locking import HeldLock, unlocked
+from perdure.kernel.ops import Child, OpenOp, Shown
 
 # How a person ends a wait, followed by who it was.
 ANSWER, REJECTED = "answer:", "rejected:"
-
-
-class Shown:
-    """What the attempts of a step have let others see before its outcome."""
-
-    __slots__ = ("chunks", "count", "progress")
-
-    def __init__(self) -> None:
-        # The chunks that are valid, and how many numbers have been given to chunks and marks of a restart.
-        self.chunks: list[Raw] = []
-        self.count = 0
-        self.progress: Raw | None = None
-
-
-class OpenOp:
-    """An op that has begun and has no outcome yet."""
-
-    __slots__ = (
-        "attempt",
-        "due",
-        "failed",
-        "failures",
-        "kind",
-        "name",
-        "opened",
-        "opened_at",
-        "running",
-        "shown",
-        "source",
-    )
-
-    def __init__(self, kind: str, source: str) -> None:
-        self.kind = kind
-        self.source = source
-        self.attempt = 0
-        self.failures = 0
-        # The failure of the last attempt that was not the fallback's: only the fallback can save the step now.
-        self.failed: Failure | None = None
-        self.running = False
-        self.due: float | None = None
-        self.name = ""
-        self.shown: Shown | None = None
-        # For an approval: what was asked, and when.
-        self.opened: WaitOpened | None = None
-        self.opened_at = 0.0
-
-
-class Child:
-    """A child that lives in this journal, from its beginning to its end."""
-
-    __slots__ = ("created_at", "finished", "finished_at", "incarnation", "parent", "path", "started")
-
-    def __init__(self, started: ChildStarted, parent: str, incarnation: int, at: float) -> None:
-        self.path, self.started, self.incarnation, self.created_at = started.op, started, incarnation, at
-        # The op path of the child that began it; none: the root.
-        self.parent = parent
-        self.finished: ChildFinished | None = None
-        self.finished_at: float | None = None
 
 
 class RunState:
@@ -491,3 +433,16 @@ def fold(run_id: str, batches: Iterable[Batch]) -> RunState:
         for event in batch.events:
             state.fold(event, batch.at)
     return state
+
+
+def glance(batches: Sequence[Batch]) -> tuple[bool, str | None]:
+    """Whether a journal has come to its end, and its last owner, without folding all of it."""
+    for batch in reversed(batches):
+        for event in reversed(batch.events):
+            if isinstance(event, RunClaimed):
+                return False, event.owner
+            if isinstance(event, RunReleased | RunStarted):
+                return False, None
+            if isinstance(event, RunFinished):
+                return True, None
+    return False, None

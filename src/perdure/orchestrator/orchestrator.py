@@ -34,7 +34,7 @@ from perdure.kernel.projection import RunRow, row
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Family, Replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
-from perdure.kernel.state import RunState, fold
+from perdure.kernel.state import RunState, fold, glance
 from perdure.orchestrator.admissions import Admissions, may_begin
 from perdure.orchestrator.lingering import Lingering
 from perdure.orchestrator.locks import RunLocks
@@ -114,6 +114,8 @@ class Orchestrator:
         self.teller, self.tails = Teller(self), Tails(self)
         self._lingering = Lingering(self.loop, self._let_go)
         self.closing = False
+        # Whether the store may hold a run of ours that we do not know of: it took the start, and its answer was lost.
+        self.uncertain = False
 
     # --- new runs -------------------------------------------------------------------------------------------------
 
@@ -159,7 +161,9 @@ class Orchestrator:
             journals = await self.store.journal.read_many(wanted)
             ready: list[Ready] = []
             for run_id in wanted:
-                batches = journals.get(run_id, [])
+                batches = journals.get(run_id)
+                if batches is None:
+                    continue  # its start was refused, and there is no such run
                 try:
                     if isinstance(batches, Exception):
                         raise batches
@@ -225,22 +229,24 @@ class Orchestrator:
         """Replay a journal and go on from where it ends."""
         if self.closing or run_id in self.active:
             return
-        state = fold(run_id, batches)
-        if state.finished is not None:
+        # A glance first: only a likely owner should pay for replay.
+        finished, owner = glance(batches)
+        if finished:
             self.locks.ended(run_id)
-            self._on_finished(row(state))
+            self._on_finished(row(fold(run_id, batches)))
             return
-        if state.owner not in (None, self.name) and state.owner not in dead:
+        if owner not in (None, self.name) and owner not in dead:
             self.locks.left(run_id)
-            return
-        if state.locks and not self.locks.regained(state):
             return
         if self.serves is not None and started.queue not in self.serves:
             return
         try:
             replay = self._replay(started, run_id, batches)
-            if state.epoch == 0 and not may_begin(self, state, admit):
-                replay.execution.close()
+            state = replay.state
+            if (state.locks and not self.locks.regained(state)) or (
+                state.epoch == 0 and not may_begin(self, state, admit)
+            ):
+                replay.close()
                 return
             driver = self._driver(replay, batches, self._variables)
             self.active[run_id] = driver
@@ -256,6 +262,7 @@ class Orchestrator:
             if run_id in self.active:
                 self._drop(self.active[run_id])
             self.locks.left(run_id)
+            state = fold(run_id, batches)
             if state.parked is None:
                 self.spawn(self.parking.park(state, error))
             return
@@ -379,6 +386,7 @@ class Orchestrator:
     def _on_refused(self, source: Source, error: Exception) -> bool:
         """Whether a source keeps what it has and tries again. A run that was never accepted does not."""
         accepted = self._accepting.pop(source.run_id, None)
+        self.uncertain = True
         if accepted is None and isinstance(error, StoreUnavailable):
             return True
         assert isinstance(source, Driver)

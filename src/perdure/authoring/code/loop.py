@@ -109,11 +109,13 @@ class BodyTask(asyncio.Task[Any]):
     def __init__(
         self, coro: Coroutine[Any, Any, Any], loop: BodyLoop, scope: Scope, name: str, context: Context | None
     ) -> None:
-        # Before asyncio registers the task in a set of its own, by its hash.
-        self._number = loop.number()
+        # asyncio keeps all tasks of the process in one set, by the hash they have now. There the first task of every
+        # body would have the same one, and each new body would cost more than the last.
+        self._number = id(self)
         self.scope = scope
         self.body = coro
         super().__init__(Guard(coro, loop), loop=loop, name=name, context=context)
+        self._number = loop.number()
 
     def __hash__(self) -> int:
         return self._number

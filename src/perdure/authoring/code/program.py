@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
+from inspect import Parameter
 from typing import Any
 
 from msgspec import Raw
@@ -25,7 +26,18 @@ class CodeProgram:
     ) -> None:
         self.name, self.version, self._fn = name, version, fn
         self._signature = inspect.signature(fn)
-        self._hints = hints
+        variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        # By parameter: its kind, whether it must be given, its type, and what to call it in an error.
+        self._parameters = [
+            (
+                one.name,
+                one.kind,
+                one.default is one.empty and one.kind not in variable,
+                hints.get(one.name, Any),
+                f"the argument {one.name} of {name}",
+            )
+            for one in self._signature.parameters.values()
+        ]
         self.returns = hints.get("return", Any)
         self.errors: dict[str, type[BaseException]] = {}
         self.rules = NONE
@@ -66,39 +78,32 @@ class CodeProgram:
     def arguments(self, input: Raw, codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call that stored input asks for: an object by parameter name, or a list by position."""
         raw = codec.decode(input, dict[str, Raw] | list[Raw], f"the input of {self.name}")
-        signature = self._signature
         if isinstance(raw, list):
             try:
-                bound = signature.bind(*raw)
+                given: dict[str, Any] = dict(self._signature.bind(*raw).arguments)
             except TypeError as error:
                 raise TypeError(f"{self.name}() cannot take the stored input: {error}") from None
         else:
-            bound = signature.bind_partial()
-            bound.arguments.update(raw)
+            given = dict(raw)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for name, parameter in signature.parameters.items():
-            if name not in bound.arguments:
-                if parameter.default is parameter.empty and parameter.kind not in (
-                    parameter.VAR_POSITIONAL,
-                    parameter.VAR_KEYWORD,
-                ):
+        for name, kind, required, annotation, what in self._parameters:
+            if name not in given:
+                if required:
                     raise TypeError(f"{self.name}() is missing its argument {name!r} in the stored input")
                 continue
-            annotation = self._hints.get(name, Any)
-            what = f"the argument {name} of {self.name}"
-            value = bound.arguments[name]
-            if parameter.kind is parameter.VAR_POSITIONAL:
+            value = given.pop(name)
+            if kind is Parameter.VAR_POSITIONAL:
                 items = value if isinstance(value, tuple) else codec.decode(value, list[Raw], what)
                 args.extend(codec.decode(item, annotation, what) for item in items)
-            elif parameter.kind is parameter.VAR_KEYWORD:
+            elif kind is Parameter.VAR_KEYWORD:
                 pairs = value if isinstance(value, dict) else codec.decode(value, dict[str, Raw], what)
                 kwargs.update({key: codec.decode(item, annotation, what) for key, item in pairs.items()})
-            elif parameter.kind is parameter.KEYWORD_ONLY:
+            elif kind is Parameter.KEYWORD_ONLY:
                 kwargs[name] = codec.decode(value, annotation, what)
             else:
                 args.append(codec.decode(value, annotation, what))
-        unknown = set(bound.arguments) - set(signature.parameters)
-        if unknown:
-            raise TypeError(f"{self.name}() has no argument {', '.join(sorted(unknown))}, which the stored input holds")
+        if given:
+            unknown = ", ".join(sorted(given))
+            raise TypeError(f"{self.name}() has no argument {unknown}, which the stored input holds")
         return tuple(args), kwargs

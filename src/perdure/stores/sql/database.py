@@ -53,6 +53,7 @@ class Database:
         self._quiet: asyncio.TimerHandle | None = None
         self._last_write = 0.0
         self._trace: Callable[[str], None] | None = None
+        self._routine: tuple[int, int] | None = None
 
     # --- opening --------------------------------------------------------------------------------------------------
 
@@ -280,9 +281,18 @@ class Database:
             wal = os.stat(self.path + "-wal")
         except FileNotFoundError:
             return None
-        # A commit in the same step of the file system's clock leaves no trace: look once more when that is over.
-        settled = abs(time.time() - wal.st_mtime) > SETTLED_SECONDS
-        return wal.st_mtime_ns, wal.st_size, settled
+        # A commit in the same step of the file system's clock leaves no trace: look once more when that is over. Not
+        # after a sign of life of our own, or being idle would mean a look after each.
+        stamp = (wal.st_mtime_ns, wal.st_size)
+        return *stamp, stamp == self._routine or abs(time.time() - wal.st_mtime) > SETTLED_SECONDS
+
+    def note_routine(self) -> None:
+        """What was just written is no news to anybody."""
+        try:
+            wal = os.stat(self.path + "-wal")
+        except FileNotFoundError:
+            return
+        self._routine = (wal.st_mtime_ns, wal.st_size)
 
     def fold_log(self) -> None:
         """Fold the write-ahead log into the file after a quiet while, in the thread; cheap to call often."""

@@ -113,6 +113,7 @@ class SqlLeases:
     async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
         """Hold on to your lease; raises NotOwner when it is not yours."""
         rows = await self._database.execute(_RENEW, (now + ttl, key, owner))
+        self._database.note_routine()
         if not rows:
             raise NotOwner(key, owner, self._holder(key))
         return Acquired(owner, rows[0][0], now + ttl)
@@ -121,6 +122,7 @@ class SqlLeases:
         """Renew many leases in one statement."""
         wishes = msgspec.json.encode(renewals).decode()
         renewed = {row[0] for row in await self._database.execute(_RENEW_ALL, (wishes, now))}
+        self._database.note_routine()
         return [renewal.key for renewal in renewals if renewal.key not in renewed]
 
     async def release(self, key: str, owner: str) -> None:

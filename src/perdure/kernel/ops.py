@@ -1,0 +1,66 @@
+"""What is under way in a run: ops without an outcome, children without an end. Plain records, filled by the fold."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from perdure.kernel.events import ChildFinished, ChildStarted, WaitOpened
+from perdure.kernel.failures import Failure
+
+
+class Shown:
+    """What the attempts of a step have let others see before its outcome."""
+
+    __slots__ = ("chunks", "count", "progress")
+
+    def __init__(self) -> None:
+        # The chunks that are valid, and how many numbers have been given to chunks and marks of a restart.
+        self.chunks: list[Raw] = []
+        self.count = 0
+        self.progress: Raw | None = None
+
+
+class OpenOp:
+    """An op that has begun and has no outcome yet."""
+
+    __slots__ = (
+        "attempt",
+        "due",
+        "failed",
+        "failures",
+        "kind",
+        "name",
+        "opened",
+        "opened_at",
+        "running",
+        "shown",
+        "source",
+    )
+
+    def __init__(self, kind: str, source: str) -> None:
+        self.kind = kind
+        self.source = source
+        self.attempt = 0
+        self.failures = 0
+        # The failure of the last attempt that was not the fallback's: only the fallback can save the step now.
+        self.failed: Failure | None = None
+        self.running = False
+        self.due: float | None = None
+        self.name = ""
+        self.shown: Shown | None = None
+        # For an approval: what was asked, and when.
+        self.opened: WaitOpened | None = None
+        self.opened_at = 0.0
+
+
+class Child:
+    """A child that lives in this journal, from its beginning to its end."""
+
+    __slots__ = ("created_at", "finished", "finished_at", "incarnation", "parent", "path", "started")
+
+    def __init__(self, started: ChildStarted, parent: str, incarnation: int, at: float) -> None:
+        self.path, self.started, self.incarnation, self.created_at = started.op, started, incarnation, at
+        # The op path of the child that began it; none: the root.
+        self.parent = parent
+        self.finished: ChildFinished | None = None
+        self.finished_at: float | None = None
