@@ -196,7 +196,8 @@ class Engine(Client):
                 await self.close()
 
     def _committed(self, id: str, append: Append) -> None:
-        self._news.committed(append.run_id, append.next_seq)
+        if self._news.followed:
+            self._news.committed(append.run_id, append.next_seq)
         if self._on_commit is not None:
             self._on_commit(id, append)
 

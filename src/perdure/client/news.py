@@ -64,27 +64,27 @@ class News:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._followers: dict[str, set[Following]] = {}
+        # Who follows which run.
+        self.followed: dict[str, set[Following]] = {}
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
     def follow(self, run_id: str) -> Iterator[Following]:
         """Be told about a journal while this is open."""
         following = Following(self, run_id)
-        self._followers.setdefault(run_id, set()).add(following)
+        self.followed.setdefault(run_id, set()).add(following)
         try:
             yield following
         finally:
-            followers = self._followers[run_id]
+            followers = self.followed[run_id]
             followers.discard(following)
             if not followers:
-                del self._followers[run_id]
+                del self.followed[run_id]
 
     def committed(self, run_id: str, next_seq: int) -> None:
         """This process has written."""
-        if self._followers:
-            for following in self._followers.get(run_id, ()):
-                following.tell(next_seq)
+        for following in self.followed.get(run_id, ()):
+            following.tell(next_seq)
 
     def stir(self) -> None:
         """Somebody waits: see that he is told."""
@@ -95,7 +95,7 @@ class News:
         loop = asyncio.get_running_loop()
         version: object = object()
         polled = 0.0
-        while self._followers:
+        while self.followed:
             current = self._store.version()
             if current != version or loop.time() - polled > watch.POLL_SECONDS:
                 version, polled = current, loop.time()
@@ -106,10 +106,10 @@ class News:
             await asyncio.sleep(watch.WATCH_SECONDS)
 
     async def _ask(self) -> None:
-        wanted = list(self._followers)
+        wanted = list(self.followed)
         heads = await self._store.journal.heads(wanted)
         for run_id in wanted:
-            for following in list(self._followers.get(run_id, ())):
+            for following in list(self.followed.get(run_id, ())):
                 following.tell(heads.get(run_id))
 
     async def close(self) -> None:
@@ -118,6 +118,6 @@ class News:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         closed = UsageError("the engine was left while this run was followed; follow it again from where you were")
-        for followers in self._followers.values():
+        for followers in self.followed.values():
             for following in followers:
                 following.give_up(closed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 from perdure.errors import Corrupt, PerdureError, UsageError
 from perdure.kernel.projection import RunRow
@@ -15,6 +16,8 @@ log = logging.getLogger("perdure")
 # How often the store's version is looked at while somebody waits, and how often its rows are read regardless.
 WATCH_SECONDS = 0.05
 POLL_SECONDS = 5.0
+# How many runs are asked about at a time: thousands of waiters must not keep the loop from the runs they wait for.
+BATCH = 500
 
 
 class Watch:
@@ -68,17 +71,24 @@ class Watch:
         loop = asyncio.get_running_loop()
         version: object = object()
         polled = 0.0
+        # Runs to be asked about, those first that have not been asked about for longest.
+        asking: dict[str, None] = {}
         while self._waiters:
             current = self._store.version()
             if current != version or loop.time() - polled > POLL_SECONDS:
                 version, polled = current, loop.time()
-                elsewhere = [run_id for run_id in self._waiters if not self._is_local(run_id)]
-                if elsewhere:
-                    try:
-                        for row in await self._store.runs.finished(elsewhere):
-                            self.resolve(row)
-                    except PerdureError as error:
-                        log.warning("%s", error)
+                asking.update(dict.fromkeys(self._waiters))
+            some = []
+            for run_id in list(islice(asking, BATCH)):
+                del asking[run_id]
+                if run_id in self._waiters and not self._is_local(run_id):
+                    some.append(run_id)
+            if some:
+                try:
+                    for row in await self._store.runs.finished(some):
+                        self.resolve(row)
+                except PerdureError as error:
+                    log.warning("%s", error)
             await asyncio.sleep(WATCH_SECONDS)
 
     async def close(self) -> None:

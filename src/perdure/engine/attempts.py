@@ -110,8 +110,9 @@ class Attempts:
                 carried.cancel()
         if self.channels.open:
             self.channels.open.pop((op, call.attempt), None)  # of an attempt that had other inputs
+        deadline = driver.deadline_of(op) if self._state.children else driver.deadline
         self.running[op] = self._services.runner.start(
-            call, driver.run_id, driver.deadline_of(op), driver.variables, self.channels, self._ended
+            call, driver.run_id, deadline, driver.variables, self.channels, self._ended
         )
 
     # --- handed over when the journal has to be read anew ---------------------------------------------------------
@@ -170,7 +171,9 @@ class Attempts:
         if carried is not None and carried.attempt is attempt:
             carried.ended = (value, error)
             return
-        self._driver.room_came_free()
+        if self._driver.held:
+            # Room of its own has come free; after this outcome is recorded, what was due takes it.
+            self._services.loop.call_soon(self._driver.wake)
         if not self.expects(call):
             if op in self.cancels:
                 # Given up, and that is not in the journal yet: if it never comes there, this is still its outcome.

@@ -59,7 +59,7 @@ class Driver:
         self.id = started.id
         self.run_id = self.state.run_id
         self.queue = started.queue
-        self._deadline = started.deadline
+        self.deadline = started.deadline
         self._room = started.max_concurrency or 1 << 30
         # About how large the journal is.
         self.size = size
@@ -79,7 +79,7 @@ class Driver:
         # Whether somebody else has appended: nothing more is written until their events have been read.
         self.stale = False
         # Whether a retry is due and waits for room.
-        self._held = False
+        self.held = False
         self.closed = False
 
     # --- facts come in --------------------------------------------------------------------------------------------
@@ -139,8 +139,8 @@ class Driver:
             return
         now = self.services.clock.now()
         plan_ = wake(self.state, self.replay.open_steps, now, self._free())
-        self._held = plan_.held
-        if self._held and self.state.running < self._room:
+        self.held = plan_.held
+        if self.held and self.state.running < self._room:
             self.services.runner.wanted(self)
         if plan_.events:
             if self.outbox.events and self.outbox.at < now:
@@ -153,11 +153,6 @@ class Driver:
         """As `record`, for an event that is kept in another form: its value lies apart."""
         self._fold(event, recorded)
         self._pump(None)
-
-    def room_came_free(self) -> None:
-        """A step of this run has ended; after its outcome is recorded, what was due takes its place."""
-        if self._held:
-            self.services.loop.call_soon(self.wake)
 
     def check_history(self, size: int) -> None:
         """Count what the journal grows by. Raises HistoryTooLarge when it grows beyond its limit."""
@@ -178,7 +173,7 @@ class Driver:
 
     def deadline_of(self, op: str) -> float | None:
         """When an op must have ended: the deadline of the run, or of a child around it."""
-        deadline, child = self._deadline, self.state.child_of(op)
+        deadline, child = self.deadline, self.state.child_of(op)
         while child:
             due = self.state.ops[child].due
             deadline = due if deadline is None else min(deadline, due or deadline)
@@ -203,14 +198,16 @@ class Driver:
             if planned is not None:
                 for event in planned.events:
                     self._fold(event, as_kept(event) if type(event) in LYING_APART else event)
-                self.attempts.plan(planned)
-                self.outbox.starts += planned.starts
-                self._abandoned += planned.abandoned
+                if planned.calls or planned.cancels:
+                    self.attempts.plan(planned)
+                if planned.starts or planned.abandoned:
+                    self.outbox.starts += planned.starts
+                    self._abandoned += planned.abandoned
                 self._barrier |= planned.barrier
             wishes, held = self.replay.wishes, self.replay.held
             if self.state.paused is not None:
                 break
-            if not wishes and (delivery := deliver(self.state)) is not None:
+            if not wishes and self.state.inbox and (delivery := deliver(self.state)) is not None:
                 # Steps that wait for room are no reason to keep a signal from the body.
                 self._fold(delivery, delivery)
                 planned = None
@@ -261,7 +258,7 @@ class Driver:
         """There is room for another step."""
         if not self.closed and self.state.finished is None:
             self._pump(None)
-            if self._held:
+            if self.held:
                 self.wake()
 
     def _touch(self) -> None:
@@ -351,7 +348,7 @@ class Driver:
             accepted = self._accepting.pop(0)[1]
             if not accepted.done():
                 accepted.set_result(None)
-        if self.saved:
+        if self.outbox.empty:
             self.attempts.large.clear()
             self._barrier = False
         if self.outbox.wanted or self._barrier:
@@ -376,7 +373,7 @@ class Driver:
             self._abandoned.clear()
         # A call planned after the append was taken waits for the next one.
         wait = self.durability.waits or self._barrier
-        if attempts.calls and not (wait and not self.saved):
+        if attempts.calls and (not wait or self.outbox.empty):
             attempts.launch_planned()
 
     def _set_alarm(self) -> None:
@@ -386,7 +383,7 @@ class Driver:
                 return
             self._alarm.cancel()
             self._alarm = None
-        if due is not None and self.state.owner is not None and not self._held:
+        if due is not None and self.state.owner is not None and not self.held:
             # At most an hour: a wall clock that is set forward must not leave the run asleep.
             wait = min(max(0.0, due - self.services.clock.now()), 3600.0)
             self._alarm = self.services.loop.call_later(wait, self.wake)

@@ -92,13 +92,15 @@ class Outbox:
         self.wanted = False
         # A start and a timer are accepted as durably as the store can, in every mode.
         fsync = fsync or self.committed == 0 or self.has_wait
-        starts = [extend(RunState(start.run_id), start.events, state.at) for start in self.starts]
+        starts: Sequence[Append] = ()
+        if self.starts:
+            starts = [extend(RunState(start.run_id), start.events, state.at) for start in self.starts]
+            self.starts = []
         children = child_rows(state) if state.changed else ()
         self.in_flight = Append(
             state.run_id, self.committed, self._batches, changed, fsync, children, starts, self.admit
         )
         self._batches = []
-        self.starts = []
         return self.in_flight
 
     def settle(self) -> Append:

@@ -191,7 +191,9 @@ class StepRunner:
         context.run(current.set, attempt.context)
         try:
             args, kwargs = self._arguments(command)
-            if attempt.call.failed is None:
+            if spec.asynchronous and not spec.generator and attempt.call.failed is None:
+                work: Coroutine[Any, Any, Any] = _contained(spec.fn, args, kwargs)
+            elif attempt.call.failed is None:
                 work = self._work(spec, args, kwargs, attempt.context, context)
             else:
                 work = fall_back(

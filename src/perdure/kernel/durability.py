@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 MODES = ("sync", "relaxed", "async", "exit", "every", "manual")
 
@@ -44,6 +45,7 @@ def every(n: int) -> Durability:
     return Durability("every", n)
 
 
+@cache
 def durability(value: str | Durability) -> Durability:
     """A mode from its name, as in `sync`, `every(5)` or `async(0.5)`, where the number is the lag in seconds."""
     if isinstance(value, Durability):

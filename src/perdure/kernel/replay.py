@@ -178,7 +178,11 @@ class Replay:
     def _advance(self, event: OfOp, at: float) -> None:
         """Tell whoever asked for an op what came of it."""
         if not self._children:
-            self._take(self.execution.advance(event, at), "", self._rules, at)
+            commands = self.execution.advance(event, at)
+            if len(commands) == 1 and type(command := commands[0]) is RunStep and self._rules is None:
+                self.wishes[command.op] = command
+            else:
+                self._take(commands, "", self._rules, at)
             return
         path = self._asker(event.op)
         if path:

@@ -7,6 +7,7 @@ an engine with nothing to do sends one statement every few seconds, and most of 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -25,6 +26,8 @@ WATCH_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 # How many due runs are taken at a time.
 DUE_LIMIT = 500
+# After how many of them their garbage is collected, however many wait.
+COLLECT_AFTER = 2_000
 
 
 class Service:
@@ -141,6 +144,13 @@ class Service:
         skip = self._ownership.others
         programs, queues = list(orchestrator.programs), orchestrator.serves
         self._waiting = None
+        with Crowd() as crowd:
+            await self._load_due(programs, queues, skip, crowd)
+
+    async def _load_due(
+        self, programs: list[str], queues: Sequence[str] | None, skip: Sequence[str], crowd: Crowd
+    ) -> None:
+        orchestrator = self._orchestrator
         while not orchestrator.closing:
             self._next_due = None
             ahead = await orchestrator.store.timers.ahead(programs, skip, queues)
@@ -163,5 +173,34 @@ class Service:
                 # All of it is in memory and has its own alarm: look again when those have had their turn.
                 self._next_due = now + LOOK_SECONDS if ours else None
                 return
+            crowd.came(len(asleep))
             await orchestrator.load(asleep, dead)
             await asyncio.sleep(0)
+
+
+class Crowd:
+    """Thousands of runs that are due at once. The garbage collector waits while they pass.
+
+    Each of them is in memory for an instant only, but is alive when the collector comes by. It would take them for
+    something that lasts, walk over everything in the process again and again, and take longer than the runs do.
+    """
+
+    def __init__(self) -> None:
+        self._enabled = gc.isenabled()
+        self._seen = 0
+
+    def came(self, count: int) -> None:
+        """So many runs are about to be loaded."""
+        self._seen += count
+        if self._enabled and count == DUE_LIMIT:
+            gc.disable()
+        if self._seen > COLLECT_AFTER:
+            self._seen = 0
+            gc.collect(0)  # only what has come since: all of it is still young
+
+    def __enter__(self) -> Crowd:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._enabled:
+            gc.enable()

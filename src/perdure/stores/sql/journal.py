@@ -20,6 +20,8 @@ from perdure.stores.sql.queues import refusal
 from perdure.stores.sql.rows import run_bindings
 
 APPENDED = Appended()
+# So few journals, and so many bytes of them in all, are read on the loop.
+FEW, SMALL = 8, 32_768
 
 _CREATE_HEAD = "insert into perdure_heads (run_id, next_seq, at, size) values (?, ?, ?, ?)"
 _SWAP_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = size + ? where run_id = ? and next_seq = ?"
@@ -59,6 +61,7 @@ _READ_MANY = """
     where j.run_id in (select value from json_each(?)) order by j.run_id, j.seq
 """
 _HEADS = "select run_id, next_seq from perdure_heads where run_id in (select value from json_each(?))"
+_SIZE = "select sum(size) from perdure_heads where run_id in (select value from json_each(?))"
 _HEAD = "select next_seq, at, size from perdure_heads where run_id = ?"
 
 
@@ -79,7 +82,7 @@ class SqlJournal:
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
-        rows = await self._database.read(_READ, (run_id, start, limit))
+        rows = await self._rows(_READ, (run_id, start, limit), [run_id])
         return cut(_batches(run_id, rows, start, limit is None), start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
@@ -87,7 +90,7 @@ class SqlJournal:
         wanted = msgspec.json.encode(run_ids).decode()
         journals: dict[str, list[Batch] | Exception] = {}
         try:
-            rows = await self._database.read(_READ_MANY, (wanted,))
+            rows = await self._rows(_READ_MANY, (wanted,), run_ids)
         except Corrupt:
             # A page that SQLite cannot read fails the statement; one by one only the run it belongs to is lost.
             for run_id in run_ids:
@@ -102,6 +105,14 @@ class SqlJournal:
             except Corrupt as error:
                 journals[run_id] = error
         return journals
+
+    async def _rows(self, sql: str, bindings: tuple[Any, ...], run_ids: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Read on the loop what is small: a hop to the thread takes longer, and the slowest hops far longer."""
+        if len(run_ids) <= FEW:
+            sizes = self._database.ask(_SIZE, (msgspec.json.encode(run_ids).decode(),))
+            if (sizes[0][0] or 0) <= SMALL:
+                return self._database.ask(sql, bindings)
+        return await self._database.read(sql, bindings)
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
         """The next number of each of these journals that there is."""
@@ -130,7 +141,8 @@ def _prepare(append: Append) -> _Prepared:
         data = encode_events(batch.events)
         size += len(data)
         rows.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
-    return _Prepared(append, append.batches[-1].at, size, rows, [_prepare(start) for start in append.starts])
+    starts = [_prepare(start) for start in append.starts] if append.starts else []
+    return _Prepared(append, append.batches[-1].at, size, rows, starts)
 
 
 def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
