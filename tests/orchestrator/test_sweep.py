@@ -17,6 +17,7 @@ from perdure import (
     UsageError,
     blocking,
     connect,
+    lock,
     sleep,
     step,
     wait_signal,
@@ -213,3 +214,41 @@ async def test_queued_runs_that_end_at_once_make_room_for_the_next() -> None:
     assert await engine.sweep(max_runs=2) == SweepReport(runs=2, more=True)
     assert await engine.sweep() == SweepReport(runs=3)
     assert await status_of(store, "e") is RunStatus.COMPLETED
+
+
+@workflow
+async def inside(name: str) -> str:
+    async with lock("door", ttl=60):
+        await note(f"{name} in")
+        await sleep(timedelta(hours=1))
+        await wait_signal("leave")
+        return await note(f"{name} out")
+
+
+async def test_a_run_inside_a_lock_goes_on_from_sweep_to_sweep() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    async with connect(store, clock=clock) as client:
+        _ = await client.start(inside("a"), id="a")
+        assert await Engine(store, [inside], clock=clock).sweep() == SweepReport(runs=1)
+        assert called == ["a in"]
+        assert [held.key for held in await client.locks.list()] == ["door"]
+        clock.time += 3600
+        assert (await Engine(store, [inside], clock=clock).sweep()).more is False
+        view = await client.get("a")
+        assert view is not None
+        assert [wait.name for wait in view.waits] == ["leave"]
+        _ = await client.signal("a", "leave")
+        assert (await Engine(store, [inside], clock=clock).sweep()).more is False
+    assert called == ["a in", "a out"]
+    assert await status_of(store, "a") is RunStatus.COMPLETED
+
+
+async def test_a_sweep_whose_time_is_up_leaves_a_run_that_waits_for_a_lock() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    async with connect(store, clock=clock) as client:
+        _ = await client.locks.acquire("door", "somebody", ttl=7200)
+        _ = await client.start(inside("a"), id="a")
+        assert await Engine(store, [inside], clock=clock).sweep(until=0.0) == SweepReport(runs=1, more=True)
+        await client.locks.release("door", "somebody")
+        assert (await Engine(store, [inside], clock=clock).sweep()).more is False
+    assert called == ["a in"]

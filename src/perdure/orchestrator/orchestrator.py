@@ -93,12 +93,12 @@ class Orchestrator:
         self.parking = Parking(store, clock, on_finished)
         self.unreadable = self.parking.unreadable
         self._accepting: dict[str, asyncio.Future[None]] = {}
-        self._loading: set[str] = set()
+        self.loading: set[str] = set()
         self.admissions = Admissions()
         # Asked for again while they were being loaded: what was read of them may be too old already.
         self._again: set[str] = set()
         # Told when a run has left memory.
-        self._left = asyncio.Event()
+        self.left = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         # Called with the moment at which a run that left memory wants to be looked at.
         self.on_due: Callable[[float], None] = lambda at: None
@@ -151,12 +151,12 @@ class Orchestrator:
         Says how many came. A run that another owner has taken meanwhile is left to it, and one that waits in a queue
         stays there, unless it is to begin within the limits of that queue: `admit`.
         """
-        known = (self.active, self._loading, self.unreadable, self.locks.regaining)
+        known = (self.active, self.loading, self.unreadable, self.locks.regaining)
         wanted = [run_id for run_id in run_ids if not any(run_id in one for one in known)]
-        self._again.update(self._loading.intersection(run_ids))
+        self._again.update(self.loading.intersection(run_ids))
         if not wanted or self.closing:
             return 0
-        self._loading.update(wanted)
+        self.loading.update(wanted)
         try:
             journals = await self.store.journal.read_many(wanted)
             ready: list[Ready] = []
@@ -185,8 +185,8 @@ class Orchestrator:
                 self.load_soon(run_id)
             return len(ready)
         finally:
-            self._loading.difference_update(wanted)
-            self._left.set()
+            self.loading.difference_update(wanted)
+            self.left.set()
 
     def load_soon(self, run_id: str) -> None:
         """Load a run in the background."""
@@ -337,6 +337,8 @@ class Orchestrator:
                 self._lingering.keep(driver)
             else:
                 self._let_go(driver)
+        elif state.locks:
+            self.left.set()  # it stays, and may be at rest
 
     def _let_go(self, driver: Driver) -> None:
         """Let a run that waits leave memory, unless it has gone on meanwhile."""
@@ -360,23 +362,12 @@ class Orchestrator:
             self.admissions.settle(driver.run_id)
             if driver.queue:
                 self.on_room()
-            self._left.set()
+            self.left.set()
             if driver.state.uses_locks:
                 over = driver.state.finished is not None and driver.saved
                 (self.locks.ended if over else self.locks.left)(driver.run_id)
         self._lingering.forget(driver)
         driver.close()
-
-    async def settled(self, run_ids: Collection[str], until: float | None) -> bool:
-        """Wait until none of these runs is in memory; False when `until`, in the time of the loop, comes first."""
-        while any(run_id in self.active or run_id in self._loading for run_id in run_ids):
-            self._left.clear()
-            try:
-                async with asyncio.timeout_at(until):
-                    await self._left.wait()
-            except TimeoutError:
-                return False
-        return True
 
     def restart(self, driver: Driver) -> None:
         """Take a run out of memory at once, and bring it back from its journal."""

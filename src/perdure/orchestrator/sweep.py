@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from perdure.kernel.events import RunStatus
-from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.orchestrator import MOMENT, Orchestrator
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.queues import Admission
 
@@ -68,12 +69,35 @@ async def sweep(
         await orchestrator.load(found, dead)
         found += await _queued(orchestrator, admission, count, seen)
         # What these have begun in their turn, such as the runs of ticks, goes as far as it gets, too.
-        found += [run_id for run_id in orchestrator.active if run_id not in before and run_id not in found]
+        found += [r for r in orchestrator.active if r not in before and r not in found and not at_rest(orchestrator, r)]
         if not found:
             break
         seen.update(found)
-        in_time = await orchestrator.settled(found, until)
+        in_time = await _settled(orchestrator, found, until)
     return SweepReport(**count.taken, more=count.held or not in_time)
+
+
+def at_rest(orchestrator: Orchestrator, run_id: str) -> bool:
+    """Whether a run has left memory, or waits for longer than a moment and stays only for the lock it holds."""
+    driver = orchestrator.active.get(run_id)
+    if driver is None:
+        return run_id not in orchestrator.loading and run_id not in orchestrator.locks.regaining
+    state, due = driver.state, driver.state.wake_at
+    waits = driver.idle and not driver.stale and state.locks and not state.lock_waits
+    return bool(waits) and (due is None or due > orchestrator.clock.now() + MOMENT)
+
+
+async def _settled(orchestrator: Orchestrator, run_ids: Collection[str], until: float | None) -> bool:
+    """Wait until all these runs are at rest; False when `until`, in the time of the loop, comes first."""
+    while not all(at_rest(orchestrator, run_id) for run_id in run_ids):
+        orchestrator.left.clear()
+        try:
+            async with asyncio.timeout_at(until):
+                await orchestrator.left.wait()
+        except TimeoutError:
+            return False
+        await asyncio.sleep(0)  # one that has just got its locks back is on its way into memory
+    return True
 
 
 async def _dead(orchestrator: Orchestrator, ownership: Ownership) -> Collection[str | None]:
