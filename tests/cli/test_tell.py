@@ -134,6 +134,13 @@ def test_the_example_of_an_answer_fits_its_schema() -> None:
     assert example({"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}) is None
 
 
+async def test_the_reason_of_a_pause_shows_while_it_lasts(store: str, cli: Cli) -> None:
+    assert (await aside(cli, "pause", "p1", "--reason", "the courier is ill", "--store", store)).code == 0
+    assert (await aside(cli, "runs", "show", "p1", "--store", store, "--json")).json["reason"] == "the courier is ill"
+    assert (await aside(cli, "resume", "p1", "--store", store)).code == 0
+    assert (await aside(cli, "runs", "show", "p1", "--store", store, "--json")).json["reason"] == ""
+
+
 async def test_a_run_is_paused_resumed_and_cancelled(store: str, cli: Cli) -> None:
     for command in ("pause", "resume", "cancel"):
         assert (await aside(cli, command, "p1", "--store", store)).code == 0

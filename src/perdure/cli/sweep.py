@@ -38,5 +38,6 @@ def sweep(
         write_json(asdict(report))
     else:
         more = "; more may be left to do" if report.more else ""
-        note(f"{report.timers} timers, {report.schedules} ticks of schedules, {report.runs} runs{more}")
+        counts = [(report.timers, "timer{}"), (report.schedules, "tick{} of schedules"), (report.runs, "run{}")]
+        note(", ".join(f"{n} {what.format('s' if n != 1 else '')}" for n, what in counts) + more)
     return 0

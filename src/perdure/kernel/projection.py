@@ -75,7 +75,8 @@ def row(state: RunState) -> RunRow:
         output=finished.value if finished else Raw(b"null"),
         output_blob=finished.blob if finished else "",
         error=finished.error if finished else None,
-        reason=state.parked.reason if state.parked else (finished.reason if finished else ""),
+        # The latest word: a run that ended is no longer parked, and one that is parked says that rather than its pause.
+        reason=getattr(finished or state.parked or state.paused, "reason", ""),
         parent=started.parent,
         queue=started.queue,
         queue_key=started.queue_key,
