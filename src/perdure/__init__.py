@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         RunFailed,
         RunParked,
         SchemaMismatch,
+        SignalRejected,
         SignalTimeout,
         StepCancelled,
         StepError,
@@ -156,6 +157,7 @@ __all__ = [
     "ScheduleHandle",
     "ScheduleView",
     "SchemaMismatch",
+    "SignalRejected",
     "SignalTimeout",
     "Step",
     "StepCancelled",
@@ -232,8 +234,8 @@ _HOMES = {
             "HeartbeatTimeout HistoryTooLarge InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl "
             "LockLost LockTimeout NoSuchRun NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner "
             "NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
-            "SchemaMismatch SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable UnknownProgram "
-            "UsageError "
+            "SchemaMismatch SignalRejected SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable "
+            "UnknownProgram UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),

@@ -8,6 +8,7 @@
     │   ├── UnknownProgram
     │   ├── AlreadyExists
     │   ├── AnswerRejected
+    │   ├── SignalRejected
     │   ├── InvalidLock
     │   ├── InvalidRule       a rule says something that makes no sense, or can match nothing
     │   ├── NoSuchRun
@@ -113,6 +114,17 @@ class AlreadyExists(UsageError):
             cure = f"It is a run of {program!r}, so its result is not the one asked for: choose another id"
         super().__init__(
             f"a run with id {id!r} exists and is {status}; reuse={reuse!r} does not allow a new one. {cure}"
+        )
+
+
+class SignalRejected(UsageError):
+    """A signal is not of the type that the run waits for. The run still waits."""
+
+    def __init__(self, name: str, path: str, reason: str) -> None:
+        self.name, self.path, self.reason = name, path, reason
+        super().__init__(
+            f"the signal {name!r} was not sent: {path} {reason}; the run still waits for one of the type that its "
+            "wait_signal(type=...) names"
         )
 
 

@@ -17,11 +17,11 @@ from perdure import (
     InvalidId,
     InvalidName,
     NoSuchRun,
-    NotDecodable,
     NotFound,
     NotSerializable,
     PayloadTooLarge,
     RunStatus,
+    SignalRejected,
     UsageError,
     approval,
     connect,
@@ -164,12 +164,14 @@ async def test_an_answer_that_does_not_fit_names_the_path_and_leaves_the_questio
     assert await run.result(PATIENCE) == [1, False]
 
 
-async def test_a_signal_of_another_type_is_an_error_in_the_body_that_names_it(told: tuple[Engine, Client]) -> None:
+async def test_a_signal_of_another_type_is_refused_and_the_run_still_waits(told: tuple[Engine, Client]) -> None:
     engine, client = told
-    assert await client.signal("p1", "number", "seven") == Accepted(), "a sender cannot know what a body expects"
-    with pytest.raises(NotDecodable) as raised:
-        await (await engine.start(parcel(), id="p1")).result(PATIENCE)
-    assert "the signal 'number' taken by number:0 cannot be read as int" in str(raised.value)
+    with pytest.raises(SignalRejected, match=r"\$ \"seven\" is not of type \"integer\"; the run still waits"):
+        await client.signal("p1", "number", "seven")
+    view = await client.get("p1")
+    assert view is not None
+    assert [wait.name for wait in view.waits] == ["number"]
+    assert not [entry for entry in await engine.journal("p1") if type(entry.event).__name__ == "SignalReceived"]
 
 
 async def test_a_body_that_asks_for_nonsense_is_told_so_and_goes_on(told: tuple[Engine, Client]) -> None:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from perdure.errors import AnswerRejected
+from perdure.errors import AnswerRejected, SignalRejected
 from perdure.kernel.events import WaitOpened
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Journal
@@ -42,11 +42,24 @@ class States:
 
 def check_answer(asked: WaitOpened, answer: bytes) -> None:
     """Raise AnswerRejected when an answer does not fit the schema of what was asked."""
+    if misfit := _misfit(asked, answer):
+        raise AnswerRejected(asked.name, *misfit)
+
+
+def check_signal(asked: WaitOpened, payload: bytes) -> None:
+    """Raise SignalRejected when a signal does not fit the type that a run waits for."""
+    if misfit := _misfit(asked, payload):
+        raise SignalRejected(asked.name, *misfit)
+
+
+def _misfit(asked: WaitOpened, value: bytes) -> tuple[str, str] | None:
+    """Where a value does not fit the schema of what was asked for, and why."""
     schema = msgspec.json.decode(asked.schema)
     if schema is None:
-        return
+        return None
     import jsonschema_rs
 
-    for error in jsonschema_rs.validator_for(schema).iter_errors(msgspec.json.decode(answer)):
+    for error in jsonschema_rs.validator_for(schema).iter_errors(msgspec.json.decode(value)):
         path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
-        raise AnswerRejected(asked.name, path, error.message)
+        return path, error.message
+    return None

@@ -11,7 +11,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.client.connection import Connection
-from perdure.client.states import check_answer
+from perdure.client.states import check_answer, check_signal
 from perdure.engine.outbox import extend
 from perdure.errors import NoSuchRun, StepCancelled
 from perdure.kernel import inbound
@@ -31,13 +31,20 @@ class Telling(Connection):
     async def signal(
         self, id: str, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once."""
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once.
+
+        Raises SignalRejected when the run waits for a signal of this name and this one is not of the type it waits for.
+        """
         check_name(name, "the name of a signal")
         data = self.codec.encode(payload, f"the payload of the signal {name!r}")
         self.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
         key = _key(signal_id, "signal_id")
-        verdict = await self._tell(id, lambda state, child: inbound.signal(state, name, Raw(data), key, child))
-        return _own(verdict, signal_id)
+        check = partial(check_signal, payload=data)
+
+        def decide(state: RunState, child: str) -> Any:
+            return inbound.signal(state, name, Raw(data), key, child, check)
+
+        return _own(await self._tell(id, decide), signal_id)
 
     async def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None

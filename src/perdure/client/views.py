@@ -227,7 +227,7 @@ def _wait_view(path: str, op: OpenOp) -> WaitView:
     if asked is None:
         return WaitView(path, kind, _moment(op.due), op.source, op.name.rpartition("/")[2])
     request, schema = msgspec.json.decode(asked.request), msgspec.json.decode(asked.schema)
-    return WaitView(path, kind, _moment(op.due), op.source, op.name, request, schema, asked.approvers)
+    return WaitView(path, kind, _moment(op.due), op.source, asked.name, request, schema, asked.approvers)
 
 
 def approval_views(row: RunRow, state: RunState, now: float) -> list[ApprovalView]:
@@ -235,7 +235,7 @@ def approval_views(row: RunRow, state: RunState, now: float) -> list[ApprovalVie
     views = []
     for path, op in state.ops.items():
         asked = op.opened
-        if asked is not None:
+        if asked is not None and asked.kind == "approval":
             views.append(
                 ApprovalView(
                     id=row.id,

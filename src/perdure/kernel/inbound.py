@@ -29,7 +29,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.state import ANSWER, REJECTED, RunState, signal_key
+from perdure.kernel.state import ANSWER, REJECTED, RunState, address, signal_key
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -70,12 +70,26 @@ def ended(state: RunState, child: str) -> RunStatus | None:
     return state.finished.status if state.finished is not None else None
 
 
-def signal(state: RunState, name: str, payload: Raw, signal_id: str, child: str = "") -> Events | Duplicate | Finished:
-    """Send a signal. One with a `signal_id` that has come before is a duplicate, whatever it carries."""
+def signal(
+    state: RunState,
+    name: str,
+    payload: Raw,
+    signal_id: str,
+    child: str = "",
+    check: Callable[[WaitOpened], None] = lambda asked: None,
+) -> Events | Duplicate | Finished:
+    """Send a signal. One with a `signal_id` that has come before is a duplicate, whatever it carries.
+
+    `check` raises SignalRejected when the signal does not fit the wait that would take it at once.
+    """
     if signal_id and signal_key(child, signal_id) in state.signal_ids:
         return Duplicate()
     if (status := ended(state, child)) is not None:
         return Finished(status)
+    to = address(child, name)
+    waiting = state.waits.get(to)
+    if waiting and not state.inbox.get(to) and (asked := state.ops[waiting[0]].opened) is not None:
+        check(asked)
     return [SignalReceived(name, payload, signal_id, child)]
 
 
@@ -129,7 +143,12 @@ def _question(
     closed_to: set[str] = set()
     for op, open_op in state.ops.items():
         question = open_op.opened
-        if question is None or name not in (question.name, op) or (child and not op.startswith(f"{child}/")):
+        if (
+            question is None
+            or question.kind != "approval"
+            or name not in (question.name, op)
+            or (child and not op.startswith(f"{child}/"))
+        ):
             continue
         allowed = may_answer(question, now)
         if not allowed or by in allowed:

@@ -48,7 +48,7 @@ class OpenOp:
         self.due: float | None = None
         self.name = ""
         self.shown: Shown | None = None
-        # For an approval: what was asked, and when.
+        # For an approval, and a signal of a given type: what was asked for, and when.
         self.opened: WaitOpened | None = None
         self.opened_at = 0.0
 

@@ -263,7 +263,9 @@ class RunState:
         if event.kind == "signal":
             op.name = address(self.child_of(event.op), event.name)
             self.waits.setdefault(op.name, deque()).append(event.op)
-        if event.kind == "approval":
+            if event.schema != NULL:
+                op.opened, op.opened_at = event, at
+        elif event.kind == "approval":
             op.opened, op.opened_at = event, at
             self.approvals += 1
         elif event.kind == "lock":
@@ -275,7 +277,7 @@ class RunState:
     def _wait_resolved(self, event: WaitResolved, at: float) -> None:
         op = self.ops.pop(event.op, None)
         self._clear_due(event.op)
-        if op is not None and op.opened is not None:
+        if op is not None and op.kind == "approval":
             self.approvals -= 1
         if op is not None and op.kind == "signal":
             self.waits[op.name].remove(event.op)

@@ -26,11 +26,14 @@ async def wait_signal(name: str, timeout: float | timedelta | None = None, *, ty
 async def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any = None) -> Any:
     """Wait for a signal of this name, and return what it carries. Signals that came before are taken in their order.
 
-    Raises SignalTimeout, which is a TimeoutError, when none comes in time; NotDecodable when it does not fit `type`.
+    Raises SignalTimeout, which is a TimeoutError, when none comes in time. Whoever sends one that is not of `type` is
+    told so while the run waits; one that had come before, and is not, raises NotDecodable here.
     """
     body = require_body("wait_signal()")
     check_name(name, "the name of a signal")
-    return await body.wait(Wait("signal", name, Any if type is None else type), _deadline(body, timeout))
+    wanted = _json_schema(type)
+    question = {} if wanted is None else {"schema": Raw(msgspec.json.encode(wanted))}
+    return await body.wait(Wait("signal", name, Any if type is None else type), _deadline(body, timeout), **question)
 
 
 @overload
