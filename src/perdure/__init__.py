@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.authoring.code.waits import approval, set_state, wait_signal
     from perdure.authoring.code.workflow import Workflow, workflow
     from perdure.client.client import Client
+    from perdure.client.compacting import CompactReport
     from perdure.client.handle import RunHandle
     from perdure.client.locks import Locks, LockView
     from perdure.client.schedules import ScheduleHandle, ScheduleView
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         Diverged,
         HeartbeatTimeout,
         HistoryTooLarge,
+        InvalidCapsule,
         InvalidId,
         InvalidLock,
         InvalidName,
@@ -100,6 +102,7 @@ __all__ = [
     "CatchUp",
     "Chunk",
     "Client",
+    "CompactReport",
     "CompensationFailed",
     "Corrupt",
     "DeadlineExceeded",
@@ -113,6 +116,7 @@ __all__ = [
     "HeartbeatTimeout",
     "HeldBy",
     "HistoryTooLarge",
+    "InvalidCapsule",
     "InvalidId",
     "InvalidLock",
     "InvalidName",
@@ -223,6 +227,7 @@ _HOMES = {
         "perdure.authoring.code.waits": ("approval set_state wait_signal"),
         "perdure.authoring.code.workflow": ("Workflow workflow"),
         "perdure.client.client": ("Client"),
+        "perdure.client.compacting": ("CompactReport"),
         "perdure.client.handle": ("RunHandle"),
         "perdure.client.locks": ("LockView Locks"),
         "perdure.client.schedules": ("ScheduleHandle ScheduleView"),
@@ -231,8 +236,8 @@ _HOMES = {
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected CompensationFailed Corrupt DeadlineExceeded Diverged "
-            "HeartbeatTimeout HistoryTooLarge InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl "
-            "LockLost LockTimeout NoSuchRun NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner "
+            "HeartbeatTimeout HistoryTooLarge InvalidCapsule InvalidId InvalidLock InvalidName InvalidRule "
+            "InvalidStoreUrl LockLost LockTimeout NoSuchRun NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner "
             "NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalRejected SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable "
             "UnknownProgram UsageError "

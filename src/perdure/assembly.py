@@ -231,6 +231,9 @@ class Engine(Client):
             raise UnknownProgram(invocation.name, tuple(n for n in self._programs if not n.startswith(BUILT_IN)))
         return program
 
+    def _known(self, program: str) -> Program | None:
+        return self._programs.get(program)
+
     async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
         orchestrator = self._orchestrator
         if orchestrator is None or orchestrator.closing:

@@ -9,6 +9,7 @@
     │   ├── AlreadyExists
     │   ├── AnswerRejected
     │   ├── SignalRejected
+    │   ├── InvalidCapsule    a file is no capsule, or a damaged or forged one
     │   ├── InvalidLock
     │   ├── InvalidRule       a rule says something that makes no sense, or can match nothing
     │   ├── NoSuchRun
@@ -109,6 +110,13 @@ class AlreadyExists(UsageError):
 
     def __init__(self, id: str, status: str, reuse: str, program: str | None = None) -> None:
         self.id, self.status, self.reuse, self.program = id, status, reuse, program
+        if reuse == "import":
+            PerdureError.__init__(
+                self,
+                f"this store has another run with the id {id!r}, of {program!r} and {status}; import it into a "
+                "store of its own: perdure import FILE --store sqlite:///imported.db",
+            )
+            return
         cure = "Use reuse='return_existing' to get it, or choose another id"
         if program is not None:
             cure = f"It is a run of {program!r}, so its result is not the one asked for: choose another id"
@@ -138,6 +146,14 @@ class AnswerRejected(UsageError):
         self.name, self.path, self.reason = name, path, reason
         where = f"{path} " if path else ""
         super().__init__(f"the answer to {name!r} was not accepted: {where}{reason}; the question is still open")
+
+
+class InvalidCapsule(UsageError):
+    """A file is no capsule, or one that was damaged or changed."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"this is not a capsule that can be used: {reason}. Nothing was imported")
 
 
 class InvalidLock(UsageError):

@@ -32,6 +32,8 @@ WORDS = {
     "remote step": "",
     "signal": "event, message",
     "approval": "task, ticket",
+    "capsule": "dump, archive",
+    "snapshot": "checkpoint",
     "park": "",
 }
 

@@ -28,6 +28,7 @@ from typing import Any, Generic, Self, TypeVar
 from perdure import assembly
 from perdure.assembly import DEFAULT_STORE, run
 from perdure.authoring.code.step import Step
+from perdure.blocking.capsules import Capsules
 from perdure.blocking.loop import Loop as _Loop
 from perdure.blocking.schedules import ScheduleHandle, Scheduling
 from perdure.client import client as asynchronous
@@ -59,7 +60,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Client(Scheduling):
+class Client(Scheduling, Capsules):
     """A connection to a store: starts runs for engines elsewhere to execute, and reads. Made by `connect`."""
 
     def __init__(self, client: asynchronous.Client) -> None:

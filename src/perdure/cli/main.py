@@ -36,6 +36,9 @@ COMMANDS = {
     ),
     "locks": ("perdure.cli.locks:app", "Look at locks and take them away: ls, release."),
     "sweep": ("perdure.cli.sweep:sweep", "Do what is due, and end: for cron jobs and serverless hosts."),
+    "export": ("perdure.cli.capsules:export", "Write a run into a file: its journal, its values, its program."),
+    "import": ("perdure.cli.capsules:import_", "Bring a run from a file into a store, to be looked at."),
+    "compact": ("perdure.cli.capsules:compact", "Leave out of a finished run's journal what its steps showed."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }
 

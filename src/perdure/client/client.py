@@ -10,6 +10,8 @@ import msgspec
 from msgspec import Raw
 
 from perdure.client.asking import Asking
+from perdure.client.capsules import Capsules
+from perdure.client.compacting import Compacting
 from perdure.client.connection import checked_tags
 from perdure.client.handle import RunHandle
 from perdure.client.places import Duration, Place, debounced_id, placed, seconds
@@ -35,7 +37,7 @@ from perdure.kernel.state import RunState, fold
 R = TypeVar("R")
 
 
-class Client(Scheduling, Asking):
+class Client(Scheduling, Capsules, Compacting, Asking):
     """A connection to a store: starts runs for engines elsewhere to execute, tells them things, and reads."""
 
     async def start(

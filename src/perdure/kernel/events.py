@@ -334,6 +334,17 @@ class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
     kind: str = "diverged"
 
 
+class SnapshotTaken(Event, frozen=True, tag=True, omit_defaults=True):
+    """The owner stored what replay needs of the events before number `seq`. Without that the journal says the same.
+
+    `size` is about how large the journal was.
+    """
+
+    seq: int
+    blob: str
+    size: int = 0
+
+
 class RunResumed(Event, frozen=True, tag=True, omit_defaults=True):
     """A run that stood still goes on."""
 
@@ -372,6 +383,7 @@ AnyEvent = (
     | CancelRequested
     | RunPaused
     | RunParked
+    | SnapshotTaken
     | RunResumed
     | RunFinished
 )
@@ -409,6 +421,17 @@ def weight(event: AnyEvent) -> int:
     if isinstance(event, ChunkAppended):
         return EVENT_BYTES + sum(map(len, event.chunks))
     return EVENT_BYTES + len(getattr(event, "value", b""))
+
+
+def journal_size(batches: Sequence[Batch]) -> int:
+    """About how many bytes a journal takes; what a snapshot leaves out of it is counted as well."""
+    size = 0
+    for batch in batches:
+        for event in batch.events:
+            size += weight(event)
+            if isinstance(event, SnapshotTaken):
+                size = max(size, event.size)
+    return size
 
 
 def moment(at: float) -> datetime:

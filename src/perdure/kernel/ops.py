@@ -35,6 +35,7 @@ class OpenOp:
         "running",
         "shown",
         "source",
+        "spent",
     )
 
     def __init__(self, kind: str, source: str) -> None:
@@ -51,6 +52,8 @@ class OpenOp:
         # For an approval, and a signal of a given type: what was asked for, and when.
         self.opened: WaitOpened | None = None
         self.opened_at = 0.0
+        # How many of its events nobody needs once it has ended.
+        self.spent = 0
 
 
 class Child:

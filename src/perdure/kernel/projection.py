@@ -57,6 +57,8 @@ def row(state: RunState) -> RunRow:
     """The row of a run in this state."""
     started, finished = state.started, state.finished
     assert started is not None
+    # A run that was imported takes no room in a queue of this store.
+    queued = started.queue and not state.imported
     return RunRow(
         run_id=state.run_id,
         id=started.id,
@@ -82,7 +84,7 @@ def row(state: RunState) -> RunRow:
         queue_key=started.queue_key,
         priority=started.priority,
         not_before=started.not_before if started.queue else None,
-        began_at=state.began_at if started.queue else None,
+        began_at=state.began_at if queued else None,
         continued_as=finished.continued_as if finished else "",
         approvals=state.approvals,
     )

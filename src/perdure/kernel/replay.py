@@ -149,6 +149,7 @@ class Replay:
         """Take whole batches in."""
         for batch in batches:
             at = batch.at
+            self.state.next_seq = batch.seq
             for event in batch.events:
                 self.fold(event, at)
 
@@ -245,7 +246,7 @@ class Replay:
         what = f"a run of {event.program}"
         if type(command) is not StartChild or command.program != event.program:
             self._missing(event, event.op, what, event.source, command)
-        elif command.inputs_hash != event.inputs:
+        elif event.inputs and command.inputs_hash != event.inputs:
             recorded = f"{what} ({event.source}) with inputs {event.inputs}"
             self._diverge(event, event.op, recorded, f"starts it with other inputs {command.inputs_hash}")
         if event.detached:
@@ -290,7 +291,8 @@ class Replay:
         self.bulky.discard(event.op)
         if type(command) is RunStep:
             self.open_steps[event.op] = command
-            if command.inputs_hash == event.inputs:
+            # None were recorded, or they were taken out of it with what they are of.
+            if not event.inputs or command.inputs_hash == event.inputs:
                 return
             self._diverge(
                 event,

@@ -28,6 +28,7 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     SignalReceived,
+    SnapshotTaken,
     StateSet,
     StepFailed,
     StepProgressed,
@@ -41,6 +42,8 @@ from perdure.kernel.events import (
 from perdure.kernel.locking import HeldLock, unlocked
 from perdure.kernel.ops import Child, OpenOp, Shown
 
+# Why a run stands still that came from another store.
+IMPORTED = "imported"
 # How a person ends a wait, followed by who it was.
 ANSWER, REJECTED = "answer:", "rejected:"
 
@@ -78,6 +81,8 @@ class RunState:
         "running",
         "session",
         "signal_ids",
+        "snapshot",
+        "spent",
         "started",
         "steps",
         "stirred",
@@ -126,6 +131,9 @@ class RunState:
         self.values: dict[str, Raw] = {}
         self.finished: RunFinished | None = None
         self.finished_at: float | None = None
+        # How many events are over and done with, for a snapshot to leave out, and where the last snapshot was taken.
+        self.spent = 0
+        self.snapshot = 0
         # Moments at which something of this run is due, and the earliest of them while it is known.
         self._due: dict[str, float] = {}
         self._wake: float | None = None
@@ -157,6 +165,11 @@ class RunState:
         # No op but children: a body is between two of them, and its owner is about to say what comes next. A lock must
         # be renewed, and asked for, also while the run waits for something else.
         return bool(self.running or len(self.ops) == len(self.children) or self.locks or self.lock_waits)
+
+    @property
+    def imported(self) -> bool:
+        """Whether the run was brought here to be looked at, and nobody has let it go on."""
+        return self.parked is not None and self.parked.kind == IMPORTED
 
     def child_of(self, op: str) -> str:
         """The op path of the child that this op belongs to; none for the root's own."""
@@ -217,6 +230,7 @@ class RunState:
         self.owner, self.epoch, self.session = event.owner, event.epoch, event.session
         if event.epoch == 1:
             self.began_at = at
+        self.spent += event.epoch > 1
 
     def _run_released(self, event: RunReleased, at: float) -> None:
         self.owner = None
@@ -230,6 +244,7 @@ class RunState:
             op.running = True
             self.running += 1
         op.attempt = event.attempt
+        op.spent += event.attempt > 1
         if op.due is not None:
             op.due = None
             self._clear_due(event.op)
@@ -239,6 +254,7 @@ class RunState:
         if op is None:
             return
         self.steps += 1
+        self.spent += op.spent
         # A remote step is reported by who made it; that the owner gave it up is the owner's own word.
         self.stirred |= op.kind == "remote" and not getattr(event, "cancelled", False)
         if op.running:
@@ -249,6 +265,7 @@ class RunState:
     def _attempt_failed(self, event: AttemptFailed, at: float) -> None:
         op = self.ops[event.op]
         op.failures += 1
+        op.spent += 1
         if event.fallback:
             op.failed = event.error
         if op.running:
@@ -347,6 +364,7 @@ class RunState:
 
     def _shown(self, op: str) -> Shown:
         open_op = self.ops[op]
+        open_op.spent += 1
         if open_op.shown is None:
             open_op.shown = Shown()
         return open_op.shown
@@ -369,6 +387,9 @@ class RunState:
 
     def _run_parked(self, event: RunParked, at: float) -> None:
         self.parked = event
+
+    def _snapshot_taken(self, event: SnapshotTaken, at: float) -> None:
+        self.spent, self.snapshot = 0, self.next_seq - 1
 
     def _run_resumed(self, event: RunResumed, at: float) -> None:
         self.stirred = self.paused is not None
@@ -423,6 +444,7 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     WaitResolved: RunState._wait_resolved,
     CancelRequested: RunState._cancel_requested,
     RunParked: RunState._run_parked,
+    SnapshotTaken: RunState._snapshot_taken,
     RunResumed: RunState._run_resumed,
     RunFinished: RunState._run_finished,
 }
@@ -432,9 +454,22 @@ def fold(run_id: str, batches: Iterable[Batch]) -> RunState:
     """The state after all of `batches`."""
     state = RunState(run_id)
     for batch in batches:
+        # Not always the next one: a snapshot leaves events out.
+        state.next_seq = batch.seq
         for event in batch.events:
             state.fold(event, batch.at)
     return state
+
+
+def stands_imported(batches: Sequence[Batch]) -> bool:
+    """As `RunState.imported`, without folding all of a journal."""
+    for batch in reversed(batches):
+        for event in reversed(batch.events):
+            if isinstance(event, RunParked):
+                return event.kind == IMPORTED
+            if isinstance(event, RunResumed | RunClaimed | RunStarted):
+                return False
+    return False
 
 
 def glance(batches: Sequence[Batch]) -> tuple[bool, str | None]:

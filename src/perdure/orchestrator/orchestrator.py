@@ -27,18 +27,19 @@ from perdure.kernel.events import (
     RunResumed,
     RunStarted,
     RunStatus,
-    weight,
+    journal_size,
 )
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Family, Replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
-from perdure.kernel.state import RunState, fold, glance
+from perdure.kernel.state import RunState, fold, glance, stands_imported
 from perdure.orchestrator.admissions import Admissions, may_begin
 from perdure.orchestrator.lingering import Lingering
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.parking import Parking
+from perdure.orchestrator.snapshots import Snapshots
 from perdure.orchestrator.tails import Tails
 from perdure.orchestrator.telling import Teller
 from perdure.ports.clock import Clock
@@ -90,6 +91,7 @@ class Orchestrator:
         self._observer = on_commit
         self.payloads = Payloads(store.blobs, limits)
         self.active: dict[str, Driver] = {}
+        self.snapshots = Snapshots(store, recovery.snapshot)
         self.parking = Parking(store, clock, on_finished)
         self.unreadable = self.parking.unreadable
         self._accepting: dict[str, asyncio.Future[None]] = {}
@@ -158,7 +160,7 @@ class Orchestrator:
             return 0
         self.loading.update(wanted)
         try:
-            journals = await self.store.journal.read_many(wanted)
+            journals = await self.snapshots.read_many(wanted)
             ready: list[Ready] = []
             for run_id in wanted:
                 batches = journals.get(run_id)
@@ -235,6 +237,8 @@ class Orchestrator:
             self.locks.ended(run_id)
             self._on_finished(row(fold(run_id, batches)))
             return
+        if stands_imported(batches):
+            return
         if owner not in (None, self.name) and owner not in dead:
             self.locks.left(run_id)
             return
@@ -297,7 +301,7 @@ class Orchestrator:
     def _driver(self, replay: Replay, batches: Sequence[Batch], variables: Context) -> Driver:
         started = replay.state.started
         assert started is not None
-        size = sum(weight(event) for batch in batches for event in batch.events)
+        size = journal_size(batches)
         return Driver(self.services, replay, durability(started.durability), variables, size)
 
     # --- what the writer reports ----------------------------------------------------------------------------------
@@ -319,6 +323,8 @@ class Orchestrator:
         state = driver.state
         if state.uses_locks and self.active.get(driver.run_id) is driver:
             self.locks.committed(driver.run_id, append)
+        if self.snapshots.due(state):
+            self.snapshots.take(self, driver)
         if state.finished is not None or not state.running:
             self._settle(driver)
 

@@ -76,6 +76,13 @@ class Journal(Protocol):
         """
         ...
 
+    async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
+        """Put `batches` in the place of a whole journal whose next number is `expected_next`; wholly or not at all.
+
+        For journals of runs that have ended. Rows stay as they are.
+        """
+        ...
+
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them; empty when there are none."""
         ...

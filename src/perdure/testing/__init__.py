@@ -1,1 +1,27 @@
-"""Tools to test with: the contract of a backend, and simulated worlds to run workflows in."""
+"""For tests of workflows and of stores: replay of recorded runs, crashes, virtual time, conformance suites.
+
+Names are loaded when they are asked for: the pytest plugin is in here, and costs nobody anything who does not use it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.testing.replaying import Replaying, Stop, replay
+    from perdure.testing.trials import Interleavings, Survived, crash_everywhere, interleavings
+
+__all__ = ["Interleavings", "Replaying", "Stop", "Survived", "crash_everywhere", "interleavings", "replay"]
+
+_HOMES = {
+    **dict.fromkeys(("Replaying", "Stop", "replay"), "perdure.testing.replaying"),
+    **dict.fromkeys(("Interleavings", "Survived", "crash_everywhere", "interleavings"), "perdure.testing.trials"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'perdure.testing' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(home), name)
+    return value

@@ -15,7 +15,7 @@ import sysconfig
 import types
 import warnings
 from asyncio import events
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextvars import Context
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -452,15 +452,19 @@ def user_line(frame: FrameType | None) -> str:
     return library
 
 
-def waiting_line(coro: Any) -> str:
-    """`file:line` where a suspended coroutine waits, in the user's code."""
-    line = "a workflow"
+def waiting_frames(coro: Any) -> Iterator[FrameType]:
+    """The frames of the user's code in which a suspended coroutine waits, from the outermost to the innermost."""
     while coro is not None:
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None) or getattr(coro, "ag_frame", None)
         if frame is not None and not frame.f_code.co_filename.startswith(_INSIDES):
-            line = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+            yield frame
         coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None) or getattr(coro, "ag_await", None)
-    return line
+
+
+def waiting_line(coro: Any) -> str:
+    """`file:line` where a suspended coroutine waits, in the user's code."""
+    frames = list(waiting_frames(coro))
+    return f"{_short(frames[-1].f_code.co_filename)}:{frames[-1].f_lineno}" if frames else "a workflow"
 
 
 def _short(filename: str) -> str:

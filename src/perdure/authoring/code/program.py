@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
+from hashlib import sha256
 from inspect import Parameter
 from typing import Any
 
@@ -48,6 +49,13 @@ class CodeProgram:
         if self._reach is None:
             self._reach = reach(self._fn)
         return self._reach
+
+    def source_hash(self) -> str:
+        """A fingerprint of the function as it is written; empty where its source is not at hand."""
+        try:
+            return sha256(inspect.getsource(self._fn).encode()).hexdigest()
+        except (OSError, TypeError):
+            return ""
 
     def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""

@@ -95,6 +95,18 @@ class MemoryJournal:
         self.commits += 1
         return Appended()
 
+    async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
+        """Put batches in the place of a whole journal."""
+        head = self.head_of.get(run_id)
+        if head is None or head.next_seq != expected_next:
+            return Conflict(head.next_seq if head else 0)
+        encoded = [(batch.seq, batch.at, encode_events(batch.events)) for batch in batches]
+        self.batches[run_id] = encoded
+        next_seq = batches[-1].seq + len(batches[-1].events)
+        self.head_of[run_id] = Head(next_seq, batches[-1].at, sum(len(data) for _, _, data in encoded))
+        self.commits += 1
+        return Appended()
+
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
         self.count("read")

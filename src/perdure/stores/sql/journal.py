@@ -26,6 +26,8 @@ FEW, SMALL = 8, 32_768
 _CREATE_HEAD = "insert into perdure_heads (run_id, next_seq, at, size) values (?, ?, ?, ?)"
 _SWAP_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = size + ? where run_id = ? and next_seq = ?"
 _INSERT_EVENTS = "insert into perdure_journal (run_id, seq, at, checksum, events) values (?, ?, ?, ?, ?)"
+_DELETE_EVENTS = "delete from perdure_journal where run_id = ?"
+_REPLACE_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = ? where run_id = ?"
 _INSERT_RUN = """
     insert into perdure_runs values
         (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -79,6 +81,12 @@ class SqlJournal:
         result = self._database.write(lambda db: _write(db, prepared), fsync=fsync)
         self._database.fold_log()
         return result
+
+    async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
+        """Put batches in the place of a whole journal."""
+        prepared = _prepare(Append(run_id, expected_next, batches))
+        outcome = self._database.write(lambda db: _rewrite(db, prepared))
+        return await outcome if isinstance(outcome, Awaitable) else outcome
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
@@ -223,6 +231,17 @@ def _write_one(db: apsw.Connection, one: _Prepared) -> Outcome:
         db.execute("release one")
     for start in one.starts:
         _write_one(db, start)  # one that is there already was started before
+    return APPENDED
+
+
+def _rewrite(db: apsw.Connection, one: _Prepared) -> Outcome:
+    append = one.append
+    head = db.execute(_HEAD, (append.run_id,)).fetchone()
+    if head is None or head[0] != append.expected_next:
+        return Conflict(head[0] if head is not None else 0)
+    db.execute(_DELETE_EVENTS, (append.run_id,))
+    db.executemany(_INSERT_EVENTS, one.events)
+    db.execute(_REPLACE_HEAD, (append.next_seq, one.at, one.size, append.run_id))
     return APPENDED
 
 

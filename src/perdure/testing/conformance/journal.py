@@ -413,5 +413,37 @@ class ReadConformance(StoreConformance):
         assert await numbered(store.journal, "r1") == expected
 
 
-class JournalConformance(AppendConformance, ReadConformance):
+class RewriteConformance(StoreConformance):
+    """The contract of putting a whole journal in the place of another."""
+
+    async def test_a_journal_is_replaced_whole(self, store: Store, second: Store) -> None:
+        """What is read afterwards is what was given, with its numbers; the row and other journals stay."""
+        run, other = History("r1"), History("r2")
+        await write_all(store, run.begin(*step(0), *step(1)), other.begin())
+        row, before = await store.runs.get("r1"), await store.journal.head("r1")
+        assert before is not None
+        version = store.version()
+        batches = [Batch(0, run.at, [run.started]), Batch(1, run.at + 1, step(1))]
+        assert await store.journal.rewrite("r1", 5, batches) == Appended()
+        assert store.version() != version
+        assert await second.journal.read("r1") == batches
+        head = await second.journal.head("r1")
+        assert head is not None
+        assert (head.next_seq, head.at, head.size < before.size) == (3, run.at + 1, True)
+        assert await second.runs.get("r1") == row
+        assert await numbered(second.journal, "r2") == [(0, other.started)]
+
+    async def test_a_journal_that_has_grown_or_is_not_there_is_not_replaced(self, store: Store) -> None:
+        """The next number must be the one that was expected."""
+        run = History("r1")
+        begin = run.begin(*step(0))
+        await write_all(store, begin)
+        version = store.version()
+        assert await store.journal.rewrite("r1", 2, [Batch(0, 1.0, [run.started])]) == Conflict(3)
+        assert await store.journal.rewrite("r2", 0, [Batch(0, 1.0, [run.started])]) == Conflict(0)
+        assert await numbered(store.journal, "r1") == listed(begin)
+        assert store.version() == version
+
+
+class JournalConformance(AppendConformance, ReadConformance, RewriteConformance):
     """The journal of a store."""

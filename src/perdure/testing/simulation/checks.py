@@ -47,7 +47,7 @@ def check_journal(
     if commands != again:
         return [f"two replays of the journal of {run_id} wish for different things"]
     end = batches[-1].events[-1]
-    return _check_end(run_id, end, finish, blobs) if isinstance(end, RunFinished) else []
+    return check_end(run_id, end, finish, blobs) if isinstance(end, RunFinished) else []
 
 
 def _commands(
@@ -90,7 +90,8 @@ def _tell(command: Command) -> str:
     return f"{type(command).__name__} {msgspec.json.encode(command).decode()}"
 
 
-def _check_end(run_id: str, end: RunFinished, finish: Finish | None, blobs: Mapping[str, bytes]) -> list[str]:
+def check_end(run_id: str, end: RunFinished, finish: Finish | None, blobs: Mapping[str, bytes]) -> list[str]:
+    """Hold the end that a replay wishes for against the one that was recorded."""
     if finish is None:
         # Ended from outside: by a cancel or by its deadline.
         return [f"{run_id} completed, and its replay does not"] if end.status is RunStatus.COMPLETED else []

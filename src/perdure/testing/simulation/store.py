@@ -202,6 +202,10 @@ class SimulatedJournal:
         self._monitor.note("somebody", f"interferes with {run_id}")
         self._monitor.answered(self._machine, [append], outcomes, journal.rows)
 
+    async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
+        """Put batches in the place of a whole journal."""
+        return await self._slow.rewrite(run_id, expected_next, batches)  # type: ignore[no-any-return]
+
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
         return cast("list[Batch]", await self._slow.read(run_id, start, limit))

@@ -1,0 +1,139 @@
+"""`perdure export`, `import` and `compact`: a run in a file, and a journal that takes less room."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from perdure.cli.exits import Problem
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.output import note, write_json
+from perdure.client.client import Client
+from perdure.client.compacting import CompactReport
+from perdure.client.views import RunView
+from perdure.kernel.capsule import MOST_BYTES
+from perdure.kernel.commands import Program
+from perdure.ports.store import Store
+from perdure.stores.open import open_store
+
+
+def export(
+    id: RunId,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"], help="The file to write.")],
+    redact: Annotated[
+        list[str] | None,
+        Parameter(help="Take out what is at this path, as $.card.number or charge:0.$.pan; may be repeated."),
+    ] = None,
+    code: Annotated[str | None, Parameter(help="file.py or module: note the hash of the program's source.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Write a run into a file: its journal with its children, its values, and which program wrote it."""
+    programs: dict[str, Program] = {}
+    if code is not None:
+        from perdure.cli.targets import load
+
+        programs = {program.name: program for program in load(code).programs.values()}
+
+    async def ask() -> bytes:
+        async with _Knowing(open_store(store), programs) as client:
+            return await client.export(id, redact=redact or ())
+
+    data = asyncio.run(ask())
+    _write(output, data)
+    if json:
+        write_json({"id": id, "file": output, "bytes": len(data), "redacted": redact or []})
+    else:
+        note(f"run {id!r} is in {output} ({len(data):,} bytes)")
+
+
+def import_(
+    file: Annotated[str, Parameter(help="What `perdure export` wrote.")],
+    /,
+    *,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Bring a run from a file into a store, to be looked at and replayed; nothing executes it.
+
+    A finished run is as it was; one that was not is parked. A file that was damaged or changed is refused.
+    """
+    data = _read(file)
+
+    async def ask() -> RunView:
+        opened = open_store(store)
+        # A store of its own is a good place for a run from elsewhere, and need not exist yet.
+        await opened.open(migrate=True)
+        await opened.close()
+        async with Client(opened) as client:
+            return await client.import_run(data)
+
+    view = asyncio.run(ask())
+    if json:
+        write_json(view)
+    else:
+        note(f"run {view.id!r} of {view.program} is in {store} ({view.status}); see: perdure runs show {view.id}")
+
+
+def compact(
+    id: RunId,
+    /,
+    *,
+    dry_run: Annotated[bool, Parameter(negative="", help="Say what would be, and leave it as it is.")] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Leave out of a finished run's journal what its steps showed before they ended: chunks and progress.
+
+    Results, attempts, errors, owners, signals and answers stay. Events are numbered anew.
+    """
+
+    async def ask() -> CompactReport:
+        async with Client(open_store(store)) as client:
+            return await client.compact(id, dry_run=dry_run)
+
+    report = asyncio.run(ask())
+    if json:
+        write_json(report)
+    else:
+        became = "would become" if dry_run else "became"
+        note(
+            f"the journal of run {id!r}: {report.events_before:,} events ({report.bytes_before:,} bytes) {became} "
+            f"{report.events_after:,} ({report.bytes_after:,} bytes)"
+        )
+
+
+class _Knowing(Client):
+    """A client that has programs, to name the source of a run's."""
+
+    def __init__(self, store: Store, programs: dict[str, Program]) -> None:
+        super().__init__(store)
+        self._programs = programs
+
+    def _known(self, program: str) -> Program | None:
+        return self._programs.get(program)
+
+
+def _write(path: str, data: bytes) -> None:
+    """Wholly or not at all: a file that is cut off would be refused only when it is needed."""
+    beside = f"{path}.part"
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+        os.replace(beside, path)
+    except OSError as error:
+        raise Problem(f"cannot write {path}: {error.strerror}") from error
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            # One byte more than there can be: enough to be refused, whatever the file is.
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise Problem(f"cannot read {path}: {error.strerror}") from error

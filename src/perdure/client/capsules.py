@@ -1,0 +1,101 @@
+"""Runs that leave a store in a file, and come into another one from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.client.connection import Connection
+from perdure.client.views import RunView, run_view
+from perdure.errors import AlreadyExists, Corrupt, InvalidCapsule
+from perdure.kernel.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
+from perdure.kernel.commands import Program
+from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events
+from perdure.kernel.projection import child_rows, row
+from perdure.kernel.redact import redact as take_out
+from perdure.kernel.state import IMPORTED, RunState, fold
+from perdure.ports.journal import Append
+
+
+class Capsules(Connection):
+    """Writes runs into files, and reads them from there."""
+
+    async def export(self, id: str, *, redact: Sequence[str] = ()) -> bytes:
+        """A run as one file: its journal with its children, its large values, and which program wrote it.
+
+        `redact` takes values out: `$.card.number` of every value, `charge:0.$.pan` of an op, `$..pan` at any depth.
+        """
+        return encode_capsule(take_out(await self._capsule(id), [redact] if isinstance(redact, str) else redact))
+
+    async def _capsule(self, id: str) -> Capsule:
+        run, _ = await self._require(id)
+        root = run.root or run.run_id
+        batches = await self.store.journal.read(root)
+        blobs: dict[str, bytes] = {}
+        for blob in blobs_of(batches):
+            data = await self.store.blobs.get(blob)
+            if data is None:
+                raise Corrupt(f"the blob {blob}", "it is missing", root)
+            blobs[blob] = data
+        started = batches[0].events[0]
+        program = self._known(getattr(started, "program", ""))
+        source = getattr(program, "source_hash", str)()
+        return capsule_of(root, batches, blobs, source=source, now=self.clock.now())
+
+    def _known(self, program: str) -> Program | None:
+        """The program of that name, where there are programs."""
+        return None
+
+    async def import_run(self, data: bytes) -> RunView:
+        """Bring a run from a file into this store, to be read and replayed; nothing executes it.
+
+        A finished run is as it was, one that was not is parked here. A run that is here already is left as it is.
+        Raises InvalidCapsule, and changes nothing, when the file is not as it was written; AlreadyExists when its id
+        belongs to another run.
+        """
+        self._check_open()
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidCapsule(f"it is a {type(data).__name__}; give the bytes of the file")
+        capsule, state = read_capsule(bytes(data))
+        if not await self._is_here(capsule):
+            for blob in capsule.blobs.values():
+                await self.store.blobs.put(blob)
+            if not await self._append(self._arrival(capsule, state)) and not await self._is_here(capsule):
+                raise AlreadyExists(capsule.id, "accepted just now", "import", capsule.program)
+        run, head = await self._require(capsule.run_id)
+        state = fold(capsule.run_id, await self.store.journal.read(capsule.run_id))
+        return run_view(await self._load(run), head, state)
+
+    async def _is_here(self, capsule: Capsule) -> bool:
+        """Whether this very run is in the store already. Raises AlreadyExists when another one is in its place."""
+        here = await self.store.journal.read(capsule.run_id)
+        if here:
+            if not _begins_with(here, capsule.batches):
+                raise AlreadyExists(capsule.id, "of another content", "import", capsule.program)
+            return True
+        found = await self.store.runs.find(capsule.id)
+        # The incarnations of one run may come one after another.
+        if found is not None and not found[0].root and found[0].continued_as != capsule.run_id:
+            raise AlreadyExists(capsule.id, found[0].status, "import", found[0].program)
+        return False
+
+    def _arrival(self, capsule: Capsule, state: RunState) -> Append:
+        """The whole journal as one append; of a run that has not ended, with the end of its travels."""
+        batches = list(capsule.batches)
+        if state.finished is None and not state.imported:
+            why = "it was imported, to be read and replayed; nothing executes it here"
+            if capsule.redacted:
+                why += f". Taken out of it: {', '.join(capsule.redacted)}"
+            events: list[AnyEvent] = [RunReleased(state.owner)] if state.owner is not None else []
+            events.append(RunParked(why, IMPORTED))
+            batches.append(Batch(state.next_seq, max(self.clock.now(), state.at), events))
+            for event in events:
+                state.fold(event, batches[-1].at)
+        return Append(capsule.run_id, 0, batches, row(state), children=child_rows(state))
+
+
+def _begins_with(here: Sequence[Batch], batches: Sequence[Batch]) -> bool:
+    def flat(batches: Sequence[Batch]) -> list[bytes]:
+        return [encode_events([event]) for batch in batches for event in batch.events]
+
+    mine = flat(batches)
+    return flat(here)[: len(mine)] == mine

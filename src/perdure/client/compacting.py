@@ -1,0 +1,56 @@
+"""Make the journals of finished runs smaller. Only on request, and only by what nobody can need any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.client.connection import Connection
+from perdure.errors import UsageError
+from perdure.kernel.events import Batch, encode_events
+from perdure.kernel.snapshot import audited
+from perdure.ports.journal import Appended
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """How large a journal was and is. With `dry_run`: would be."""
+
+    id: str
+    events_before: int
+    events_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+class Compacting(Connection):
+    """Compacts journals."""
+
+    async def compact(self, id: str, *, dry_run: bool = False) -> CompactReport:
+        """Leave out of a finished run's journal what its steps showed before they ended: chunks and progress.
+
+        Results, attempts and their errors, owners, signals and answers stay, and so do replay and audit. Events are
+        numbered anew. A run that is not finished needs none of it: its owner takes snapshots.
+        """
+        run, _ = await self._require(id)
+        root = run.root or run.run_id
+        row = run if not run.root else await self.store.runs.get(run.root)
+        if row is None or not row.status.finished:
+            raise UsageError(f"run {id!r} has not finished; compact it then. While it goes on, snapshots are taken")
+        batches = await self.store.journal.read(root)
+        kept = audited(batches)
+        before, after = _count(batches), _count(kept)
+        if not dry_run and after != before:
+            outcome = await self.store.journal.rewrite(root, before, kept)
+            # Nothing is appended to a finished run: somebody else has compacted it.
+            assert isinstance(outcome, Appended) or _count(await self.store.journal.read(root)) == after
+            self._states.forget(root)
+        return CompactReport(row.id, before, after, _size(batches), _size(kept))
+
+
+def _count(batches: Sequence[Batch]) -> int:
+    return sum(len(batch.events) for batch in batches)
+
+
+def _size(batches: Sequence[Batch]) -> int:
+    return sum(len(encode_events(batch.events)) for batch in batches)

@@ -1,0 +1,128 @@
+"""What replay needs of a long journal, without what is over and done with. Never decides when one is taken.
+
+A journal with a snapshot says the same without it: the events that are left out change nothing about the state of a run
+or what its program wishes for. Events keep their numbers, so that what is left out shows as a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import (
+    AnyEvent,
+    AttemptFailed,
+    Batch,
+    ChunkAppended,
+    RunClaimed,
+    RunReleased,
+    SnapshotTaken,
+    StepFailed,
+    StepProgressed,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+)
+
+OUTCOMES = StepSucceeded | StepFailed | StepSkipped
+# What the attempts of a step leave behind, besides its outcome.
+OF_ATTEMPTS = StepStarted | AttemptFailed | ChunkAppended | StepProgressed
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The events of a run before number `seq` that are still needed."""
+
+    run_id: str
+    seq: int
+    batches: list[Batch]
+
+
+def needed(batches: Sequence[Batch]) -> list[Batch]:
+    """The events that the state of a run, and its replay, come from."""
+    ended = {event.op for batch in batches for event in batch.events if isinstance(event, OUTCOMES)}
+    last = max((n for n, event in _numbered(batches) if isinstance(event, RunClaimed)), default=0)
+
+    def keep(number: int, event: AnyEvent) -> bool:
+        if isinstance(event, OF_ATTEMPTS):
+            return event.op not in ended or (isinstance(event, StepStarted) and event.attempt == 1)
+        if isinstance(event, RunClaimed):
+            return event.epoch == 1 or number == last
+        if isinstance(event, RunReleased):
+            return number > last
+        return not isinstance(event, SnapshotTaken)
+
+    return _kept(batches, keep)
+
+
+def audited(batches: Sequence[Batch]) -> list[Batch]:
+    """A finished journal without what its steps showed before they ended, numbered anew from 0 without gaps.
+
+    Attempts and their errors, claims, signals and answers all stay: whoever asks what happened finds it.
+    """
+    kept = _kept(batches, lambda _, event: not isinstance(event, ChunkAppended | StepProgressed | SnapshotTaken))
+    numbered: list[Batch] = []
+    seq = 0
+    for batch in kept:
+        if numbered and numbered[-1].at == batch.at:
+            numbered[-1] = Batch(numbered[-1].seq, batch.at, [*numbered[-1].events, *batch.events])
+        else:
+            numbered.append(Batch(seq, batch.at, batch.events))
+        seq += len(batch.events)
+    return numbered
+
+
+def _kept(batches: Sequence[Batch], keep: Callable[[int, AnyEvent], bool]) -> list[Batch]:
+    """The events that are kept, in batches that end where something is left out."""
+    kept: list[Batch] = []
+    for batch in batches:
+        run: list[AnyEvent] = []
+        for number, event in enumerate(batch.events, batch.seq):
+            if keep(number, event):
+                run.append(event)
+            elif run:
+                kept.append(Batch(number - len(run), batch.at, run))
+                run = []
+        if run:
+            kept.append(batch if len(run) == len(batch.events) else Batch(_end(batch) - len(run), batch.at, run))
+    return kept
+
+
+def _numbered(batches: Iterable[Batch]) -> Iterable[tuple[int, AnyEvent]]:
+    for batch in batches:
+        yield from enumerate(batch.events, batch.seq)
+
+
+def _end(batch: Batch) -> int:
+    return batch.seq + len(batch.events)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Snapshot).decode
+
+
+def encode_snapshot(run_id: str, batches: Sequence[Batch]) -> tuple[int, bytes]:
+    """A snapshot of all of a journal so far: the number after its last event, and the bytes."""
+    seq = _end(batches[-1])
+    return seq, _encode(Snapshot(run_id, seq, needed(batches)))
+
+
+def decode_snapshot(data: bytes, run_id: str, seq: int) -> list[Batch]:
+    """The events in a snapshot; raises Corrupt unless it is that of this run at this number."""
+    try:
+        snapshot = _decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Corrupt(f"a snapshot of run_id {run_id}", str(error), run_id) from error
+    if (snapshot.run_id, snapshot.seq) != (run_id, seq) or not snapshot.batches or snapshot.batches[0].seq != 0:
+        raise Corrupt(f"a snapshot of run_id {run_id}", "it is one of another journal", run_id)
+    return snapshot.batches
+
+
+def newest(batches: Sequence[Batch]) -> SnapshotTaken | None:
+    """The last snapshot that these events tell of."""
+    for batch in reversed(batches):
+        for event in reversed(batch.events):
+            if isinstance(event, SnapshotTaken):
+                return event
+    return None

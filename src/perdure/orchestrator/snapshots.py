@@ -1,0 +1,117 @@
+"""Snapshots of long journals: taken by the owner in the background, used when a run is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perdure.engine.outbox import extend
+from perdure.errors import Corrupt, PerdureError, StoreUnavailable
+from perdure.kernel.events import Batch, SnapshotTaken
+from perdure.kernel.snapshot import decode_snapshot, encode_snapshot, newest
+from perdure.kernel.state import RunState, fold
+from perdure.ports.store import Store
+
+if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
+    from perdure.orchestrator.orchestrator import Orchestrator
+
+log = logging.getLogger("perdure")
+
+
+class Snapshots:
+    """Reads journals by their snapshots, and takes one when enough of a journal is over and done with."""
+
+    def __init__(self, store: Store, every: int) -> None:
+        self._store, self._every = store, every
+        self._taking: set[str] = set()
+
+    async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
+        """Journals as far as replay needs them. One that is damaged comes as its error."""
+        journal = self._store.journal
+        if not self._every:
+            return await journal.read_many(run_ids)
+        heads = await journal.heads(run_ids)
+        # Few are long enough that looking for a snapshot is quicker than reading.
+        long = [run_id for run_id in run_ids if heads.get(run_id, 0) > 2 * self._every]
+        found = await journal.read_many([run_id for run_id in run_ids if run_id not in long]) if long else None
+        if found is None:
+            return await journal.read_many(run_ids)
+        for run_id in long:
+            try:
+                found[run_id] = await self.read(run_id, heads[run_id])
+            except Corrupt as error:
+                found[run_id] = error
+        return found
+
+    async def read(self, run_id: str, head: int) -> list[Batch]:
+        """A long journal: its newest snapshot and what came after it, or all of it."""
+        journal = self._store.journal
+        # The next one is taken before the last is further back than this.
+        start = max(0, head - 4 * self._every)
+        tail = await journal.read(run_id, start)
+        taken = newest(tail)
+        if taken is not None:
+            try:
+                past = await self._past(run_id, taken)
+                if taken.seq >= start:
+                    return [*past, *_from(tail, taken.seq)]
+                return [*past, *await journal.read(run_id, taken.seq)]
+            except Corrupt as damage:
+                log.warning("%s; run_id %s is loaded from its journal", damage, run_id)
+        return await journal.read(run_id)
+
+    async def _past(self, run_id: str, taken: SnapshotTaken) -> list[Batch]:
+        data = await self._store.blobs.get(taken.blob)
+        if data is None:
+            raise Corrupt(f"a snapshot of run_id {run_id}", f"the blob {taken.blob} is missing", run_id)
+        return decode_snapshot(data, run_id, taken.seq)
+
+    def due(self, state: RunState) -> bool:
+        """Whether a snapshot would spare whoever loads the run next enough, or the last one is about to be too old."""
+        if not self._every or state.finished is not None:
+            return False
+        return state.spent >= self._every or bool(state.snapshot and state.next_seq > state.snapshot + 2 * self._every)
+
+    def take(self, orchestrator: Orchestrator, driver: Driver) -> None:
+        """Take a snapshot in the background, of what is in the store by now."""
+        if driver.run_id not in self._taking and not orchestrator.closing:
+            self._taking.add(driver.run_id)
+            orchestrator.spawn(self._take(orchestrator, driver))
+
+    async def _take(self, orchestrator: Orchestrator, driver: Driver) -> None:
+        run_id = driver.run_id
+        try:
+            head = (await self._store.journal.heads([run_id])).get(run_id, 0)
+            batches = await self.read(run_id, head)
+            seq, data = encode_snapshot(run_id, batches)
+            event = SnapshotTaken(seq, await self._store.blobs.put(data), driver.size)
+            if run_id not in orchestrator.active:
+                await self._append(orchestrator, fold(run_id, batches), event)
+                return
+
+            def record() -> None:
+                if orchestrator.active.get(run_id) is driver and not driver.stale and driver.state.finished is None:
+                    driver.record(event)
+
+            await orchestrator.in_callback(record)
+        except StoreUnavailable:
+            pass  # another time: the journal is whole without it
+        except PerdureError as error:
+            log.warning("no snapshot of run %r: %s", driver.id, error)
+        finally:
+            self._taking.discard(run_id)
+
+    async def _append(self, orchestrator: Orchestrator, state: RunState, event: SnapshotTaken) -> None:
+        """Record a snapshot of a run that has left memory meanwhile, if it is still ours and nothing else happened."""
+        if state.finished is None and (state.owner, state.session) == (orchestrator.name, orchestrator.session):
+            outcomes = self._store.journal.append([extend(state, [event], orchestrator.clock.now())])
+            if not isinstance(outcomes, Sequence):
+                await outcomes
+
+
+def _from(batches: Sequence[Batch], seq: int) -> list[Batch]:
+    """The events from a number on."""
+    cut = [Batch(max(b.seq, seq), b.at, b.events[max(0, seq - b.seq) :]) for b in batches]
+    return [batch for batch in cut if batch.events]

@@ -1,0 +1,182 @@
+"""Recorded runs, replayed against the code at hand: step by step, to an op, or to the end. Calls no step.
+
+    for stop in replay(data, fulfil):
+        print(stop.seq, stop.op, stop.line, stop.locals)
+
+The body runs in the thread of the caller, so that a `breakpoint()` in it opens the debugger.
+"""
+
+from __future__ import annotations
+
+import os
+from asyncio import events
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from perdure.authoring.code.body import Body
+from perdure.authoring.code.standing import Standing, standing
+from perdure.errors import UnknownProgram, UsageError
+from perdure.kernel.capsule import Capsule, decode_capsule, inflated
+from perdure.kernel.codec import Codec, TypeCodec
+from perdure.kernel.commands import FINISH, Execution, Finish, Program
+from perdure.kernel.events import AnyEvent, InputReplaced, RunClaimed, RunFinished, RunStarted, moment
+from perdure.kernel.replay import Family, Replay
+from perdure.kernel.state import RunState
+from perdure.testing.simulation.checks import check_end
+
+Recorded = bytes | str | os.PathLike[str] | Capsule
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A recorded event that the body has taken in, and where the body stands after it."""
+
+    seq: int
+    at: datetime
+    op: str
+    event: AnyEvent
+    frames: tuple[Standing, ...] = ()
+    """Frames of the workflow's code, from the outermost to the innermost; none once the body has ended."""
+
+    @property
+    def line(self) -> str:
+        """`file:line` that the body waits on; empty once it has ended."""
+        return self.frames[-1].line if self.frames else ""
+
+    @property
+    def locals(self) -> dict[str, Any]:
+        """The local variables there."""
+        return self.frames[-1].locals if self.frames else {}
+
+
+@dataclass
+class Replaying:
+    """A recorded run under replay. Iterating goes on by one event each; `until` goes on to the beginning of an op."""
+
+    capsule: Capsule
+    programs: tuple[Program, ...]
+    codec: Codec = field(default_factory=Codec)
+    stop: Stop | None = None
+    """Where it stands."""
+
+    def __post_init__(self) -> None:
+        if events._get_running_loop() is not None:
+            raise UsageError("a replay drives bodies itself: call it from a plain function, not inside an event loop")
+        self._events = list(inflated(self.capsule))
+        started = _as_begun([event for _, _, event in self._events])
+        known = {program.name: program for program in self.programs}
+        program = pick(self.programs, started.program, started.version)
+        self._replay = Replay(
+            RunState(self.capsule.run_id),
+            program.open(self.capsule.run_id, started, self.codec),
+            family=Family({**known, program.name: program}, self.codec),
+        )
+        self._next = 0
+        self._finish: Finish | None = None
+
+    @property
+    def state(self) -> RunState:
+        """The journal, folded as far as it has been replayed."""
+        return self._replay.state
+
+    def __iter__(self) -> Iterator[Stop]:
+        while self._next < len(self._events):
+            yield self.step()
+        self.close()
+
+    def step(self) -> Stop:
+        """Take the next event in. Raises Diverged when it does not fit the code."""
+        seq, at, event = self._events[self._next]
+        self._next += 1
+        wish = self._replay.wishes.get(FINISH)
+        self._finish = wish if isinstance(wish, Finish) else self._finish
+        self._replay.fold(event, at)
+        op = getattr(event, "op", "")
+        self.stop = Stop(seq, moment(at), op, event, tuple(self._frames(op)))
+        return self.stop
+
+    def until(self, op: str) -> Stop:
+        """Go on until the body waits for this op, before it has what came of it."""
+        for stop in self:
+            if stop.op == op:
+                return stop
+        begun = dict.fromkeys(event.op for _, _, event in self._events if getattr(event, "op", ""))  # type: ignore[union-attr]
+        raise UsageError(f"run {self.capsule.id!r} has no op {op!r} ahead; it has {', '.join([*begun][:20]) or 'none'}")
+
+    def check(self) -> None:
+        """Go on to the end. Raises Diverged or AssertionError unless the code does what the journal says."""
+        for _ in self:
+            pass
+        end = self._events[-1][2]
+        if isinstance(end, RunFinished) and not self.capsule.redacted:
+            problems = check_end(f"run {self.capsule.id!r}", end, self._finish, self.capsule.blobs)
+            if problems:
+                raise AssertionError("; ".join(problems))
+
+    def close(self) -> None:
+        """Let go of the body."""
+        self._replay.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _frames(self, op: str) -> list[Standing]:
+        execution: Execution = self._replay.execution
+        path = self._replay._asker(op)
+        if path:
+            execution, op = self._replay._children[path][0], op[len(path) + 1 :]
+        return standing(execution, op) if isinstance(execution, Body) else []
+
+
+def replay(
+    recorded: Recorded, *programs: Program, until: str | None = None, codecs: Iterable[TypeCodec[Any]] = ()
+) -> Replaying:
+    """Replay a capsule, its bytes or its file, against programs; with `until`, up to the beginning of that op."""
+    replaying = Replaying(capsule_from(recorded), programs, Codec(codecs))
+    if until is not None:
+        try:
+            replaying.until(until)
+        except BaseException:
+            replaying.close()
+            raise
+    return replaying
+
+
+def capsule_from(recorded: Recorded) -> Capsule:
+    """A capsule, wherever it is."""
+    if isinstance(recorded, Capsule):
+        return recorded
+    return decode_capsule(recorded if isinstance(recorded, bytes) else Path(recorded).read_bytes())
+
+
+def pick(programs: Iterable[Program], name: str, version: str) -> Program:
+    """The program of that name: of that version, else one that accepts it, else the only one there is."""
+    named = [program for program in programs if program.name == name]
+    for fits in (lambda p: p.version == version, lambda p: version in getattr(p, "accepts", ()), lambda p: True):
+        for program in named:
+            if fits(program):
+                return program
+    raise UnknownProgram(
+        name, tuple(program.name for program in programs), f"give it to the replay: replay(capsule, {name})"
+    )
+
+
+def _as_begun(recorded: list[AnyEvent]) -> RunStarted:
+    """The start of a run as it was when it began."""
+    started = recorded[0]
+    assert isinstance(started, RunStarted)
+    for event in recorded:
+        if isinstance(event, RunClaimed):
+            break
+        if isinstance(event, InputReplaced):
+            started = event.of(started)
+    return started
