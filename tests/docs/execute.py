@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,6 +127,9 @@ def main(document: Path) -> int:
     sys.path.insert(0, os.getcwd())
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     os.environ["PYTHONUNBUFFERED"] = "1"
+    # An editable install knows the entry points of the day it was made; the reader's knows the plugin.
+    if not any(entry.value == "perdure.testing.plugin" for entry in entry_points(group="pytest11")):
+        os.environ["PYTEST_PLUGINS"] = "perdure.testing.plugin"
     for number, block in enumerate(found):
         try:
             session.run(block, document.name, found[number + 1] if number + 1 < len(found) else None)
