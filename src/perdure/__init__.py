@@ -36,10 +36,12 @@ if TYPE_CHECKING:
         AlreadyExists,
         AnswerRejected,
         ApprovalRejected,
+        CannotRetry,
         CompensationFailed,
         Corrupt,
         DeadlineExceeded,
         Diverged,
+        ForkRefused,
         HeartbeatTimeout,
         HistoryTooLarge,
         InvalidCapsule,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
         InvalidStoreUrl,
         LockLost,
         LockTimeout,
+        NoSuchOp,
         NoSuchRun,
         NoSuchSchedule,
         NotAStore,
@@ -99,6 +102,7 @@ __all__ = [
     "ApprovalRejected",
     "ApprovalView",
     "Cancelled",
+    "CannotRetry",
     "CatchUp",
     "Chunk",
     "Client",
@@ -113,6 +117,7 @@ __all__ = [
     "Entry",
     "FailedStep",
     "Finished",
+    "ForkRefused",
     "HeartbeatTimeout",
     "HeldBy",
     "HistoryTooLarge",
@@ -129,6 +134,7 @@ __all__ = [
     "LockTimeout",
     "LockView",
     "Locks",
+    "NoSuchOp",
     "NoSuchRun",
     "NoSuchSchedule",
     "NotAStore",
@@ -235,9 +241,10 @@ _HOMES = {
         "perdure.config": ("Limits Queue Rate Recovery"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
-            "AlreadyExists AnswerRejected ApprovalRejected CompensationFailed Corrupt DeadlineExceeded Diverged "
-            "HeartbeatTimeout HistoryTooLarge InvalidCapsule InvalidId InvalidLock InvalidName InvalidRule "
-            "InvalidStoreUrl LockLost LockTimeout NoSuchRun NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner "
+            "AlreadyExists AnswerRejected ApprovalRejected CannotRetry CompensationFailed Corrupt DeadlineExceeded "
+            "Diverged ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule InvalidId InvalidLock InvalidName "
+            "InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp NoSuchRun NoSuchSchedule NotAStore NotDecodable "
+            "NotDurable NotOwner "
             "NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalRejected SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable "
             "UnknownProgram UsageError "

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
+from perdure.client.forking import refused
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery
 from perdure.engine.remote import RemoteStep, Report
@@ -22,7 +23,7 @@ from perdure.errors import Corrupt, PerdureError, UnknownProgram, UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
-from perdure.kernel.events import RunStarted, RunStatus
+from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation, Recorded
@@ -35,6 +36,7 @@ from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.recovery import recover, warn_of_unknown
+from perdure.orchestrator.rehearsal import rehearse
 from perdure.orchestrator.service import Service
 from perdure.orchestrator.sweep import SweepReport, sweep
 from perdure.ports.clock import Clock
@@ -270,6 +272,24 @@ class Engine(Client):
             # was accepted stays accepted whatever becomes of the reading.
             orchestrator.load_soon(run_id)
         return verdict
+
+    async def _rehearse(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
+        started = past[0].events[0]
+        assert isinstance(started, RunStarted)
+        if self._orchestrator is None or started.program not in self._programs:
+            return False
+        try:
+            await rehearse(self._orchestrator, run_id, past)
+        except Exception as error:
+            raise refused(id, error) from error
+        return True
+
+    def _take_up(self, run_id: str, started: RunStarted) -> None:
+        if self._orchestrator is not None and started.program in self._programs:
+            self._orchestrator.load_soon(run_id)
+
+    def _program_of(self, started: RunStarted) -> Program | None:
+        return self._programs.get(started.program)
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         orchestrator = self._orchestrator

@@ -13,6 +13,9 @@
     │   ├── InvalidLock
     │   ├── InvalidRule       a rule says something that makes no sense, or can match nothing
     │   ├── NoSuchRun
+    │   ├── NoSuchOp
+    │   ├── ForkRefused       the past of a fork does not fit the code that would go on with it
+    │   ├── CannotRetry       only what failed or was cancelled can be retried
     │   └── NoSuchSchedule
     ├── NotDurable            a workflow body suspended on something that cannot be replayed
     ├── ValueProblem           a value cannot be kept
@@ -178,6 +181,34 @@ class NoSuchRun(UsageError):
     def __init__(self, id: str) -> None:
         self.id = id
         super().__init__(f"there is no run with id {id!r} in this store; `perdure runs ls` lists the runs it has")
+
+
+class NoSuchOp(UsageError):
+    """A run has no op at that path. `known` are those it has."""
+
+    def __init__(self, op: str, known: Sequence[str] = ()) -> None:
+        self.op, self.known = op, tuple(known)
+        listed = ", ".join(self.known[:10]) + (", ..." if len(self.known) > 10 else "")
+        super().__init__(f"the run has no op {op!r}; it has {listed or 'none yet'}")
+
+
+class ForkRefused(UsageError):
+    """The past that a fork would have does not fit the code that would go on with it. Nothing was written."""
+
+    def __init__(self, id: str, reason: str) -> None:
+        self.id, self.reason = id, reason
+        super().__init__(
+            f"run {id!r} cannot be forked there: {reason}. Fork it before that op: what is kept must be what the code "
+            "would do with the values it is given"
+        )
+
+
+class CannotRetry(UsageError):
+    """Only a run that failed or was cancelled can be retried."""
+
+    def __init__(self, id: str, status: str, hint: str) -> None:
+        self.id, self.status = id, status
+        super().__init__(f"run {id!r} is {status}, and only one that failed or was cancelled can be retried; {hint}")
 
 
 class NoSuchSchedule(UsageError):

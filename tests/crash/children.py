@@ -70,6 +70,30 @@ def family(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str,
     return asyncio.run(main())
 
 
+def forking(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Run a voyage and a fork of it from its middle, and retry one that failed, unless the failpoint comes first."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(store_with(failpoint, db), [programs.voyage]) as engine:
+            outcomes = {}
+            for id in ("fork", "voyage"):
+                if id == "fork" and await engine.get("fork") is None:
+                    _ = await engine.fork("voyage", set={"large:0": "x" * 300_001}, new_id="fork")
+                latest = await engine.get(id)
+                if id == "voyage" and latest is not None and latest.forked_from is None:
+                    _ = await engine.retry(id)
+                async for _entry in engine.follow(id):
+                    pass
+                view = await engine.get(id)
+                assert view is not None
+                outcomes[id] = str(view.error.message if view.error is not None else view.output)
+        return {"outcomes": outcomes, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
 def scheduled(db: str, effects: str, overlap: str, at: int = 0, after: bool = False) -> dict[str, Any]:
     """Fill in four ticks of a schedule and wait for their runs, unless the failpoint comes first."""
     programs.log_effects(effects)

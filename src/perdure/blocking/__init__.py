@@ -23,16 +23,17 @@ from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from perdure import assembly
 from perdure.assembly import DEFAULT_STORE, run
 from perdure.authoring.code.step import Step
 from perdure.blocking.capsules import Capsules
+from perdure.blocking.forking import Forking
+from perdure.blocking.handle import RunHandle
 from perdure.blocking.loop import Loop as _Loop
 from perdure.blocking.schedules import ScheduleHandle, Scheduling
 from perdure.client import client as asynchronous
-from perdure.client.handle import RunHandle as AsyncRunHandle
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
 from perdure.client.places import Duration
@@ -60,7 +61,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Client(Scheduling, Capsules):
+class Client(Scheduling, Forking, Capsules):
     """A connection to a store: starts runs for engines elsewhere to execute, and reads. Made by `connect`."""
 
     def __init__(self, client: asynchronous.Client) -> None:
@@ -292,59 +293,6 @@ class Engine(Client):
         finally:
             if opened:
                 self._loop.stop()
-
-
-class RunHandle(Generic[R]):
-    """One run."""
-
-    def __init__(self, handle: AsyncRunHandle[R], loop: _Loop) -> None:
-        self._handle, self._loop = handle, loop
-        self.id = handle.id
-        self.run_id = handle.run_id
-
-    def result(self, timeout: float | None = None) -> R:
-        """What the run returned; raises what it raised, RunCancelled or RunParked.
-
-        TimeoutError after `timeout` seconds leaves the run going.
-        """
-        return self._loop.wait(self._handle.result(timeout))
-
-    def outcome(self, timeout: float | None = None) -> RunResult[R]:
-        """How the run ended; raises nothing but TimeoutError."""
-        return self._loop.wait(self._handle.outcome(timeout))
-
-    def status(self) -> RunStatus:
-        """Where the run stands."""
-        return self._loop.wait(self._handle.status())
-
-    def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask the run to end."""
-        return self._loop.wait(self._handle.cancel(reason))
-
-    def signal(
-        self, name: str, payload: Any = None, signal_id: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send the run a signal."""
-        return self._loop.wait(self._handle.signal(name, payload, signal_id))
-
-    def approve(
-        self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of the run."""
-        return self._loop.wait(self._handle.approve(name, payload, approval_id, by))
-
-    def reject(
-        self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Say no to an open approval of the run."""
-        return self._loop.wait(self._handle.reject(name, reason, approval_id, by))
-
-    def stream(self, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
-        """What a step of the run, or all of them, show before they end."""
-        return self._loop.iterate(self._handle.stream(step, start))
-
-    def __repr__(self) -> str:
-        return repr(self._handle)
 
 
 class Blobs:

@@ -13,6 +13,7 @@ from perdure.client.asking import Asking
 from perdure.client.capsules import Capsules
 from perdure.client.compacting import Compacting
 from perdure.client.connection import checked_tags
+from perdure.client.forking import Forking
 from perdure.client.handle import RunHandle
 from perdure.client.places import Duration, Place, debounced_id, placed, seconds
 from perdure.client.schedules import Scheduling
@@ -37,7 +38,7 @@ from perdure.kernel.state import RunState, fold
 R = TypeVar("R")
 
 
-class Client(Scheduling, Capsules, Compacting, Asking):
+class Client(Scheduling, Forking, Capsules, Compacting, Asking):
     """A connection to a store: starts runs for engines elsewhere to execute, tells them things, and reads."""
 
     async def start(

@@ -112,7 +112,7 @@ class Attempts:
             self.channels.open.pop((op, call.attempt), None)  # of an attempt that had other inputs
         deadline = driver.deadline_of(op) if self._state.children else driver.deadline
         self.running[op] = self._services.runner.start(
-            call, driver.run_id, deadline, driver.variables, self.channels, self._ended
+            call, driver.run_id, self._state.keys, deadline, driver.variables, self.channels, self._ended
         )
 
     # --- handed over when the journal has to be read anew ---------------------------------------------------------

@@ -23,6 +23,15 @@ def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:
     return Append(state.run_id, seq, [Batch(seq, at, kept)], row(state), children=child_rows(state))
 
 
+def create(run_id: str, batches: Sequence[Batch]) -> Append:
+    """The append that brings a run into being with a past."""
+    state = RunState(run_id)
+    for batch in batches:
+        for event in batch.events:
+            state.fold(event, batch.at)
+    return Append(run_id, 0, batches, row(state), children=child_rows(state))
+
+
 class Outbox:
     """Closed batches, the events of the moment that is being recorded, and the append that is on its way."""
 

@@ -131,6 +131,7 @@ class StepRunner:
         self,
         call: Call,
         run_id: str,
+        keys: str,
         deadline: float | None,
         variables: Context,
         channels: Channels,
@@ -138,10 +139,10 @@ class StepRunner:
     ) -> Attempt:
         """Launch an attempt now, or as soon as there is room. `done` is called once with a value or an error.
 
-        `deadline` is the run's; `variables` are the context variables that the step sees a copy of; through `channels`
-        it shows what it has before it ends.
+        `keys` is what its idempotency key is made of; `deadline` is the run's; `variables` are the context variables
+        that the step sees a copy of; through `channels` it shows what it has before it ends.
         """
-        context = StepContext(step_key(run_id, call.command.op), run_id, call.attempt, deadline, channels, call)
+        context = StepContext(step_key(keys, call.command.op), run_id, call.attempt, deadline, channels, call)
         context.locker = self._locker
         attempt = Attempt(self, call, context, variables, done)
         if self._running >= self._limit:

@@ -100,6 +100,13 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     priority: int = 0
     # The rules it was started with, as data: see kernel/rules.py.
     rules: dict[str, Any] | None = None
+    # The run_id of the run whose past it shares, and the values that were recorded in that past, by op: a body finds
+    # them there, since what it would compute belongs to another run.
+    forked_from: str = ""
+    recorded: dict[str, Raw] | None = None
+    # The run_id that the idempotency keys of its steps are made of, if not its own: one that is retried goes on under
+    # the keys that its effects are known by.
+    keys: str = ""
     # For the run of a remote step: what it does for its parent, which waits for the outcome.
     remote: RemoteCall | None = None
 
@@ -349,6 +356,20 @@ class RunResumed(Event, frozen=True, tag=True, omit_defaults=True):
     """A run that stood still goes on."""
 
 
+class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
+    """The past of another run ends here: what stands before is its events before number `seq`, `moved` seconds later.
+
+    `inputs` are arguments that take the place of what the program gives those ops, by op and name; `state` are values
+    that are published from here on.
+    """
+
+    run_id: str
+    seq: int
+    moved: float = 0.0
+    inputs: dict[str, dict[str, Raw]] | None = None
+    state: dict[str, Raw] | None = None
+
+
 class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):
     """The run ended. Nothing follows it in the journal."""
 
@@ -385,6 +406,7 @@ AnyEvent = (
     | RunParked
     | SnapshotTaken
     | RunResumed
+    | RunForked
     | RunFinished
 )
 

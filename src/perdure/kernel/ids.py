@@ -88,3 +88,13 @@ def inputs_hash(data: bytes) -> str:
 def derived_uuid(run_id: str, op: str) -> UUID:
     """The uuid4 of an op: random to anyone who does not know the run, the same on every replay."""
     return UUID(bytes=blake2b(step_key(run_id, op).encode(), digest_size=16).digest(), version=4)
+
+
+def address(child: str, name: str) -> str:
+    """Where a signal of this name goes: names hold no slash, and a child's op path goes before it."""
+    return f"{child}/{name}" if child else name
+
+
+def signal_key(child: str, signal_id: str) -> str:
+    """What tells a signal that has come before: its id, and whom it was sent to."""
+    return f"{child}\0{signal_id}" if child else signal_id

@@ -29,7 +29,8 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.state import ANSWER, REJECTED, RunState, address, signal_key
+from perdure.kernel.ids import address, signal_key
+from perdure.kernel.state import ANSWER, REJECTED, RunState
 
 
 class Accepted(msgspec.Struct, frozen=True):

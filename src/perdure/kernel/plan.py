@@ -316,6 +316,8 @@ def continuation(state: RunState, command: Finish, now: float) -> Start:
         incarnation=started.incarnation + 1,
         not_before=None,
         continued_from=state.run_id,
+        recorded=None,
+        keys="",
         # The latest of those that callers chose: a signal that is sent again is known as such.
         seen=tuple(key for key in state.signal_ids if "\0" not in key and not key.startswith("~"))[-1000:],
     )
@@ -369,7 +371,7 @@ def adopt(state: RunState, open_steps: Mapping[str, RunStep]) -> Plan:
             continue
         command = open_steps[op]
         if command.spec.at_most_once:
-            error = describe(OutcomeUnknown(op, step_key(state.run_id, op)), _PLAIN)
+            error = describe(OutcomeUnknown(op, step_key(state.keys, op)), _PLAIN)
             result.events.append(StepFailed(op, open_op.attempt, error, unknown=True))
         else:
             _try_again(op, open_op, command, result)

@@ -46,6 +46,8 @@ class RunRow(msgspec.Struct, frozen=True):
     continued_as: str = ""
     # How many approvals are open.
     approvals: int = 0
+    # The run_id of the run that it was forked from.
+    forked_from: str = ""
 
 
 def row_key(state: RunState) -> tuple[object, ...]:
@@ -87,6 +89,7 @@ def row(state: RunState) -> RunRow:
         began_at=state.began_at if queued else None,
         continued_as=finished.continued_as if finished else "",
         approvals=state.approvals,
+        forked_from=started.forked_from,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.errors import Diverged, UnknownProgram
@@ -39,6 +40,7 @@ from perdure.kernel.events import (
     ChildStarted,
     RunClaimed,
     RunFinished,
+    RunForked,
     RunStarted,
     RunStatus,
     StateSet,
@@ -50,6 +52,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.overrides import with_inputs
 from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import RunState
 
@@ -77,7 +80,19 @@ class Family:
 class Replay:
     """A run in memory: its folded state, its program, and what the program wishes for."""
 
-    __slots__ = ("_children", "_family", "_rules", "bulky", "execution", "held", "open_steps", "state", "wishes")
+    __slots__ = (
+        "_children",
+        "_family",
+        "_inputs",
+        "_recorded",
+        "_rules",
+        "bulky",
+        "execution",
+        "held",
+        "open_steps",
+        "state",
+        "wishes",
+    )
 
     def __init__(
         self, state: RunState, execution: Execution, rules: Resolve | None = None, family: Family | None = None
@@ -89,6 +104,9 @@ class Replay:
         self._rules = rules
         self._family = family or Family({}, Codec())
         self._children: dict[str, tuple[Execution, Resolve | None]] = {}
+        # For a fork: arguments in place of those that ops are given, and values that were recorded before.
+        self._inputs: dict[str, dict[str, Raw]] = {}
+        self._recorded: dict[str, Raw] = {}
         # Commands whose events are not in the journal yet, in the order they were made.
         self.wishes: dict[str, Command] = {}
         # Those of them that are steps and wait for room, apart, so that nobody need walk over them again and again.
@@ -138,6 +156,12 @@ class Replay:
             # The body begins with the first claim; later claims are no business of the program.
             if event.epoch == 1:
                 self._take(self.execution.advance(event, at), "", self._rules, at)
+        elif isinstance(event, RunStarted):
+            self._recorded = event.recorded or {}
+        elif isinstance(event, RunForked):
+            self._inputs.update(event.inputs or {})
+            for op in self._inputs.keys() & self.wishes.keys():
+                self.wishes[op] = with_inputs(self.wishes[op], self._inputs[op])
         elif isinstance(event, RunFinished):
             self.wishes.clear()
             self.held.clear()
@@ -164,6 +188,11 @@ class Replay:
                 self.held[op] = command
                 del self.wishes[op]
         return [*self.wishes.values(), *islice(self.held.values(), max(0, room))]
+
+    @property
+    def children(self) -> dict[str, Execution]:
+        """The executions of children that have not ended, by op path."""
+        return {path: child for path, (child, _) in self._children.items()}
 
     def knows(self, program: str) -> bool:
         """Whether a child of this program could begin here."""
@@ -217,6 +246,8 @@ class Replay:
                     command = rules(command)
                 if command.spec.queue:
                     self.bulky.add(command.op)
+            if self._inputs and command.op in self._inputs:
+                command = with_inputs(command, self._inputs[command.op])
             wishes[command.op] = command
 
     def _give_up(self, command: Command, at: float) -> None:
@@ -258,7 +289,8 @@ class Replay:
         program = family.programs.get(event.program)
         if program is None:
             raise UnknownProgram(event.program)
-        started = RunStarted(event.id, event.program, event.version, event.input)
+        within = {op[len(event.op) + 1 :]: v for op, v in self._recorded.items() if op.startswith(f"{event.op}/")}
+        started = RunStarted(event.id, event.program, event.version, event.input, recorded=within or None)
         child = program.open(child_run_id(self.state.run_id, event.op), started, family.codec)
         rules = family.rules(program)
         self._children[event.op] = child, rules

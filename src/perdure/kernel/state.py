@@ -21,6 +21,7 @@ from perdure.kernel.events import (
     InputReplaced,
     RunClaimed,
     RunFinished,
+    RunForked,
     RunParked,
     RunPaused,
     RunReleased,
@@ -39,6 +40,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.ids import address, signal_key
 from perdure.kernel.locking import HeldLock, unlocked
 from perdure.kernel.ops import Child, OpenOp, Shown
 
@@ -145,6 +147,11 @@ class RunState:
         if self.stirred and type(event) not in FROM_OUTSIDE:
             self.stirred = False
         _FOLD[type(event)](self, event, at)
+
+    @property
+    def keys(self) -> str:
+        """The run_id that the idempotency keys of its steps are made of."""
+        return (self.started.keys if self.started is not None else "") or self.run_id
 
     @property
     def status(self) -> RunStatus:
@@ -395,6 +402,12 @@ class RunState:
         self.stirred = self.paused is not None
         self.parked = self.paused = None
 
+    def _run_forked(self, event: RunForked, at: float) -> None:
+        self.created_at = at
+        self.values.update(event.state or {})
+        # Whoever takes it up may have something to begin, whatever else it waits for.
+        self.stirred = self.epoch > 0
+
     def _run_finished(self, event: RunFinished, at: float) -> None:
         self.finished = event
         self.finished_at = at
@@ -409,18 +422,8 @@ class RunState:
         self.running = self.approvals = 0
 
 
-def address(child: str, name: str) -> str:
-    """Where a signal of this name goes: names hold no slash, and a child's op path goes before it."""
-    return f"{child}/{name}" if child else name
-
-
-def signal_key(child: str, signal_id: str) -> str:
-    """What tells a signal that has come before: its id, and whom it was sent to."""
-    return f"{child}\0{signal_id}" if child else signal_id
-
-
 # Events that anyone may append; everything else is the owner's word, who has seen what stands before it.
-FROM_OUTSIDE = frozenset({SignalReceived, WaitResolved, CancelRequested, RunPaused, RunResumed})
+FROM_OUTSIDE = frozenset({SignalReceived, WaitResolved, CancelRequested, RunPaused, RunResumed, RunForked})
 
 _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     RunStarted: RunState._run_started,
@@ -446,6 +449,7 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     RunParked: RunState._run_parked,
     SnapshotTaken: RunState._snapshot_taken,
     RunResumed: RunState._run_resumed,
+    RunForked: RunState._run_forked,
     RunFinished: RunState._run_finished,
 }
 

@@ -245,7 +245,7 @@ class Orchestrator:
         if self.serves is not None and started.queue not in self.serves:
             return
         try:
-            replay = self._replay(started, run_id, batches)
+            replay = self.replay(started, run_id, batches)
             state = replay.state
             if (state.locks and not self.locks.regained(state)) or (
                 state.epoch == 0 and not may_begin(self, state, admit)
@@ -279,7 +279,8 @@ class Orchestrator:
         if state.stirred and state.finished is None:
             driver.record(RunClaimed(self.name, state.epoch + 1, self.session))
 
-    def _replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
+    def replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
+        """Replay a journal with its program. Raises Diverged where they do not fit. Call it from no task."""
         program = self.programs[started.program]
         replay = self._open(program, RunState(run_id), started)
         try:
@@ -434,7 +435,7 @@ class Orchestrator:
                 self.load_soon(old.run_id)
             return
         try:
-            replay = self._replay(started, old.run_id, batches)
+            replay = self.replay(started, old.run_id, batches)
         except Exception as error:
             self._drop(old)
             self.spawn(self.parking.park(state, error))

@@ -129,6 +129,8 @@ class Body:
         self._finish: Finish | None = None
         self._refusals = 0
         self._cancelled: CancelRequested | None = None
+        # Values that the run it was forked from recorded, by op.
+        self.recorded: dict[str, Raw] = {}
         # Locks that the body holds, by the op that asked for them.
         self.locks: dict[str, BodyLock] = {}
 
@@ -400,12 +402,13 @@ class Body:
         self._commands.append(Checkpoint(op))
         return future
 
-    def record(self, kind: str, compute: Callable[[str], Any]) -> Any:
+    def record(self, kind: str, returns: Any, compute: Callable[[str], Any]) -> Any:
         """Use a value that follows from the journal, and have it recorded."""
         if self.loop.closing:
             raise Closing
         op = self.loop.scope().path(kind)
-        value = compute(op)
+        known = self.recorded.get(op)
+        value = compute(op) if known is None else self.codec.decode(known, returns, op)
         self._commands.append(RecordValue(op, kind, Raw(self.codec.encode(value, op))))
         return value
 

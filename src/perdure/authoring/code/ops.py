@@ -31,21 +31,21 @@ async def sleep_until(when: datetime) -> None:
 def now() -> datetime:
     """The current time, the same on every replay: the time of the event that the body is reacting to."""
     body = require_body("now()")
-    value: datetime = body.record("now", lambda op: moment(body.loop.now))
+    value: datetime = body.record("now", datetime, lambda op: moment(body.loop.now))
     return value
 
 
 def uuid4() -> UUID:
     """A random UUID, the same on every replay."""
     body = require_body("uuid4()")
-    value: UUID = body.record("uuid", lambda op: derived_uuid(body.run_id, op))
+    value: UUID = body.record("uuid", UUID, lambda op: derived_uuid(body.run_id, op))
     return value
 
 
 def random() -> float:
     """A random number in [0, 1), the same on every replay."""
     body = require_body("random()")
-    value: float = body.record("random", lambda op: fraction(step_key(body.run_id, op)))
+    value: float = body.record("random", float, lambda op: fraction(step_key(body.run_id, op)))
     return value
 
 

@@ -59,7 +59,9 @@ class CodeProgram:
 
     def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""
-        return Body(run_id, lambda: self._call(started.input, codec), self.returns, codec, self.encode_input)
+        body = Body(run_id, lambda: self._call(started.input, codec), self.returns, codec, self.encode_input)
+        body.recorded = started.recorded or {}
+        return body
 
     def _call(self, input: Raw, codec: Codec) -> Coroutine[Any, Any, Any]:
         args, kwargs = self.arguments(input, codec)

@@ -30,24 +30,24 @@ _DELETE_EVENTS = "delete from perdure_journal where run_id = ?"
 _REPLACE_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = ? where run_id = ?"
 _INSERT_RUN = """
     insert into perdure_runs values
-        (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _UPDATE_RUN = """
     update perdure_runs set status = ?6, owner = ?7, epoch = ?8, wake_at = ?9, finished_at = ?11,
         output = ?15, output_blob = ?16, error = ?17, reason = ?18, began_at = ?25, continued_as = ?26,
-        approvals = ?27, checksum = ?28
+        approvals = ?27, checksum = ?29
     where run_id = ?1
 """
 _REPLACE_INPUT = """
-    update perdure_runs set priority = ?23, input = ?13, input_blob = ?14, not_before = ?24, checksum = ?28
+    update perdure_runs set priority = ?23, input = ?13, input_blob = ?14, not_before = ?24, checksum = ?29
     where run_id = ?1
 """
 _PUT_CHILD = """
     insert into perdure_runs values
         (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24,
-         ?25, ?26, ?27, ?28)
+         ?25, ?26, ?27, ?28, ?29)
     on conflict (run_id) do update set status = ?6, finished_at = ?11, output = ?15, output_blob = ?16, error = ?17,
-        reason = ?18, approvals = ?27, checksum = ?28
+        reason = ?18, approvals = ?27, checksum = ?29
 """
 # A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
 _READ = """

@@ -20,7 +20,8 @@ RUN = """
         cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
         cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob),
         cast(r.parent as blob), cast(r.root as blob), cast(r.queue as blob), cast(r.queue_key as blob), r.priority,
-        r.not_before, r.began_at, cast(r.continued_as as blob), r.approvals, r.checksum
+        r.not_before, r.began_at, cast(r.continued_as as blob), r.approvals, cast(r.forked_from as blob),
+        r.checksum
     from perdure_runs r
 """
 RUN_AND_HEAD = """
@@ -29,14 +30,15 @@ RUN_AND_HEAD = """
         cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
         cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob),
         cast(r.parent as blob), cast(r.root as blob), cast(r.queue as blob), cast(r.queue_key as blob), r.priority,
-        r.not_before, r.began_at, cast(r.continued_as as blob), r.approvals, r.checksum,
+        r.not_before, r.began_at, cast(r.continued_as as blob), r.approvals, cast(r.forked_from as blob),
+        r.checksum,
         h.next_seq, h.at, h.size
     from perdure_runs r left join perdure_heads h on h.run_id = case r.root when '' then r.run_id else r.root end
 """
 
-_TEXTS = (0, 1, 3, 4, 13, 15, 17, 18, 19, 20, 21, 25)
+_TEXTS = (0, 1, 3, 4, 13, 15, 17, 18, 19, 20, 21, 25, 27)
 # How many columns a row of runs has; those of the head follow.
-WIDTH = 28
+WIDTH = 29
 _encode = msgspec.json.encode
 _failure = msgspec.json.Decoder(Failure)
 _tags = msgspec.json.Decoder(dict[str, str])
@@ -74,6 +76,7 @@ def run_bindings(row: RunRow) -> tuple[Any, ...]:
         row.began_at,
         row.continued_as,
         row.approvals,
+        row.forked_from,
         _checksum(row, tags.encode(), None if error is None else error.encode()),
     )
 
@@ -163,6 +166,7 @@ def _row(columns: tuple[Any, ...], errors: str, status: RunStatus, tags: dict[st
         began_at=columns[24],
         continued_as=columns[25].decode(errors=errors),
         approvals=columns[26],
+        forked_from=columns[27].decode(errors=errors),
     )
 
 
@@ -179,8 +183,9 @@ def _checksum(row: RunRow, tags: bytes, error: bytes | None) -> int:
     plain = (row.run_id, row.id, row.incarnation, row.program, row.version, row.status.value, row.owner, row.epoch)
     moments = (row.wake_at, row.created_at, row.finished_at, row.not_before, row.began_at)
     times = [None if at is None else float(at) for at in moments]
-    family = (row.parent, row.root, row.continued_as, row.queue, row.queue_key, row.priority, row.approvals)
-    crc = zlib.crc32(repr((plain, times, row.input_blob, row.output_blob, row.reason, family)).encode())
+    family = (row.parent, row.root, row.continued_as, row.forked_from)
+    queued = (row.queue, row.queue_key, row.priority, row.approvals)
+    crc = zlib.crc32(repr((plain, times, row.input_blob, row.output_blob, row.reason, family, queued)).encode())
     for part in (tags, bytes(row.input), bytes(row.output), error or b""):
         crc = zlib.crc32(part, zlib.crc32(b"\0", crc))
     return crc

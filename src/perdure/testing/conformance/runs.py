@@ -6,12 +6,25 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunStatus, StepStarted, WaitOpened, WaitResolved
+from perdure.kernel.events import (
+    Batch,
+    ChildFinished,
+    ChildStarted,
+    RunClaimed,
+    RunFinished,
+    RunForked,
+    RunReleased,
+    RunStatus,
+    StepStarted,
+    WaitOpened,
+    WaitResolved,
+)
 from perdure.kernel.failures import Failure
-from perdure.kernel.projection import RunRow, row
+from perdure.kernel.projection import RunRow, child_rows, row
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
@@ -20,6 +33,8 @@ from perdure.testing.conformance.history import (
     History,
     StoreConformance,
     finished,
+    listed,
+    numbered,
     parked,
     released,
     step,
@@ -64,11 +79,35 @@ class RowConformance(StoreConformance):
             input=Raw('{"name":"Zoë 👩‍👩‍👧‍👦","x":0.30000000000000004}'.encode()),
             input_blob="b" * 64,
             tags={"kunde": "Müller", "🔑": "", "a'b\"c": "%_?"},
+            forked_from="r0",
         )
         await write_all(store, run.begin_as("host-1", timer(1_700_000_099.000001)))
         assert await second.runs.get("r1") == row(run.state)
         await write_all(store, run.then(RunFinished(RunStatus.FAILED, Raw(b"[1]"), "c" * 64, failure, "because")))
         assert await second.runs.get("r1") == row(run.state)
+
+    async def test_a_run_with_a_past_is_there_wholly_or_not_at_all(self, store: Store, second: Store) -> None:
+        """A fork is created by one append of many batches, with the rows of the children in it; or refused, wholly."""
+        past = History("r1", id="fork", forked_from="r0")
+        append = past.then_batches(
+            [past.started, RunClaimed("a", 1), *step(0)],
+            [ChildStarted("pack:0", "pack", id="a child"), ChildFinished("pack:0", RunStatus.COMPLETED)],
+            [RunReleased("a"), RunForked("r0", 6, 1.5, {"work:1": {"n": Raw(b"7")}}, {"phase": Raw(b'"late"')})],
+        )
+        append = msgspec.structs.replace(append, children=child_rows(past.state))
+        await write_all(store, append)
+        found = await second.runs.get("r1")
+        assert found is not None
+        assert (found.forked_from, found.status, found.owner) == ("r0", RunStatus.RUNNING, None)
+        assert await numbered(second.journal, "r1") == listed(append)
+        child = await second.runs.get("r1/pack:0")
+        assert child is not None
+        assert child.status is RunStatus.COMPLETED
+        other = History("r2", id="fork", forked_from="r0")
+        again = other.then_batches([other.started, RunClaimed("a", 1)], [RunReleased("a"), RunForked("r0", 2)])
+        assert await write(second, again) == [Conflict(None)]
+        assert await store.runs.get("r2") is None
+        assert await store.journal.read("r2") == []
 
     async def test_a_row_changes_with_the_append_that_carries_it(self, store: Store, second: Store) -> None:
         """Journal and row are written in one commit: neither is ever seen without the other."""

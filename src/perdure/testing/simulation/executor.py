@@ -28,15 +28,15 @@ class VirtualExecutor(Executor):
         return (0.0, duration) if chance.random() < 0.5 else (duration, 0.0)
 
     def _launch(self, context: StepContext) -> None:
-        op = context.id.removeprefix(f"{context.run_id}/")
+        op = _op(context)
         self._monitor.launching(self._machine, context.run_id, op, context.attempt)
 
     def _begin(self, context: StepContext) -> None:
-        op = context.id.removeprefix(f"{context.run_id}/")
+        op = _op(context)
         self._monitor.executing(self._machine, context.run_id, op, context.attempt)
 
     def _end(self, context: StepContext, error: BaseException | None) -> None:
-        op = context.id.removeprefix(f"{context.run_id}/")
+        op = _op(context)
         self._monitor.executed(self._machine, context.run_id, op, context.attempt, error)
 
     def wrap(self, context: StepContext, coro: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
@@ -66,3 +66,9 @@ class VirtualExecutor(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def _op(context: StepContext) -> str:
+    """The op of a step. Its key begins with a run_id, not always that of its own run; run_ids hold no slash."""
+    own = f"{context.run_id}/"
+    return context.id.removeprefix(own) if context.id.startswith(own) else context.id.partition("/")[2]

@@ -15,6 +15,7 @@ from perdure.kernel.events import (
     InputReplaced,
     RunClaimed,
     RunFinished,
+    RunForked,
     RunParked,
     RunPaused,
     RunResumed,
@@ -35,7 +36,17 @@ from perdure.testing.simulation.report import StepExecution
 from perdure.testing.simulation.world import Machine, World
 
 # Anybody may append these; everything else is the owner's alone.
-FREE = RunStarted | InputReplaced | RunClaimed | SignalReceived | CancelRequested | RunPaused | RunParked | RunResumed
+FREE = (
+    RunStarted
+    | InputReplaced
+    | RunClaimed
+    | SignalReceived
+    | CancelRequested
+    | RunPaused
+    | RunParked
+    | RunResumed
+    | RunForked
+)
 
 
 class Watched:

@@ -54,6 +54,7 @@ create table perdure_runs (
     began_at real,
     continued_as text not null,
     approvals integer not null,
+    forked_from text not null,
     checksum integer not null
 ) without rowid;
 -- Runs that live in the journal of another (root is not '') have ids of their own in it.

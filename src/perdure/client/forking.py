@@ -1,0 +1,206 @@
+"""Runs that begin with the past of another: forks, travels back to a step, and failed runs that are tried again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from msgspec import Raw
+
+from perdure.client.handle import RunHandle
+from perdure.client.telling import Telling
+from perdure.engine.outbox import create
+from perdure.errors import AlreadyExists, CannotRetry, ForkRefused, PerdureError, UsageError
+from perdure.kernel import fork as forks
+from perdure.kernel.commands import Program
+from perdure.kernel.events import Batch, RunStarted, RunStatus
+from perdure.kernel.fork import Point, Value
+from perdure.kernel.ids import BUILT_IN, check_id, check_text
+from perdure.kernel.ids import run_id as make_run_id
+from perdure.kernel.projection import RunRow, child_path
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+
+_arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
+
+
+class Forking(Telling):
+    """Makes new runs of the past of others. The others stay as they are."""
+
+    async def fork(
+        self,
+        id: str,
+        at: str | int | None = None,
+        set: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> RunHandle[Any]:
+        """Start a run that has the past of another up to a point, and goes on by itself from there.
+
+        `at` is an op path, for the point right before that op, or the number of the first event to leave out; without
+        it: right after the last op that is edited, the beginning when `inputs` are given, or else where the run stands.
+        `set` gives ops another outcome, by op path; `inputs` the workflow other arguments, by name; `state` publishes
+        other values than set_state() did. Raises ForkRefused when the code would not have done what is kept.
+        """
+        run, batches = await self._origin(id)
+        values = await self._values(set or {})
+        if at is not None:
+            point = forks.before(batches, _place(at))
+        elif values:
+            point = forks.after(batches, values)
+        else:
+            point = Point(1) if inputs else forks.at_end(batches)
+        changes = await self._input(run, batches, inputs) if inputs else {}
+        return await self._fork(run, batches, point, new_id, changes, values=values, state=self._encoded(state or {}))
+
+    async def time_travel(
+        self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
+    ) -> RunHandle[Any]:
+        """Start a run that goes on right before a step of another, with other arguments for that step.
+
+        `step` is an op path such as `process:2` or `rag:1/generate:0`; `inputs` are arguments by name, and those that
+        are not given stay as they were. A child takes them too.
+        """
+        run, batches = await self._origin(id)
+        op = forks.find(forks.ops(batches), check_text(step, "step"))
+        if inputs and op.kind not in ("step", "child"):
+            raise UsageError(f"{op.path} is a {op.kind} and takes no arguments; fork with set= gives it a value")
+        given = {op.path: self._encoded(inputs)} if inputs else None
+        return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
+
+    async def retry(self, id: str) -> RunHandle[Any]:
+        """Let a run that failed go on from what failed, or one that was cancelled from there, with all that succeeded.
+
+        It goes on under the same id as a new incarnation. What failed is tried again under its whole policy, and under
+        the same idempotency key.
+        """
+        run, batches = await self._origin(id)
+        if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+            raise CannotRetry(run.id, run.status, _HINTS.get(run.status, "wait for its end, or fork it"))
+        now = self.clock.now()
+        started = forks.beginning(
+            batches, run.run_id, now, incarnation=run.incarnation + 1, keys=forks.started_of(batches).keys or run.run_id
+        )
+        run_id = self._fork_id(now)
+        past = await self._retried(run.id, run_id, batches, started, now)
+        if await self._append(create(run_id, past)):
+            self._take_up(run_id, started)
+            return self._handle(run.id, run_id, started)
+        # Somebody else has retried it, or started another one under its id.
+        latest, _ = await self._require(run.id)
+        if latest.forked_from != run.run_id:
+            raise AlreadyExists(run.id, latest.status, "retry")
+        return self._handle(run.id, latest.run_id, started)
+
+    async def _retried(
+        self, id: str, run_id: str, batches: Sequence[Batch], started: RunStarted, now: float
+    ) -> Sequence[Batch]:
+        """The past with which a run goes on: as much of it as the code is known to fit."""
+        *more, least = forks.retries(batches)
+        for point in more:
+            past = forks.fork(batches, point, started, now)
+            try:
+                if await self._rehearse(id, run_id, past):
+                    return past
+            except ForkRefused:
+                continue
+        past = forks.fork(batches, least, started, now)
+        await self._rehearse(id, run_id, past)
+        return past
+
+    # --- in common ------------------------------------------------------------------------------------------------
+
+    async def _origin(self, id: str) -> tuple[RunRow, Sequence[Batch]]:
+        run, _ = await self._require(id)
+        if run.root:
+            path = child_path(run)
+            raise UsageError(f"{id!r} is a child; name the run at the top, {run.root}, and the op in it, {path}/...")
+        if run.program.startswith(BUILT_IN):
+            raise UsageError(f"{id!r} is a run of {run.program}, which is perdure's own and cannot be forked")
+        return run, await self.store.journal.read(run.run_id)
+
+    async def _fork(
+        self,
+        run: RunRow,
+        batches: Sequence[Batch],
+        point: Point,
+        new_id: str | None,
+        changes: Mapping[str, Any],
+        **edits: Any,
+    ) -> RunHandle[Any]:
+        now = self.clock.now()
+        run_id = self._fork_id(now)
+        id = run_id if new_id is None else check_id(new_id)
+        started = forks.beginning(batches, run.run_id, now, id=id, **changes)
+        past = forks.fork(batches, point, started, now, **edits)
+        await self._rehearse(run.id, run_id, past)
+        if not await self._append(create(run_id, past)):
+            existing, _ = await self._require(id)
+            raise AlreadyExists(id, existing.status, "fork")
+        self._take_up(run_id, started)
+        return self._handle(id, run_id, started)
+
+    def _handle(self, id: str, run_id: str, started: RunStarted) -> RunHandle[Any]:
+        return RunHandle(cast("Client", self), id, run_id, self._program_of(started))
+
+    def _fork_id(self, now: float) -> str:
+        self._last_run_id = make_run_id(now, secrets.randbits(36), self._last_run_id)
+        return self._last_run_id
+
+    def _encoded(self, values: Mapping[str, Any]) -> dict[str, Raw]:
+        return {name: Raw(self.codec.encode(value, f"the value of {name!r}")) for name, value in values.items()}
+
+    async def _values(self, edited: Mapping[str, Any]) -> dict[str, Value]:
+        values = {}
+        for path, value in edited.items():
+            data, what = self.codec.encode(value, f"the value of {path}"), f"the value of {path}"
+            inline = self.payloads.fits_inline(len(data), what)
+            values[path] = Value(Raw(data), "" if inline else await self.payloads.offload(data, what))
+        return values
+
+    async def _input(self, run: RunRow, batches: Sequence[Batch], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The input of the run with some arguments changed."""
+        arguments = _arguments.decode((await self.payloads.with_input(batches)).input)
+        if isinstance(arguments, list):
+            raise UsageError(
+                f"run {run.id!r} was started with arguments by position, so they cannot be changed by name"
+            )
+        data, what = msgspec.json.encode({**arguments, **self._encoded(inputs)}), f"the input of {run.program}"
+        if self.payloads.fits_inline(len(data), what):
+            return {"input": Raw(data), "input_blob": ""}
+        return {"input": Raw(b"null"), "input_blob": await self.payloads.offload(data, what)}
+
+    async def _rehearse(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
+        """Raise ForkRefused when the code would not have done what is kept. False: there is no code here to ask."""
+        return False
+
+    def _take_up(self, run_id: str, started: RunStarted) -> None:
+        """A run is in the store: any engine may take it up."""
+
+    def _program_of(self, started: RunStarted) -> Program | None:
+        return None
+
+
+_HINTS = {
+    RunStatus.COMPLETED: "fork it to go on from another point",
+    RunStatus.BAILED: "fork it to go on from another point",
+    RunStatus.PARKED: "deploy code that fits it, and it goes on by itself",
+    RunStatus.PAUSED: "resume it",
+}
+
+
+def refused(id: str, error: Exception) -> Exception:
+    """What to tell a caller whose fork does not replay."""
+    reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
+    return error if isinstance(error, UsageError) else ForkRefused(id, reason.rstrip("."))
+
+
+def _place(at: str | int) -> str | int:
+    if isinstance(at, bool) or not isinstance(at, str | int):
+        raise UsageError(f"at={at!r} is neither an op path, such as 'charge:0', nor the number of an event")
+    return at

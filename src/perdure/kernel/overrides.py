@@ -1,0 +1,56 @@
+"""Other arguments for an op of a fork than its program gives it. Decides what the call becomes, never makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import UsageError
+from perdure.kernel.commands import Command, RunStep, StartChild
+from perdure.kernel.ids import inputs_hash
+
+_array = msgspec.json.Decoder(list[Raw])
+_arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
+
+
+def with_inputs(command: Command, changes: Mapping[str, Raw]) -> Command:
+    """The same call with these arguments in place of its own, by parameter name; the others stay."""
+    if isinstance(command, RunStep):
+        return _step(command, changes)
+    if isinstance(command, StartChild):
+        return _child(command, changes)
+    raise UsageError(f"{command.op} takes no arguments: give inputs for a step or a child, and a value with set=")
+
+
+def _step(command: RunStep, changes: Mapping[str, Raw]) -> RunStep:
+    names = [name for name, _ in command.spec.types]
+    plain = [name for name in names if not name.startswith(("*", "="))]
+    values = _array.decode(command.inputs)
+    given = dict(zip(command.keywords, values[command.positional :], strict=True))
+    positional = values[: command.positional]
+    known = {name.lstrip("=") for name in names if not name.startswith("*")}
+    for name, value in changes.items():
+        if name in plain[: command.positional]:
+            positional[plain.index(name)] = value
+        elif name in known or name in given or any(n.startswith("**") for n in names) or not names:
+            given[name] = value
+        else:
+            takes = ", ".join(n.lstrip("=*") for n in names) or "none"
+            raise UsageError(f"{command.op} has no argument {name!r}; it takes {takes}")
+    keywords = tuple(given)
+    inputs = msgspec.json.encode([*positional, *given.values()])
+    fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs)
+    return msgspec.structs.replace(command, inputs=inputs, inputs_hash=fingerprint, keywords=keywords)
+
+
+def _child(command: StartChild, changes: Mapping[str, Raw]) -> StartChild:
+    arguments = _arguments.decode(command.input)
+    if isinstance(arguments, list):
+        raise UsageError(
+            f"the arguments of {command.op} were given by position to a program that is known by name only, so they "
+            "have no names to change"
+        )
+    input = msgspec.json.encode({**arguments, **changes})
+    return msgspec.structs.replace(command, input=input, inputs_hash=inputs_hash(input))

@@ -1,0 +1,93 @@
+"""Forks of generated workflows, at every point: each goes on to its end, and nothing that is kept runs again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from perdure import Engine, RunStatus, RunView, UsageError
+from perdure.kernel.events import Batch, RunForked, StepFailed, StepSkipped, StepSucceeded, WaitResolved, entries
+from perdure.kernel.fork import ops
+from perdure.testing.simulation import Faults, Simulation
+from tests.simulation.grammar import Tree, interpret, trees
+from tests.simulation.test_promises import SOAK, search, seeds
+
+OUTCOMES = (StepSucceeded, StepFailed, StepSkipped)
+
+
+def outcomes(batches: Sequence[Batch], before: int | None = None) -> dict[str, Any]:
+    """The outcomes of steps and waits before an event."""
+    found: dict[str, Any] = {}
+    for batch in batches:
+        for seq, event in enumerate(batch.events, batch.seq):
+            if isinstance(event, (*OUTCOMES, WaitResolved)) and (before is None or seq < before):
+                found[event.op] = event
+    return found
+
+
+async def ended(engine: Engine, id: str) -> RunView:
+    handle_view = await engine.get(id)
+    assert handle_view is not None
+    async for _ in engine.follow(handle_view.run_id):
+        pass
+    view = await engine.get(handle_view.run_id)
+    assert view is not None
+    return view
+
+
+def goes_on_from_everywhere(tree: Tree, seed: int) -> None:
+    sim = Simulation(seed, faults=Faults(durations=(0.0, 0.05, 0.4)))
+    chance = random.Random(seed)
+
+    async def scenario() -> None:
+        async with sim.engine([interpret]) as engine:
+            _ = await engine.start(interpret(tree), id="original")
+            original = await ended(engine, "original")
+            journal = await sim.store.journal.read(original.run_id)
+            places: list[int | str] = [*range(1, original.next_seq), *ops(journal)]
+            for place in chance.sample(places, min(len(places), 12)):
+                fork = await engine.fork("original", at=place)
+                view = await ended(engine, fork.id)
+                assert view.status in (RunStatus.COMPLETED, RunStatus.FAILED), (place, view.status, view.reason)
+                if isinstance(place, int):
+                    kept, mine = outcomes(journal, place), outcomes(await sim.store.journal.read(view.run_id))
+                    # What had an outcome has the same, and (as the monitor sees to) is not called again.
+                    assert {op: mine[op] for op in kept} == kept
+                    again = {e.op for e in sim.monitor.executions if e.run_id == view.run_id}
+                    assert again.isdisjoint(kept)
+            if original.status is RunStatus.FAILED:
+                await goes_on_from_what_failed(engine, journal)
+
+    async def goes_on_from_what_failed(engine: Engine, journal: Sequence[Batch]) -> None:
+        try:
+            again = await engine.retry("original")
+        except UsageError:
+            assert any("compensate:" in op for op in ops(journal))
+            return
+        view = await ended(engine, again.run_id)
+        assert view.status in (RunStatus.COMPLETED, RunStatus.FAILED)
+        mine = await sim.store.journal.read(view.run_id)
+        point = next(e.seq for e in entries(view.run_id, mine) if isinstance(e.event, RunForked))
+        kept, were = outcomes(mine, point), outcomes(journal)
+        assert kept == {op: were[op] for op in kept}
+        assert {e.op for e in sim.monitor.executions if e.run_id == view.run_id}.isdisjoint(kept)
+
+    sim.play(scenario())
+
+
+@search(150)
+@given(trees, seeds)
+def test_a_fork_at_any_point_goes_on_to_its_end(tree: Tree, seed: int) -> None:
+    goes_on_from_everywhere(tree, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@search(SOAK)
+@given(trees, seeds)
+def test_a_fork_at_any_point_of_many_more_workflows_goes_on_to_its_end(tree: Tree, seed: int) -> None:
+    goes_on_from_everywhere(tree, seed)
