@@ -52,6 +52,11 @@ def read(given: str) -> Any:
     elif given.startswith("@"):
         where = given[1:]
         text = _file(where)
+    return parse(text, where)
+
+
+def parse(text: str, where: str) -> Any:
+    """A JSON value that was given at a place of the command line."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:

@@ -19,7 +19,10 @@ from perdure.errors import InvalidStoreUrl, NoSuchRun, NoSuchSchedule, PerdureEr
 COMMANDS = {
     "demo": ("perdure.cli.demo:demo", "Watch a run survive the death of its process."),
     "run": ("perdure.cli.run:run", "Run a workflow to its end, or go on with it."),
-    "runs": ("perdure.cli.runs:app", "Look at runs: ls, show, steps, journal, watch."),
+    "runs": (
+        "perdure.cli.runs:app",
+        "Look at runs and go back in them: ls, show, steps, journal, watch, diff, inspect, fork, travel, retry.",
+    ),
     "signal": ("perdure.cli.tell:signal", "Send a run a signal."),
     "approve": ("perdure.cli.tell:approve", "Answer a question of a run."),
     "reject": ("perdure.cli.tell:reject", "Say no to a question of a run."),

@@ -9,8 +9,11 @@ from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
+from perdure.cli.differences import diff
 from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
+from perdure.cli.forking import fork, retry, travel
+from perdure.cli.inspection import inspect
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
 from perdure.cli.output import cut, error_name, failure_text, note, pairs, span, table, value_text, when, write_json
 from perdure.client.client import Client
@@ -19,7 +22,7 @@ from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.kernel.events import Entry, RunParked, RunStatus
 from perdure.stores.open import open_store
 
-app = App(name="runs", help="Look at runs.")
+app = App(name="runs", help="Look at runs, and go back in them.")
 
 T = TypeVar("T")
 
@@ -127,6 +130,13 @@ def watch(
     return asyncio.run(follower.follow())
 
 
+app.command(diff, sort_key=6)
+app.command(inspect, sort_key=7)
+app.command(fork, sort_key=8)
+app.command(travel, sort_key=9)
+app.command(retry, sort_key=10)
+
+
 class _Follower:
     """Follows one journal by number: over a store that goes away and comes back, nothing is missed or told twice."""
 
@@ -229,6 +239,7 @@ def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
         ("program", view.program + version),
         ("status", view.status.value),
         ("reason", view.reason),
+        ("forked from", view.forked_from or ""),
         ("started", when(view.created_at)),
         ("updated", when(view.updated_at) if view.finished_at is None else ""),
         ("finished", when(view.finished_at) + f", took {_took(view)}" if view.finished_at else ""),

@@ -264,6 +264,10 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self._tasks.append(task)
         return task
 
+    def tasks(self) -> list[BodyTask]:
+        """The tasks that are not done, in the order they were made."""
+        return [task for task in self._tasks if not task.done()]
+
     def number(self) -> int:
         """The next number of a task or future, in the order they are made."""
         self._numbers += 1

@@ -1,0 +1,118 @@
+"""What a body knows at a point of its journal: the lines it stands on, and the variables there. Performs nothing."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from perdure.authoring.code.body import Body
+from perdure.authoring.code.loop import BodyTask, OpFuture, source_of, waiting_frames
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import Execution, Program
+from perdure.kernel.events import Batch, RunFinished, RunStarted
+from perdure.kernel.fork import find, ops
+from perdure.kernel.replay import Family, Replay
+from perdure.kernel.state import RunState
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """A function of the user's that has not returned, the line it stands on, and its variables as text."""
+
+    function: str
+    source: str
+    variables: dict[str, str]
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A task of a body that is not done: what it waits for, and its functions, the innermost last.
+
+    `task` is the op path that its ops begin with; none for the body itself.
+    """
+
+    program: str
+    task: str
+    waits_for: str
+    frames: tuple[Frame, ...]
+
+
+def inspect(
+    program: Program,
+    programs: Mapping[str, Program],
+    codec: Codec,
+    run_id: str,
+    started: RunStarted,
+    batches: Sequence[Batch],
+    at: str | int | None = None,
+    width: int = 200,
+) -> list[Standing]:
+    """Replay a journal up to an op, or to an event, and say where its bodies stand then, the root first.
+
+    Up to an op is: until right before its outcome, where the body waits for it. Drives bodies, so call it from no task.
+    """
+    end = _end(batches, at)
+    replay = Replay(RunState(run_id), program.open(run_id, started, codec), None, Family(programs, codec))
+    try:
+        for batch in batches:
+            for seq, event in enumerate(batch.events, batch.seq):
+                if seq < end:
+                    replay.fold(event, batch.at)
+        found = _standing(program.name, "", replay.execution, width)
+        for path, child in replay.children.items():
+            found += _standing(replay.state.children[path].started.program, path, child, width)
+        return found
+    finally:
+        replay.close()
+
+
+def _end(batches: Sequence[Batch], at: str | int | None) -> int:
+    last = batches[-1]
+    end = last.seq + len(last.events)
+    if isinstance(last.events[-1], RunFinished):
+        end -= 1
+    if isinstance(at, int):
+        return min(at, end)
+    if at is None:
+        return end
+    ended = find(ops(batches), at).ended
+    return end if ended is None else min(ended, end)
+
+
+def _standing(program: str, path: str, execution: Execution, width: int) -> list[Standing]:
+    if not isinstance(execution, Body):
+        return []
+    found = []
+    for task in execution.loop.tasks():
+        prefix = f"{path}/" if path else ""
+        waits_for = _waits_for(task)
+        frames = tuple(_frame(frame, width) for frame in waiting_frames(task.body))
+        name = task.scope.prefix.rstrip("/")
+        found.append(Standing(program, (prefix + name).rstrip("/"), prefix + waits_for if waits_for else "", frames))
+    return found
+
+
+def _waits_for(task: BodyTask) -> str:
+    waited = getattr(task, "_fut_waiter", None)
+    if isinstance(waited, OpFuture):
+        return waited._op or ""
+    return waited.scope.prefix.rstrip("/") if isinstance(waited, BodyTask) else ""
+
+
+def _frame(frame: FrameType, width: int) -> Frame:
+    variables = {name: _text(value, width) for name, value in frame.f_locals.items() if not name.startswith("__")}
+    return Frame(frame.f_code.co_qualname, source_of(frame), variables)
+
+
+def _text(value: Any, width: int) -> str:
+    """A value as one line, and never an error: what it takes to show it is the user's code."""
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxother = shortener.maxlong = width
+    shortener.maxlist = shortener.maxdict = shortener.maxtuple = shortener.maxset = 20
+    try:
+        text = " ".join(shortener.repr(value).split())
+    except Exception as error:
+        text = f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,97 @@
+"""`perdure runs fork`, `travel`, `retry`: new runs with the past of others. An engine somewhere executes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from perdure.cli.exits import Problem
+from perdure.cli.inputs import parse, read
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.output import note, write_json
+from perdure.client.client import Client
+from perdure.client.handle import RunHandle
+from perdure.client.views import RunView
+from perdure.stores.open import open_store
+
+NewId = Annotated[str | None, Parameter(help="The id of the new run; one is made when this is left out.")]
+
+
+def fork(
+    id: RunId,
+    /,
+    *,
+    at: Annotated[str | None, Parameter(help="An op path, for right before it; or the number of an event.")] = None,
+    set: Annotated[
+        list[str] | None, Parameter(negative="", help="OP=JSON: another outcome of an op; may be repeated.")
+    ] = None,
+    state: Annotated[
+        list[str] | None, Parameter(negative="", help="KEY=JSON: another published value; may be repeated.")
+    ] = None,
+    input: Annotated[str | None, Parameter(help="Other arguments of the workflow: a JSON object, @file, -")] = None,
+    new_id: NewId = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Start a run that has the past of another up to a point. The other stays as it is."""
+    place = int(at) if at is not None and at.isdecimal() else at
+    edits, values = _assigned(set or [], "--set", "charge:0=12"), _assigned(state or [], "--state", 'phase="late"')
+    inputs = _object(input)
+    _begin(store, id, json, "forked", lambda c: c.fork(id, place, edits, inputs, new_id, state=values))
+
+
+def travel(
+    id: RunId,
+    step: Annotated[str, Parameter(help="The op path of the step to go back to.")],
+    /,
+    *,
+    input: Annotated[str | None, Parameter(help="Other arguments of the step: a JSON object, @file.json, -")] = None,
+    new_id: NewId = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Start a run that goes on right before a step of another, with other arguments for it."""
+    inputs = _object(input)
+    _begin(store, id, json, "forked", lambda client: client.time_travel(id, step, inputs, new_id))
+
+
+def retry(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+    """Let a run that failed or was cancelled go on from there, with all that succeeded."""
+    _begin(store, id, json, "goes on", lambda client: client.retry(id))
+
+
+def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], Awaitable[RunHandle[Any]]]) -> None:
+    async def begin() -> RunView | None:
+        async with Client(open_store(store)) as client:
+            return await client.get((await work(client)).run_id)
+
+    view = asyncio.run(begin())
+    assert view is not None
+    if json:
+        write_json({"id": view.id, "run_id": view.run_id, "forked_from": view.forked_from, "status": view.status})
+        return
+    print(view.id)
+    new = f" as {view.id!r}" if view.id != id else ""
+    note(f"run {id!r} {done}{new}; any engine that has {view.program} takes it up")
+
+
+def _assigned(given: list[str], option: str, example: str) -> dict[str, Any]:
+    found = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise Problem(f"{option} {one!r} is not NAME=JSON, as in {option} {example!r}")
+        found[name] = parse(value, f"{option} {name}")
+    return found
+
+
+def _object(given: str | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    value = read(given)
+    if not isinstance(value, dict):
+        raise Problem("--input gives arguments by their names: a JSON object, as in --input '{\"amount\": 12}'")
+    return value

@@ -1,0 +1,94 @@
+"""`perdure runs inspect`: where the code of a run stood at an op, and what it knew there."""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from perdure.cli.exits import Problem
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.output import clean, note, write_json
+from perdure.cli.targets import load
+from perdure.client.client import Client
+from perdure.errors import Diverged, NoSuchRun
+from perdure.kernel.events import Batch, RunStarted
+from perdure.stores.open import open_store
+
+if TYPE_CHECKING:
+    from perdure.authoring.code.inspection import Standing
+
+
+def inspect(
+    id: RunId,
+    /,
+    *,
+    at: Annotated[str | None, Parameter(help="An op path, or an event number; left out: where it stands.")] = None,
+    module: Annotated[
+        str | None, Parameter(help="The file or module of the workflow; left out: the file that the journal names.")
+    ] = None,
+    width: Annotated[int, Parameter(help="How much of a value is shown.")] = 200,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
+    """Replay a run up to an op, with no effects, and show the line it stands on and the variables there."""
+    from perdure.authoring.code.inspection import inspect as look
+
+    run_id, started, batches, client = asyncio.run(_read(store, id))
+    target = load(module or _named(batches, id))
+    programs = {program.name: program for program in target.programs.values()}
+    program = programs.get(started.program)
+    if program is None:
+        raise Problem(f"{target.source} has no workflow named {started.program!r}; give its file with --module")
+    place = int(at) if at is not None and at.isdecimal() else at
+    try:
+        found = look(program, programs, client.codec, run_id, started, batches, place, max(20, width))
+    except Diverged as error:
+        raise Problem(
+            f"{error}\nThe code in {target.source} is not the code that this run was recorded with"
+        ) from error
+    if json:
+        write_json({"id": started.id, "run_id": run_id, "at": at, "tasks": found})
+    else:
+        _show(found, id, at)
+
+
+async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Client]:
+    async with Client(open_store(store)) as client:
+        view = await client.get(id)
+        if view is None:
+            raise NoSuchRun(id)
+        batches = await client.store.journal.read(view.root)
+        started = await client.payloads.with_input(batches)
+        return view.root, started, await client.payloads.inflate(batches), client
+
+
+def _named(batches: Sequence[Batch], id: str) -> str:
+    """The file of the workflow: its first op says where it was asked for."""
+    for batch in batches:
+        for event in batch.events:
+            file = getattr(event, "source", "").rpartition(":")[0]
+            if file.endswith(".py") and os.path.isfile(file):
+                return str(file)
+    raise Problem(f"the journal of {id!r} does not name a file that is here; say where its workflow is with --module")
+
+
+def _show(found: Sequence[Standing], id: str, at: str | None) -> None:
+    if not found:
+        note(f"the body of {id!r} has ended there" if at is None else f"no body of {id!r} waits at {at}")
+        return
+    for number, task in enumerate(found):
+        waits = f", waits for {task.waits_for}" if task.waits_for else ""
+        print(("\n" if number else "") + clean(f"{task.program} {task.task}".strip() + waits))
+        for frame in task.frames:
+            file, _, line = frame.source.rpartition(":")
+            print(clean(f"  {frame.source} in {frame.function}"))
+            code = linecache.getline(os.path.abspath(file), int(line)).strip() if line.isdecimal() else ""
+            if code:
+                print(clean(f"    > {code}"))
+            for name, value in frame.variables.items():
+                print(clean(f"    {name} = {value}"))
