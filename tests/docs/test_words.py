@@ -34,6 +34,9 @@ WORDS = {
     "approval": "task, ticket",
     "capsule": "dump, archive",
     "snapshot": "checkpoint",
+    "fork": "branch, clone",
+    "retry": "restart",
+    "lineage": "",
     "park": "",
 }
 
