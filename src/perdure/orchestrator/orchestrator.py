@@ -116,8 +116,6 @@ class Orchestrator:
         self.teller, self.tails = Teller(self), Tails(self)
         self._lingering = Lingering(self.loop, self._let_go)
         self.closing = False
-        # Whether the store may hold a run of ours that we do not know of: it took the start, and its answer was lost.
-        self.uncertain = False
 
     # --- new runs -------------------------------------------------------------------------------------------------
 
@@ -384,7 +382,6 @@ class Orchestrator:
     def _on_refused(self, source: Source, error: Exception) -> bool:
         """Whether a source keeps what it has and tries again. A run that was never accepted does not."""
         accepted = self._accepting.pop(source.run_id, None)
-        self.uncertain = True
         if accepted is None and isinstance(error, StoreUnavailable):
             return True
         assert isinstance(source, Driver)

@@ -30,9 +30,6 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
     # Our own name too: at start-up it belongs to a process that is gone, and later there may be runs of ours that we
     # do not know of, because the store took their start and its answer was lost.
     dead = [owner for owner in owners if owner not in ownership.others]
-    if not startup and dead == [orchestrator.name] and not orchestrator.uncertain:
-        return 0
-    orchestrator.uncertain = False
     limit = settings.max_startup if startup else settings.max_claims
     loaded = 0
     seen: set[str] = set()

@@ -140,7 +140,7 @@ async def _due(orchestrator: Orchestrator, ownership: Ownership, count: _Count) 
         if due.program == SCHEDULE:
             kind = "schedules"
         else:
-            kind = "timers" if due.status is RunStatus.WAITING else "runs"
+            kind = "timers" if due.waiting else "runs"
         if count.take(kind):
             taken.append(due.run_id)
     return taken

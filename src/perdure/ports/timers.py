@@ -7,7 +7,6 @@ from typing import Protocol
 
 import msgspec
 
-from perdure.kernel.events import RunStatus
 from perdure.ports.queues import Waiting
 
 
@@ -18,7 +17,7 @@ class Due(msgspec.Struct, frozen=True):
     program: str
     owner: str | None
     wake_at: float
-    status: RunStatus
+    waiting: bool
 
 
 class Ahead(msgspec.Struct, frozen=True):

@@ -240,7 +240,7 @@ class MemoryTimers:
     def _all(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None) -> list[Due]:
         rows = [r for r in self._journal.rows.values() if queues is None or r.queue in queues]
         waiting = [
-            Due(row.run_id, row.program, row.owner, row.wake_at, row.status)
+            Due(row.run_id, row.program, row.owner, row.wake_at, row.status is RunStatus.WAITING)
             for row in rows
             if row.wake_at is not None and row.program in programs and row.owner not in skip
         ]

@@ -56,7 +56,7 @@ _OWNERS = "select distinct owner from perdure_runs where finished_at is null and
 _PROGRAMS = "select distinct program from perdure_runs where finished_at is null"
 _FINISHED = RUN + ENDED
 _DUE = """
-    select run_id, program, owner, wake_at, status from perdure_runs
+    select run_id, program, owner, wake_at, status = 'waiting' from perdure_runs
     where wake_at <= ?1 and program in (select value from json_each(?2))
       and (owner is null or owner not in (select value from json_each(?3)))
       and (?4 is null or queue in (select value from json_each(?4)))
@@ -170,7 +170,7 @@ class SqlTimers:
         """Runs of these programs and queues due at `now`, earliest first."""
         bindings = (now, _json(programs), _json(skip), _json_or_none(queues), limit)
         rows = self._database.ask(_DUE, bindings)
-        return [Due(run_id, program, owner, at, RunStatus(status)) for run_id, program, owner, at, status in rows]
+        return [Due(run_id, program, owner, at, bool(waiting)) for run_id, program, owner, at, waiting in rows]
 
     async def next_due(
         self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None

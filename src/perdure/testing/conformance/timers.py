@@ -47,9 +47,7 @@ class TimersConformance(StoreConformance):
         """`wake_at <= now` is due, and nothing else."""
         await sleeper(store, "r1", 50.5)
         assert list(await store.timers.due(50.4999, 10, CHECKOUT, [])) == []
-        assert list(await store.timers.due(50.5, 10, CHECKOUT, [])) == [
-            Due("r1", "checkout", "a", 50.5, RunStatus.WAITING)
-        ]
+        assert list(await store.timers.due(50.5, 10, CHECKOUT, [])) == [Due("r1", "checkout", "a", 50.5, True)]
 
     async def test_the_number_of_due_runs_is_bounded(self, store: Store) -> None:
         """At most `limit` come, and they are the earliest."""
@@ -116,6 +114,6 @@ class TimersConformance(StoreConformance):
         assert [due.run_id for due in await store.timers.due(BEGAN, 10, CHECKOUT, ["a"])] == ["r1"]
         found = await store.timers.due(BEGAN + 60, 10, CHECKOUT, ["a"])
         assert list(found) == [
-            Due("r1", "checkout", None, BEGAN, RunStatus.QUEUED),
-            Due("r2", "checkout", None, BEGAN + 60, RunStatus.QUEUED),
+            Due("r1", "checkout", None, BEGAN, False),
+            Due("r2", "checkout", None, BEGAN + 60, False),
         ]
