@@ -35,7 +35,7 @@ from perdure.kernel.schedule import PROGRAM
 from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
-from perdure.orchestrator.recovery import recover, warn_of_unknown
+from perdure.orchestrator.recovery import park_unknown, recover, warn_of_unknown
 from perdure.orchestrator.rehearsal import rehearse
 from perdure.orchestrator.service import Service
 from perdure.orchestrator.sweep import SweepReport, sweep
@@ -154,9 +154,10 @@ class Engine(Client):
         self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
         await self._ownership.take()
         self._service = Service(orchestrator, self._ownership, self._queues, self._max_concurrency)
-        await warn_of_unknown(orchestrator)
+        unknown = await warn_of_unknown(orchestrator)
         if look:
             await recover(orchestrator, self._ownership, startup=True)
+            await park_unknown(orchestrator, self._ownership, unknown)
         self._service.start(look=look)
 
     async def sweep(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, StoreUnavailable, rule, step, workflow
+from perdure import Engine, StoreUnavailable, rule, step, wait_signal, workflow
 from perdure.cli import runs
 from perdure.client.client import Client
 from perdure.kernel.events import Entry
@@ -306,3 +306,78 @@ def test_a_terminal_gets_lines_that_fit_it(filled: Cli, command: str) -> None:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", written)
     assert max(len(line) for line in plain.splitlines()) <= 80
     assert "refuse:0" in plain
+
+
+# --- parked ---------------------------------------------------------------------------------------------------------
+
+
+@step
+async def pay(n: int) -> int:
+    return n
+
+
+@step
+async def settle(n: int) -> int:
+    return n
+
+
+@workflow(name="checkout")
+async def checkout_before(n: int) -> Any:
+    await pay(n)
+    return await wait_signal("go")
+
+
+@workflow(name="checkout")
+async def checkout_after(n: int) -> Any:
+    await settle(n)
+    return await wait_signal("go")
+
+
+@pytest.fixture
+def diverged(cli: Cli) -> Cli:
+    async def deploy() -> None:
+        async with Engine(cli.url, [checkout_before]) as engine:
+            _ = await engine.start(checkout_before(7), id="it")
+            while not (view := await engine.get("it")) or not view.waits:
+                await asyncio.sleep(0.005)
+        async with Engine(cli.url, [checkout_after]) as engine:
+            await engine.signal("it", "go")
+            while (view := await engine.get("it")) is not None and view.status != "parked":
+                await asyncio.sleep(0.005)
+
+    asyncio.run(deploy())
+    return cli
+
+
+def test_show_explains_why_a_run_is_parked_within_100_columns(diverged: Cli) -> None:
+    out = diverged("runs", "show", "it").out
+    assert re.search(r"^status +parked \(diverged\)$", out, re.M)
+    title = "The step pay was renamed, or replaced: the code asks for the step settle."
+    assert re.search(rf"^reason +{re.escape(title)}$", out, re.M)
+    before, after = checkout_before.fn.__code__.co_firstlineno + 2, checkout_after.fn.__code__.co_firstlineno + 2
+    explanation = out[out.index("\n\n") :]
+    assert re.search(rf"^  recorded  step pay:0     \S+test_runs.py:{before}$", explanation, re.M)
+    assert re.search(rf"^  now       step settle:0  \S+test_runs.py:{after}$", explanation, re.M)
+    assert '    if patched("pay-to-settle"):\n        await settle(n)\n    else:\n        await pay(n)' in explanation
+    assert "Traceback" not in out
+    assert all(len(line) <= 100 for line in out.splitlines() if "test_runs.py" not in line)
+
+
+def test_show_gives_the_divergence_as_json(diverged: Cli) -> None:
+    shown = json.loads(diverged("runs", "show", "it", "--json").out)
+    assert shown["parked"] == "diverged"
+    found = shown["divergence"]
+    assert (found["change"], found["op"]) == ("renamed", "pay:0")
+    assert (found["recorded"]["name"], found["current"]["name"]) == ("pay", "settle")
+    assert found["recorded"]["source"].rpartition("/")[2].startswith("test_runs.py:")
+    assert found["current"]["code"] == "await settle(n)"
+    assert 'patched("pay-to-settle")' in found["fix"]
+
+
+def test_a_journal_and_the_doctor_show_the_first_line_of_the_reason(diverged: Cli) -> None:
+    line = next(line for line in diverged("runs", "journal", "it").out.splitlines() if "RunParked" in line)
+    assert "The step pay was renamed" in line
+    assert "divergence" not in line
+    said = diverged("doctor").out
+    assert "it: The step pay was renamed, or replaced: the code asks for the step settle." in said
+    assert "patched" not in said

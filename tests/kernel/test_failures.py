@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perdure.errors
-from perdure.errors import PerdureError, StepError
+from perdure.errors import Divergence, OpView, PerdureError, StepError
 from perdure.kernel.codec import Codec
 from perdure.kernel.failures import DEPTH, TEXT, TRACEBACK, Failure, describe, rebuild, type_name
 
@@ -205,6 +205,7 @@ def _one_of_each() -> list[PerdureError]:
         "known": ("a", "b"),
         "held_by": None,
         "reason": "because",
+        "divergence": Divergence("renamed", "a:0", "A title.", OpView("step", "a:0", "a"), None, "A fix."),
     }
     made = []
     for cls in classes:

@@ -225,7 +225,7 @@ async def test_recovery_brings_back_more_runs_than_one_batch() -> None:
         assert [await h.result(PATIENCE) for h in handles] == list(range(25))
 
 
-async def test_runs_of_a_program_that_an_engine_does_not_have_are_left_alone_with_a_warning(
+async def test_runs_of_a_program_that_nobody_has_are_parked_with_a_warning_and_go_on_when_somebody_has_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     parts = Parts()
@@ -239,11 +239,10 @@ async def test_runs_of_a_program_that_an_engine_does_not_have_are_left_alone_wit
         handle = await engine.start(parts.flow(), id="it")
         await parts.gates.wait("b runs")
         found = left_by_a_crash(store)
-    before = len(found.journal.batches[handle.run_id])
     with caplog.at_level(logging.WARNING, logger="perdure"):
         async with Engine(found, [other], recovery=AT_ONCE) as engine:
             assert (await engine.run(other())).output == 1
-    assert len(found.journal.batches[handle.run_id]) == before
+            await eventually(lambda: found.journal.rows[handle.run_id].status is RunStatus.PARKED)
     assert any("'flow'" in r.getMessage() and "Engine(store" in r.getMessage() for r in caplog.records)
     parts.gates.open("b")
     async with Engine(found, [other, parts.flow], recovery=AT_ONCE) as engine:

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from perdure import __version__
 from perdure.cli.exits import Exit
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
-from perdure.cli.output import clean, distance, table, write_json
+from perdure.cli.output import clean, distance, first_line, table, write_json
 from perdure.client.client import Client
 from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.events import RunStatus, moment
@@ -260,7 +260,7 @@ def _parked(open_runs: Sequence[RunRow]) -> Check:
     parked = [run for run in open_runs if run.status is RunStatus.PARKED]
     if not parked:
         return Check("parked", "ok", "no run is parked")
-    reasons = [f"{run.id}: {run.reason}" for run in parked[:NAMED]]
+    reasons = [f"{run.id}: {first_line(run.reason)}" for run in parked[:NAMED]]
     return Check("parked", "warn", _named(parked), "\n".join(["mend the cause, then restart the engine", *reasons]))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.cli.output import clean, cut, error_name, span, value_text, when, write_json
+from perdure.cli.output import clean, cut, error_name, first_line, span, value_text, when, write_json
 from perdure.client.views import RunView
 from perdure.kernel.events import Entry, moment
 from perdure.kernel.failures import Failure
@@ -52,7 +52,7 @@ def _details(event: Any) -> list[str]:
     details = []
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)
-        if field.name == "op" or (field.default is not msgspec.NODEFAULT and value == field.default):
+        if field.name in ("op", "divergence") or (field.default is not msgspec.NODEFAULT and value == field.default):
             continue
         details.append(f"{field.name}={_text(field.name, value)}")
     return details
@@ -67,4 +67,4 @@ def _text(name: str, value: Any) -> str:
         return str(value).rpartition("/")[2]
     if name == "chunks":
         return cut("[" + ",".join(bytes(chunk).decode() for chunk in value[:20]) + "]", 60)
-    return cut(value, 60) if isinstance(value, str) else value_text(value)
+    return cut(first_line(value), 60) if isinstance(value, str) else value_text(value)

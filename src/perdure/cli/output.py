@@ -154,6 +154,11 @@ def _escape(character: str) -> str:
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
+def first_line(text: str) -> str:
+    """What an explanation begins with, which says what it is about."""
+    return text.partition("\n")[0]
+
+
 def value_text(value: Any, width: int = VALUE_WIDTH) -> str:
     """A value as one line of JSON, cut to `width`."""
     import msgspec

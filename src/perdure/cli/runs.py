@@ -15,7 +15,20 @@ from perdure.cli.exits import ENDS, Problem
 from perdure.cli.forking import fork, retry, travel
 from perdure.cli.inspection import inspect
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
-from perdure.cli.output import cut, error_name, failure_text, note, pairs, span, table, value_text, when, write_json
+from perdure.cli.output import (
+    clean,
+    cut,
+    error_name,
+    failure_text,
+    first_line,
+    note,
+    pairs,
+    span,
+    table,
+    value_text,
+    when,
+    write_json,
+)
 from perdure.client.client import Client
 from perdure.client.views import RunView, StepView
 from perdure.errors import NoSuchRun, StoreUnavailable
@@ -77,6 +90,8 @@ def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False)
         write_json(view)
     else:
         pairs([(name, value) for name, value in _facts(view, steps) if value])
+        if "\n" in view.reason:
+            print(f"\n{clean(view.reason, keep=chr(10))}")
 
 
 @app.command(sort_key=3)
@@ -237,8 +252,8 @@ def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
         ("id", view.id),
         ("run_id", view.run_id if view.run_id != view.id else ""),
         ("program", view.program + version),
-        ("status", view.status.value),
-        ("reason", view.reason),
+        ("status", view.status.value + (f" ({view.parked})" if view.parked else "")),
+        ("reason", first_line(view.reason)),
         ("forked from", view.forked_from or ""),
         ("started", when(view.created_at)),
         ("updated", when(view.updated_at) if view.finished_at is None else ""),

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from perdure.errors import Divergence
 from perdure.kernel.events import RunStatus, StepStatus, moment
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name
@@ -89,6 +90,10 @@ class RunView:
     queue: str | None = None
     key: str | None = None
     priority: int = 0
+    parked: str | None = None
+    """Why it is parked, while it is: `diverged`, `no_program`, `undecodable` or `damaged`; `reason` says more."""
+    divergence: Divergence | None = None
+    """What has changed in the code, both sides with their lines, and what to write; where it diverged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +192,7 @@ def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunVi
     path = child_path(row)
     waits: tuple[WaitView, ...] = ()
     values: dict[str, msgspec.Raw] = {}
+    parked = state.parked if state is not None and not path else None
     if state is not None:
         waits = tuple(_waits(state, f"{path}/" if path else ""))
         values = state.child_values.get(path, {}) if path else state.values
@@ -215,6 +221,8 @@ def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunVi
         queue=row.queue or None,
         key=row.queue_key or None,
         priority=row.priority,
+        parked=parked.kind if parked is not None else None,
+        divergence=parked.divergence if parked is not None else None,
     )
 
 

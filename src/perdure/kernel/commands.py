@@ -92,6 +92,7 @@ class SetState(msgspec.Struct, frozen=True, gc=False):
     op: str
     key: str
     value: Raw
+    source: str = ""
 
 
 class StartChild(msgspec.Struct, frozen=True, gc=False):
@@ -124,12 +125,14 @@ class RecordValue(msgspec.Struct, frozen=True, gc=False):
     op: str
     kind: str
     value: Raw = NULL
+    source: str = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     """Make everything so far durable before anything else takes effect."""
 
     op: str
+    source: str = ""
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):

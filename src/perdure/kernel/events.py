@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from perdure.errors import Divergence
 from perdure.kernel.failures import Failure
 
 NULL = Raw(b"null")
@@ -212,6 +213,7 @@ class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
     op: str
     kind: str
     value: Raw = NULL
+    source: str = ""
 
 
 class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
@@ -293,6 +295,7 @@ class StateSet(Event, frozen=True, tag=True, omit_defaults=True):
     op: str
     key: str
     value: Raw
+    source: str = ""
 
 
 class RunPaused(Event, frozen=True, tag=True, omit_defaults=True):
@@ -328,17 +331,22 @@ class StepProgressed(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
-    """Somebody wants the run to end, or the child of it at this op path."""
+    """Somebody wants the run to end, or the child of it at this op path. `given_up`: its parent does."""
 
     reason: str = ""
     child: str = ""
+    given_up: bool = False
 
 
 class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
-    """The run stands still, visibly, until a person or a deploy resolves it."""
+    """The run stands still, visibly, until a person or a deploy resolves it.
+
+    `kind`: `diverged`, and then `divergence` says how; `no_program`; `undecodable`; `damaged`.
+    """
 
     reason: str
     kind: str = "diverged"
+    divergence: Divergence | None = None
 
 
 class SnapshotTaken(Event, frozen=True, tag=True, omit_defaults=True):

@@ -109,21 +109,21 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         elif isinstance(command, OpenWait):
             events.append(_open(command))
         elif isinstance(command, SetState):
-            events.append(StateSet(command.op, command.key, command.value))
+            events.append(StateSet(command.op, command.key, command.value, command.source))
         elif isinstance(command, StartChild):
             _start_child(state, command, now, result)
         elif isinstance(command, CancelOp):
             if command.op in state.children:
-                events.append(CancelRequested(command.reason, command.op))
+                events.append(CancelRequested(command.reason, command.op, given_up=True))
                 # The child hears of it when this is folded, and may no longer want what follows: that stays a wish.
                 break
             _cancel(state, command.op, "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
-            events.append(ValueRecorded(command.op, command.kind, command.value))
+            events.append(ValueRecorded(command.op, command.kind, command.value, command.source))
             # What was done under a lock is in the store before the next holder comes.
             result.barrier |= command.kind == "unlock"
         elif isinstance(command, Checkpoint):
-            events.append(ValueRecorded(command.op, "checkpoint"))
+            events.append(ValueRecorded(command.op, "checkpoint", source=command.source))
             result.barrier = True
             # The program goes on when this is folded, and may no longer want what follows: that stays a wish.
             break

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from msgspec import Raw
 from msgspec.structs import replace
 
-from perdure.errors import Diverged, UnknownProgram
+from perdure.errors import Diverged, OpView, UnknownProgram
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
-    FINISH,
     CancelOp,
     Checkpoint,
     Command,
@@ -32,6 +31,7 @@ from perdure.kernel.commands import (
     StartChild,
     StartTimer,
 )
+from perdure.kernel.divergence import Evidence, explain, given_up_op, recorded_op, wished_op
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -83,6 +83,7 @@ class Replay:
     __slots__ = (
         "_children",
         "_family",
+        "_given_up",
         "_inputs",
         "_recorded",
         "_rules",
@@ -115,10 +116,14 @@ class Replay:
         self.bulky: set[str] = set()
         # Steps that have begun and have no outcome: an attempt after the first needs the command again.
         self.open_steps: dict[str, RunStep] = {}
+        # What was given up though the program did not: right only where the end of whoever asked for it follows.
+        self._given_up: StepFailed | WaitResolved | None = None
 
     def fold(self, event: AnyEvent, at: float) -> None:
         """Take one event in. Raises Diverged when the program did not wish for what was recorded."""
         self.state.fold(event, at)
+        if self._given_up is not None:
+            self._check_given_up(event, at)
         kind = type(event)
         if kind is StepStarted:
             assert isinstance(event, StepStarted)
@@ -127,15 +132,22 @@ class Replay:
         elif kind is StepSucceeded or kind is StepFailed or kind is StepSkipped:
             assert isinstance(event, StepSucceeded | StepFailed | StepSkipped)
             self.open_steps.pop(event.op, None)
-            if not self._match_cancel(event.op):
+            if self._match_cancel(event.op):
+                pass
+            elif isinstance(event, StepFailed) and event.cancelled:
+                self._given_up = event
+            else:
                 self._advance(event, at)
         elif isinstance(event, WaitOpened):
-            wish: type[Command] = StartTimer if event.kind == "timer" else OpenWait
-            self._match(event, event.op, wish, f"a wait for a {event.kind}", event.source)
+            self._match(event)
         elif isinstance(event, WaitResolved):
             if event.by == "signal":
                 self._advance(WaitResolved(event.op, "signal", self.state.delivery), at)
-            elif not self._match_cancel(event.op):
+            elif self._match_cancel(event.op):
+                pass
+            elif event.by == "cancelled":
+                self._given_up = event
+            else:
                 self._advance(event, at)
         elif isinstance(event, CancelRequested):
             self._cancel(event, at)
@@ -144,13 +156,12 @@ class Replay:
         elif isinstance(event, ChildFinished):
             self._finish_child(event, at)
         elif isinstance(event, StateSet):
-            self._match(event, event.op, SetState, f"set_state({event.key!r})", "")
+            self._match(event)
         elif isinstance(event, ValueRecorded) and event.kind == "lock":
             # The owner's word, not an answer to a wish: the run has its lock again, under a new token.
             self._advance(event, at)
         elif isinstance(event, ValueRecorded):
-            wish = Checkpoint if event.kind == "checkpoint" else RecordValue
-            self._match(event, event.op, wish, f"{event.kind}()", "")
+            self._match(event)
             self._advance(event, at)
         elif isinstance(event, RunClaimed):
             # The body begins with the first claim; later claims are no business of the program.
@@ -264,7 +275,8 @@ class Replay:
         if not path:
             self._take(self.execution.advance(event, at), "", self._rules, at)
             return
-        self._match_cancel(path)
+        if not self._match_cancel(path) and event.given_up:
+            self._diverge(given_up_op(event))
         if path in self._children:
             child, rules = self._children[path]
             self._take(child.advance(CancelRequested(event.reason), at), path, rules, at)
@@ -272,14 +284,11 @@ class Replay:
     # --- children -------------------------------------------------------------------------------------------------
 
     def _start_child(self, event: ChildStarted, at: float) -> None:
-        command = self.wishes.pop(event.op, None)
+        command = self.wishes.get(event.op)
+        if not isinstance(command, StartChild) or not _is_child(command, event):
+            self._diverge(recorded_op(event))
+        del self.wishes[event.op]
         self.bulky.discard(event.op)
-        what = f"a run of {event.program}"
-        if type(command) is not StartChild or command.program != event.program:
-            self._missing(event, event.op, what, event.source, command)
-        elif event.inputs and command.inputs_hash != event.inputs:
-            recorded = f"{what} ({event.source}) with inputs {event.inputs}"
-            self._diverge(event, event.op, recorded, f"starts it with other inputs {command.inputs_hash}")
         if event.detached:
             self._advance(event, at)
             return
@@ -288,7 +297,7 @@ class Replay:
         family = self._family
         program = family.programs.get(event.program)
         if program is None:
-            raise UnknownProgram(event.program)
+            raise UnknownProgram(event.program, tuple(family.programs))
         within = {op[len(event.op) + 1 :]: v for op, v in self._recorded.items() if op.startswith(f"{event.op}/")}
         started = RunStarted(event.id, event.program, event.version, event.input, recorded=within or None)
         child = program.open(child_run_id(self.state.run_id, event.op), started, family.codec)
@@ -319,50 +328,68 @@ class Replay:
         return bool(self.wishes) and self.wishes.pop(f"cancel {op}", None) is not None
 
     def _match_step(self, event: StepStarted) -> None:
-        command = self.wishes.pop(event.op, None) or self.held.pop(event.op, None)
+        command = self.wishes.get(event.op) or self.held.get(event.op)
+        # Without inputs: they were taken out of the journal with what they are of.
+        if type(command) is not RunStep or (event.inputs and command.inputs_hash != event.inputs):
+            self._diverge(recorded_op(event))
+        if self.wishes.pop(event.op, None) is None:
+            del self.held[event.op]
         self.bulky.discard(event.op)
-        if type(command) is RunStep:
-            self.open_steps[event.op] = command
-            # None were recorded, or they were taken out of it with what they are of.
-            if not event.inputs or command.inputs_hash == event.inputs:
-                return
-            self._diverge(
-                event,
-                event.op,
-                f"the call of a step ({event.source}) with inputs {event.inputs}",
-                f"calls it ({command.source}) with other inputs {command.inputs_hash}",
-            )
-        self._missing(event, event.op, "the call of a step", event.source, command)
+        self.open_steps[event.op] = command
 
-    def _match(self, event: AnyEvent, op: str, wish: type[Command], what: str, source: str) -> None:
-        command = self.wishes.pop(op, None)
-        if type(command) is not wish:
-            self._missing(event, op, what, source, command)
+    def _match(self, event: WaitOpened | StateSet | ValueRecorded) -> None:
+        command = self.wishes.get(event.op)
+        if not _asks_for(command, event):
+            self._diverge(recorded_op(event))
+        del self.wishes[event.op]
 
-    def _missing(self, event: AnyEvent, op: str, what: str, source: str, command: Command | None) -> None:
-        recorded = f"{what} at {source}" if source else what
-        if command is not None:
-            current = f"does {_describe(command)} there"
-        elif self.wishes:
-            current = "wishes for " + ", ".join(_describe(c) for c in list(self.wishes.values())[:3]) + " instead"
-        else:
-            current = "does nothing of the kind"
-        self._diverge(event, op, recorded, current)
+    def _check_given_up(self, event: AnyEvent, at: float) -> None:
+        """Whether what was given up ends with whoever asked for it; else it was the program that gave it up."""
+        given_up, self._given_up = self._given_up, None
+        assert given_up is not None
+        if isinstance(event, RunFinished):
+            return
+        if isinstance(event, ChildFinished) and given_up.op.startswith(event.op + "/"):
+            return
+        if isinstance(event, StepFailed | WaitResolved | ChildFinished):
+            # Others are given up with it, before that end.
+            self._given_up = given_up
+            return
+        if isinstance(event, RunClaimed):
+            # The end was not written with it: whoever takes over tells the program.
+            self._advance(given_up, at)
+            return
+        self._diverge(given_up_op(given_up))
 
-    def _diverge(self, event: AnyEvent, op: str, recorded: str, current: str) -> None:
-        raise Diverged(self.state.next_seq - 1, op, recorded, current)
+    def settle(self) -> None:
+        """Say that the journal ends here. Raises Diverged for what only its next event would have shown."""
+        if self._given_up is not None:
+            self._diverge(given_up_op(self._given_up))
+
+    def _diverge(self, recorded: OpView | None) -> NoReturn:
+        assert recorded is not None
+        raise Diverged(self.state.next_seq - 1, explain(self.evidence(recorded)))
+
+    def evidence(self, recorded: OpView) -> Evidence:
+        """What speaks for one change or another, where the program does not ask for a recorded op."""
+        return Evidence(recorded, [wished_op(wish) for wish in (*self.wishes.values(), *self.held.values())])
 
 
-def _describe(command: Command) -> str:
-    source = getattr(command, "source", "")
-    where = f" at {source}" if source else ""
-    if isinstance(command, RunStep):
-        return f"the step {command.op}{where}"
-    if isinstance(command, StartTimer):
-        return f"a timer {command.op}{where}"
-    if isinstance(command, StartChild):
-        return f"a run of {command.program} {command.op}{where}"
-    if isinstance(command, Finish):
-        whose = "run" if command.op == FINISH else f"child {command.op.removesuffix('/' + FINISH)}"
-        return f"the end of the {whose} ({command.status})"
-    return f"{type(command).__name__} {command.op}{where}"
+def _is_child(command: StartChild, event: ChildStarted) -> bool:
+    """Whether it is this child that an event records. Without inputs, they were taken out of the journal."""
+    if event.inputs and command.inputs_hash != event.inputs:
+        return False
+    return (command.program, command.id, command.detached) == (event.program, event.id, bool(event.detached))
+
+
+def _asks_for(command: Command | None, event: WaitOpened | StateSet | ValueRecorded) -> bool:
+    """Whether it is this command that an event records."""
+    if isinstance(event, WaitOpened):
+        if event.kind == "timer":
+            return isinstance(command, StartTimer)
+        return isinstance(command, OpenWait) and (command.kind, command.name) == (event.kind, event.name)
+    if isinstance(event, StateSet):
+        return isinstance(command, SetState) and command.key == event.key
+    if event.kind == "checkpoint":
+        return isinstance(command, Checkpoint)
+    return isinstance(command, RecordValue) and command.kind == event.kind

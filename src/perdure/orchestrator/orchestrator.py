@@ -17,7 +17,7 @@ from perdure.engine.payloads import Payloads
 from perdure.engine.services import Services
 from perdure.engine.steps import StepRunner
 from perdure.engine.writer import Source, Writer
-from perdure.errors import Corrupt, PerdureError, StoreUnavailable
+from perdure.errors import Corrupt, Diverged, PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import durability
@@ -35,6 +35,7 @@ from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Family, Replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
 from perdure.kernel.state import RunState, fold, glance, stands_imported
+from perdure.kernel.tracing import Tracing, explained, follow
 from perdure.orchestrator.admissions import Admissions, may_begin
 from perdure.orchestrator.lingering import Lingering
 from perdure.orchestrator.locks import RunLocks
@@ -265,7 +266,9 @@ class Orchestrator:
                 self._drop(self.active[run_id])
             self.locks.left(run_id)
             state = fold(run_id, batches)
-            if state.parked is None:
+            # What has not begun waits for an engine that has its program, as anything that is queued.
+            waits = state.epoch == 0 and isinstance(error, UnknownProgram)
+            if state.parked is None and not waits:
                 self.spawn(self.parking.park(state, error))
             return
         if driver.idle:
@@ -279,23 +282,31 @@ class Orchestrator:
 
     def replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
         """Replay a journal with its program. Raises Diverged where they do not fit. Call it from no task."""
-        program = self.programs[started.program]
+        program = self.programs.get(started.program)
+        if program is None:
+            raise UnknownProgram(
+                started.program, tuple(name for name in self.programs if not name.startswith(BUILT_IN))
+            )
         replay = self._open(program, RunState(run_id), started)
         try:
-            replay.fold_all(batches)
+            follow(replay, batches)
+        except Diverged as error:
+            replay.close()
+            again = self._open(program, RunState(run_id), started, Tracing)
+            raise explained(error, again, batches, self.programs) from None
         except BaseException:
             replay.close()
             raise
         return replay
 
-    def _open(self, program: Program, state: RunState, started: RunStarted) -> Replay:
+    def _open(self, program: Program, state: RunState, started: RunStarted, kind: type[Replay] = Replay) -> Replay:
         def rules(program: Program) -> Resolver | None:
             # A user's rules are about the user's steps: perdure's own programs have theirs.
             ours = program.name.startswith(BUILT_IN)
             return resolver(NONE if ours else self._rules, getattr(program, "rules", NONE), started, program.name)
 
         execution = program.open(state.run_id, started, self._codec)
-        return Replay(state, execution, rules(program), Family(self.programs, self._codec, rules))
+        return kind(state, execution, rules(program), Family(self.programs, self._codec, rules))
 
     def _driver(self, replay: Replay, batches: Sequence[Batch], variables: Context) -> Driver:
         started = replay.state.started

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import msgspec
 
 from perdure.engine.outbox import extend
-from perdure.errors import Corrupt, PerdureError
+from perdure.errors import Corrupt, Diverged, NotDecodable, PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.events import Batch, RunParked, RunResumed, RunStatus
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState
 from perdure.ports.clock import Clock
-from perdure.ports.journal import Append, Appended
+from perdure.ports.journal import Append, Appended, Outcome
 from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
+
+
+_NO_PROGRAM = (
+    "If it was renamed, keep the old name: @workflow(name={!r}). The run goes on by itself when an engine\nhas it."
+)
+_UNDECODABLE = (
+    "It was kept by other code. Let the type take it (a field with a default, a union with the old\n"
+    "type), or put the old type back. The run then goes on by itself."
+)
+# How many reasons are remembered, to tell each of them once.
+_REASONS = 1000
 
 
 class Parking:
@@ -25,13 +38,27 @@ class Parking:
     def __init__(self, store: Store, clock: Clock, on_parked: Callable[[RunRow | Corrupt], None]) -> None:
         self._store, self._clock, self._on_parked = store, clock, on_parked
         self.unreadable: dict[str, Corrupt] = {}
+        self._waiting: list[tuple[Append, asyncio.Future[bool]]] = []
+        # How many runs were parked, by the reason.
+        self._told: dict[str, int] = {}
 
     async def park(self, state: RunState, error: Exception) -> None:
-        """Park a run whose journal does not fit the code."""
-        reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
-        if await self._append(extend(state, [RunParked(reason)], self._clock.now())):
-            log.error("run %r is parked: %s", state.started.id if state.started else state.run_id, reason)
+        """Park a run that the code at hand cannot go on with."""
+        parked = _parked(error)
+        if await self._append(extend(state, [parked], self._clock.now())):
+            self._say(state.started.id if state.started else state.run_id, parked)
             self._on_parked(row(state))
+
+    def _say(self, id: str, parked: RunParked) -> None:
+        """Log it; one bad deploy parks many runs for one reason, which is told in full once."""
+        count = self._told.get(parked.reason, 0) + 1
+        if len(self._told) > _REASONS:
+            self._told.clear()
+        self._told[parked.reason] = count
+        if count == 1:
+            log.error("run %r is parked: %s", id, parked.reason)
+        elif str(count).strip("0") == "1":
+            log.error("%s runs are parked for the same reason, the last of them %r", f"{count:,}", id)
 
     async def resume(self, state: RunState) -> None:
         """Let a run that was parked before it began wait for its turn again."""
@@ -52,12 +79,41 @@ class Parking:
         if found.status is RunStatus.PARKED:
             return
         parked = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=reason)
-        batch = Batch(head.next_seq, self._clock.now(), [RunParked(reason, "damaged")])
+        event = RunParked(reason, "damaged")
+        batch = Batch(head.next_seq, self._clock.now(), [event])
         if await self._append(Append(run_id, head.next_seq, [batch], parked)):
-            log.error("run %r is parked: %s", found.id, reason)
+            self._say(found.id, event)
             self._on_parked(parked)
 
     async def _append(self, append: Append) -> bool:
-        outcomes = self._store.journal.append([append])
-        done = outcomes if isinstance(outcomes, Sequence) else await outcomes
-        return isinstance(done[0], Appended)
+        """Whether an append was taken. One bad deploy parks many runs: those of one moment go in one commit."""
+        taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((append, taken))
+        if len(self._waiting) == 1:
+            # Let those that were loaded together come together.
+            await asyncio.sleep(0)
+            waiting, self._waiting = self._waiting, []
+            done: Sequence[Outcome] = ()
+            try:
+                outcomes = self._store.journal.append([one for one, _ in waiting])
+                done = outcomes if isinstance(outcomes, Sequence) else await outcomes
+            except StoreUnavailable as error:
+                log.warning("%s; runs that could not be parked are looked at again", error)
+            finally:
+                for (_, other), outcome in zip_longest(waiting, done):
+                    if not other.done():
+                        other.set_result(isinstance(outcome, Appended))
+        return await taken
+
+
+def _parked(error: Exception) -> RunParked:
+    """Why a run stands still."""
+    if isinstance(error, Diverged):
+        return RunParked(str(error), "diverged", error.divergence)
+    if isinstance(error, UnknownProgram):
+        return RunParked(f"{error}\n\n{_NO_PROGRAM.format(error.name)}", "no_program")
+    if isinstance(error, NotDecodable):
+        return RunParked(f"{error}\n\n{_UNDECODABLE}", "undecodable")
+    # Nothing of the code at hand explains it.
+    reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
+    return RunParked(reason, "damaged")

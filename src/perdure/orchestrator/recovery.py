@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import REMOTE
+from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.ownership import Ownership
 from perdure.ports.runs import RunFilter
@@ -59,15 +60,39 @@ async def _retry_parked(orchestrator: Orchestrator, ownership: Ownership) -> int
         loaded += await orchestrator.load([row.run_id for row in ours], {row.owner for row in ours})
 
 
-async def warn_of_unknown(orchestrator: Orchestrator) -> None:
-    """Say which programs have open runs and are not registered here: those runs stay where they are."""
+async def park_unknown(orchestrator: Orchestrator, ownership: Ownership, programs: Sequence[str]) -> None:
+    """Park runs of these programs that should go on now: nobody has them, and no other engine is alive that could.
+
+    Those that wait are left alone until it is their time. An engine without programs of its own has no say in it.
+    """
+    store = orchestrator.store
+    if ownership.others or all(name.startswith(BUILT_IN) for name in orchestrator.programs):
+        return
+    dead = [owner for owner in await store.runs.owners() if owner not in ownership.others] if programs else []
+    seen: set[str] = set()
+    while programs and not orchestrator.closing:
+        limit, now = orchestrator.recovery.max_startup + len(seen), orchestrator.clock.now()
+        due = await store.timers.due(now, limit, programs, ())
+        left = await store.runs.owned(dead, RunStatus.RUNNING, programs, limit) if dead else []
+        fresh = [run_id for run_id in dict.fromkeys([*left, *(one.run_id for one in due)]) if run_id not in seen]
+        if not fresh:
+            return
+        seen.update(fresh)
+        await orchestrator.load(fresh, [*dead, *(one.owner for one in due)])
+        await asyncio.sleep(0)
+
+
+async def warn_of_unknown(orchestrator: Orchestrator) -> Sequence[str]:
+    """Say which programs have open runs and are not registered here, and return their names."""
     if orchestrator.serves is not None:
-        return  # it is there for some queues, and others are there for the rest
-    for program in await orchestrator.store.runs.programs():
-        if program not in orchestrator.programs and not program.startswith(REMOTE):
-            log.warning(
-                "the store has unfinished runs of the program %r, which this engine was not given; they are kept and "
-                "wait for an engine that has it: Engine(store, [..., %s])",
-                program,
-                program,
-            )
+        return ()  # it is there for some queues, and others are there for the rest
+    found = await orchestrator.store.runs.programs()
+    unknown = [name for name in found if name not in orchestrator.programs and not name.startswith(REMOTE)]
+    for program in unknown:
+        log.warning(
+            "the store has unfinished runs of the program %r, which this engine was not given; they are kept and "
+            "wait for an engine that has it: Engine(store, [..., %s])",
+            program,
+            program,
+        )
+    return [name for name in unknown if not name.startswith(BUILT_IN)]

@@ -354,7 +354,7 @@ class Body:
         if self.loop.closing:
             raise Closing
         # Under the path of what it ends, which stays right whatever a parent puts before it.
-        self._commands.append(RecordValue(f"{op}/unlock", "unlock"))
+        self._commands.append(RecordValue(f"{op}/unlock", "unlock", source=self._line()))
 
     def start_child(
         self, invocation: Invocation[Any], id: str = "", detached: bool = False, deadline: float | None = None
@@ -391,7 +391,7 @@ class Body:
         if self.loop.closing:
             raise Closing
         op = self.loop.scope().path("state")
-        self._commands.append(SetState(op, key, Raw(self.codec.encode(value, f"the state {key!r}"))))
+        self._commands.append(SetState(op, key, Raw(self.codec.encode(value, f"the state {key!r}")), self._line()))
 
     def checkpoint(self) -> OpFuture:
         """Wish that everything so far be durable."""
@@ -399,7 +399,7 @@ class Body:
             return self._refuse()
         op = self.loop.scope().path("checkpoint")
         future = self._future(op, None)
-        self._commands.append(Checkpoint(op))
+        self._commands.append(Checkpoint(op, self._line()))
         return future
 
     def record(self, kind: str, returns: Any, compute: Callable[[str], Any]) -> Any:
@@ -409,7 +409,7 @@ class Body:
         op = self.loop.scope().path(kind)
         known = self.recorded.get(op)
         value = compute(op) if known is None else self.codec.decode(known, returns, op)
-        self._commands.append(RecordValue(op, kind, Raw(self.codec.encode(value, op))))
+        self._commands.append(RecordValue(op, kind, Raw(self.codec.encode(value, op)), self._line()))
         return value
 
     def cancel_op(self, op: str) -> None:
@@ -452,8 +452,8 @@ class Body:
         return self.loop.create_future()
 
     def _line(self) -> str:
-        frame = inspect.currentframe()
-        return user_line(frame)
+        task = asyncio.current_task(self.loop)
+        return (task.source if type(task) is BodyTask else "") or user_line(inspect.currentframe())
 
 
 def plain_error(error: BaseException) -> BaseException:

@@ -114,6 +114,8 @@ class BodyTask(asyncio.Task[Any]):
         self._number = id(self)
         self.scope = scope
         self.body = coro
+        # The line that made the task, where its code is not the user's: no other line is to be seen from inside.
+        self.source = ""
         super().__init__(Guard(coro, loop), loop=loop, name=name, context=context)
         self._number = loop.number()
 
@@ -252,6 +254,8 @@ class BodyLoop(asyncio.AbstractEventLoop):
         if alone or not isinstance(coro, Coroutine):
             coro = _await(coro)
         task = BodyTask(coro, self, scope, name or scope.prefix[:-1], context)
+        if _code_of(coro).startswith(_INSIDES):
+            task.source = user_line(sys._getframe(1))
         self._tasks.append(task)
         if len(self._tasks) > 64 and len(self._tasks) & 63 == 0:
             self._tasks = [task for task in self._tasks if not task.done()]
@@ -413,6 +417,12 @@ def _kind(awaited: object) -> str:
     return f"a {type(awaited).__name__}"
 
 
+def _code_of(coro: object) -> str:
+    """The file that a coroutine's code is in."""
+    code = getattr(coro, "cr_code", None)
+    return code.co_filename if code is not None else ""
+
+
 def _task_name(coro: object) -> str:
     name = getattr(coro, "__qualname__", "") or type(coro).__name__
     name = name.rpartition(".")[2]
@@ -432,28 +442,32 @@ def _called_from(codes: frozenset[CodeType]) -> bool:
 
 # --- naming the user's line -----------------------------------------------------------------------------------------
 
-_sources: dict[tuple[CodeType, int], str] = {}
+# By the identity of the code, which is kept with it: two pieces of code that are equal may stand in different files.
+_sources: dict[tuple[int, int], tuple[str, CodeType]] = {}
 
 
 def source_of(frame: FrameType) -> str:
     """`file:line` of a frame, remembered by instruction: a step in a loop asks for the same one again and again."""
-    key = (frame.f_code, frame.f_lasti)
-    source = _sources.get(key)
-    if source is None:
-        source = _sources[key] = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
-    return source
+    code = frame.f_code
+    found = _sources.get((id(code), frame.f_lasti))
+    if found is None:
+        found = _sources[id(code), frame.f_lasti] = f"{short(code.co_filename)}:{frame.f_lineno}", code
+    return found[0]
 
 
 def user_line(frame: FrameType | None) -> str:
     """`file:line` of the nearest caller that is neither asyncio's code nor ours, nor that of an installed library."""
     library = "a workflow"
-    while frame is not None:
+    while frame is not None and frame.f_code is not _DRAIN:
         if not frame.f_code.co_filename.startswith(_INSIDES):
             if not frame.f_code.co_filename.startswith(_LIBRARIES):
                 return source_of(frame)
             library = source_of(frame)
         frame = frame.f_back
     return library
+
+
+_DRAIN = BodyLoop.drain.__code__
 
 
 def waiting_frames(coro: Any) -> Iterator[FrameType]:
@@ -468,10 +482,11 @@ def waiting_frames(coro: Any) -> Iterator[FrameType]:
 def waiting_line(coro: Any) -> str:
     """`file:line` where a suspended coroutine waits, in the user's code."""
     frames = list(waiting_frames(coro))
-    return f"{_short(frames[-1].f_code.co_filename)}:{frames[-1].f_lineno}" if frames else "a workflow"
+    return f"{short(frames[-1].f_code.co_filename)}:{frames[-1].f_lineno}" if frames else "a workflow"
 
 
-def _short(filename: str) -> str:
+def short(filename: str) -> str:
+    """A file's name from where we are, if it lies below."""
     try:
         relative = os.path.relpath(filename)
     except ValueError:  # another drive

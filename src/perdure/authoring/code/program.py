@@ -11,10 +11,12 @@ from typing import Any
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body
+from perdure.authoring.code.mentions import mentions
 from perdure.authoring.code.reach import reach
-from perdure.errors import NotSerializable
+from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.codec import Codec
 from perdure.kernel.events import RunStarted
+from perdure.kernel.mentions import Mentions
 from perdure.kernel.reach import Reach
 from perdure.kernel.rules import NONE
 
@@ -43,6 +45,7 @@ class CodeProgram:
         self.errors: dict[str, type[BaseException]] = {}
         self.rules = NONE
         self._reach: Reach | None = None
+        self._mentions: Mentions | None = None
 
     def reach(self) -> Reach:
         """The steps that the function can be seen to call."""
@@ -57,6 +60,12 @@ class CodeProgram:
         except (OSError, TypeError):
             return ""
 
+    def mentions(self) -> Mentions:
+        """At which lines the function, and what it calls, names ops."""
+        if self._mentions is None:
+            self._mentions = mentions(self._fn)
+        return self._mentions
+
     def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""
         body = Body(run_id, lambda: self._call(started.input, codec), self.returns, codec, self.encode_input)
@@ -64,7 +73,10 @@ class CodeProgram:
         return body
 
     def _call(self, input: Raw, codec: Codec) -> Coroutine[Any, Any, Any]:
-        args, kwargs = self.arguments(input, codec)
+        try:
+            args, kwargs = self.arguments(input, codec)
+        except TypeError as error:
+            raise NotDecodable(f"the input of {self.name}", "its arguments", str(error)) from None
         return self._fn(*args, **kwargs)
 
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:

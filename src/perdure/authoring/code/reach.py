@@ -30,13 +30,15 @@ _BY_NAME = {"step_inline", "call"}
 
 def reach(fn: Callable[..., Any]) -> Reach:
     """The steps that `fn` calls, as far as its code tells."""
-    walk = _Walk()
+    walk = Walk()
     walk.visit(fn, frozenset())
     walk.finish()
     return Reach(frozenset(walk.steps), frozenset(walk.texts), walk.complete)
 
 
-class _Walk:
+class Walk:
+    """Goes through a function, what it calls and the containers that hold what it calls, each once."""
+
     def __init__(self) -> None:
         self.steps: set[str] = set()
         self.texts: set[str] = set()
@@ -46,9 +48,11 @@ class _Walk:
         self._todo: list[tuple[Any, frozenset[str]]] = []
 
     def visit(self, found: Any, attributes: frozenset[str]) -> None:
+        """Look at this too, and at those attributes of it."""
         self._todo.append((found, attributes))
 
     def finish(self) -> None:
+        """Look at everything."""
         while self._todo:
             found, attributes = self._todo.pop()
             # A module or an object may be met again by code that uses other attributes of it.
@@ -96,7 +100,7 @@ class _Walk:
                 self.visit(item, frozenset())
 
     def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
-        if not _is_users(module.__name__):
+        if not is_users(module.__name__):
             if attributes & (_BY_NAME | _OPEN_ENDS):
                 self.complete = False
             return
@@ -105,18 +109,18 @@ class _Walk:
 
     def _attributes(self, cls: type, attributes: frozenset[str]) -> None:
         for base in cls.__mro__:
-            if _is_users(base.__module__):
+            if is_users(base.__module__):
                 for name in attributes & vars(base).keys():
                     found = vars(base)[name]
                     self.visit(getattr(found, "__func__", found), frozenset())
 
     def _function(self, function: FunctionType) -> None:
-        if not _is_users(function.__module__ or ""):
+        if not is_users(function.__module__ or ""):
             if function.__name__ in _BY_NAME | _OPEN_ENDS:
                 self.complete = False
             return
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        codes = list(_codes(function.__code__))
+        codes = list(codes_of(function.__code__))
         instructions = [one for code in codes for one in dis.get_instructions(code)]
         attributes = frozenset(str(one.argval) for one in instructions if one.opname in _ATTRIBUTES)
         for code in codes:
@@ -168,14 +172,15 @@ def _own(found: Any, name: str) -> Any:
         return None
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_of(code: CodeType) -> Iterator[CodeType]:
     """A function's code and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_of(constant)
 
 
-def _is_users(module: str) -> bool:
+def is_users(module: str) -> bool:
+    """Whether a module is neither perdure's nor of the standard library."""
     top = module.partition(".")[0]
     return top != "perdure" and top not in sys.stdlib_module_names

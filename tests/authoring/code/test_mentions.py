@@ -1,0 +1,154 @@
+"""What the code of a workflow can be seen to mention, and at which lines."""
+
+from __future__ import annotations
+
+import asyncio
+
+import perdure
+from perdure import (
+    Engine,
+    call,
+    checkpoint,
+    child,
+    lock,
+    now,
+    random,
+    set_state,
+    sleep,
+    step,
+    step_inline,
+    uuid4,
+    wait_signal,
+    workflow,
+)
+from perdure.kernel.divergence import recorded_op
+
+
+@step
+async def charge(n: int) -> int:
+    return n
+
+
+@step(name="ship-it")
+async def ship(n: int) -> int:
+    return n
+
+
+@workflow
+async def inner(n: int) -> int:
+    return await charge(n)
+
+
+async def helper(n: int) -> int:
+    return await ship(n)
+
+
+@workflow
+async def order(n: int) -> int:
+    await charge(n)
+    if n > 5:
+        await helper(n)
+    else:
+        await inner(n)
+    await sleep(1)
+    await asyncio.sleep(1)
+    await perdure.wait_signal("packed")
+    async with lock("stock"):
+        now()
+    return n
+
+
+FIRST = order.fn.__code__.co_firstlineno
+FILE = "tests/authoring/code/test_mentions.py"
+
+
+def at(*offsets: int) -> tuple[str, ...]:
+    return tuple(f"{FILE}:{FIRST + offset}" for offset in offsets)
+
+
+def test_names_of_ops_are_found_with_their_lines() -> None:
+    found = order.mentions()
+    assert found.known
+    inside = f"{FILE}:{inner.fn.__code__.co_firstlineno + 2}"
+    assert set(found.lines["charge"]) == {*at(2), inside}
+    assert found.lines["ship-it"] == (f"{FILE}:{helper.__code__.co_firstlineno + 1}",)
+    assert found.lines["inner"] == at(6)
+    assert found.lines["sleep"] == at(7)
+    assert found.lines["timer"] == at(8)
+    assert found.lines["packed"] == at(9)
+    assert found.lines["lock"] == at(10)
+    assert found.lines["now"] == at(11)
+
+
+def test_the_text_and_the_arms_of_lines_are_found() -> None:
+    found = order.mentions()
+    [line] = at(4)
+    assert found.code[line] == "await helper(n)"
+    assert found.arms[line] == ((FIRST + 3, 0),)
+    assert found.arms[at(6)[0]] == ((FIRST + 3, 1),)
+    assert found.arms[at(7)[0]] == ()
+
+
+# --- the lines that are recorded --------------------------------------------------------------------------------------
+
+
+@workflow
+async def everything(n: int) -> int:
+    set_state("n", n)
+    now(), uuid4(), random()
+    await checkpoint()
+    await asyncio.gather(
+        inner(1),
+        charge(2),
+        sleep(0.001),
+        asyncio.create_task(wait_signal("go")),
+    )
+    await child(inner(3))
+    await child(inner(4), detached=True)
+    await call("inner", 5)
+    await step_inline("weigh", abs, 6)
+    async with lock("stock"):
+        pass
+    async with asyncio.timeout(60):
+        await charge(7)
+    return n
+
+
+async def test_every_op_records_the_line_that_asked_for_it() -> None:
+    async with Engine("memory://", [everything, inner]) as engine:
+        run = await engine.start(everything(1), id="it")
+        await engine.signal("it", "go")
+        assert await run.result(5) == 1
+        entries = await engine.journal("it")
+    first = everything.fn.__code__.co_firstlineno
+    lines = {}
+    for entry in entries:
+        op = recorded_op(entry.event)
+        if op is not None:
+            file, _, line = op.source.rpartition(":")
+            assert file == FILE, op
+            lines[op.path] = int(line) - first
+    inside = inner.fn.__code__.co_firstlineno + 2 - first
+    assert lines == {
+        "state:0": 2,
+        "now:0": 3,
+        "uuid:0": 3,
+        "random:0": 3,
+        "checkpoint:0": 4,
+        # What gather makes tasks of is asked for at the line of the gather.
+        "inner:0": 5,
+        "inner:0/charge:0": inside,
+        "charge:0": 7,
+        "sleep:0/sleep:0": 5,
+        "wait_signal:0/go:0": 9,
+        "inner:1": 11,
+        "inner:1/charge:0": inside,
+        "inner:2": 12,
+        "inner:3": 13,
+        "inner:3/charge:0": inside,
+        "weigh:0": 14,
+        "lock:0": 15,
+        "lock:0/unlock": 15,
+        "timer:0": 17,
+        "charge:1": 18,
+    }

@@ -1,0 +1,211 @@
+"""A corpus of changed workflows: what is unsafe is found before anything is executed, and said in the right words."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perdure import Engine, RunStatus
+from perdure.authoring.code.program import CodeProgram
+from perdure.errors import Diverged, Divergence
+from perdure.kernel.codec import Codec
+from perdure.kernel.commands import Program
+from perdure.kernel.divergence import recorded_op
+from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted
+from perdure.kernel.replay import Family, Replay
+from perdure.kernel.state import RunState
+from perdure.kernel.tracing import Tracing, explained, follow
+from perdure.stores.memory.store import MemoryStore
+from perdure.testing.simulation import Simulation
+from tests.divergence import shop
+from tests.divergence.corpus import CASES, Case, marked, module
+from tests.engine.harness import AT_ONCE, FakeClock, eventually, in_callback, left_by_a_crash
+
+UNSAFE = [case for case in CASES if not case.safe]
+SAFE = [case for case in CASES if case.safe]
+
+
+def name(case: Case) -> str:
+    return f"{case.change or 'safe'}: {case.name}"
+
+
+class Code:
+    """A version of the code, in a file of its own, and the programs in it."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.file = folder / "orders.py"
+        self.file.write_text(module(text))
+        self.line, self.nth = marked(text)
+        spec = importlib.util.spec_from_file_location(f"orders_{folder.name}", self.file)
+        assert spec is not None
+        assert spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
+        self.programs = programs_of(loaded)
+        self.order = loaded.order
+
+    @property
+    def source(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else ""
+
+
+def programs_of(loaded: ModuleType) -> dict[str, Program]:
+    found = [value for value in vars(loaded).values() if isinstance(value, CodeProgram)]
+    return {program.name: program for program in found}
+
+
+def recorded(code: Code) -> tuple[MemoryStore, str]:
+    """A run to its end, in virtual time, with everything it waits for."""
+    sim = Simulation(seed=1)
+
+    async def scenario() -> str:
+        async with sim.engine(code.programs.values()) as engine:
+            run = await engine.start(code.order(), id="it")
+            for signal in ("paid", "settled"):
+                await engine.signal("it", signal, 1)
+            while (await run.status()) not in (RunStatus.COMPLETED, RunStatus.FAILED):
+                await sim.advance(20)
+                for asked in await engine.approvals():
+                    await engine.approve("it", asked.name, 1)
+            assert await run.status() is RunStatus.COMPLETED
+            return run.run_id
+
+    return sim.store, sim.play(scenario())
+
+
+def cuts(batches: Sequence[Batch]) -> list[list[Batch]]:
+    """What a crash may leave: the journal up to each append, without the last."""
+    kept = [batch for batch in batches if not any(isinstance(event, RunFinished) for event in batch.events)]
+    return [kept[: n + 1] for n in range(len(kept))]
+
+
+def events(batches: Sequence[Batch]) -> list[AnyEvent]:
+    return [event for batch in batches for event in batch.events]
+
+
+def reaches(batches: Sequence[Batch], before: Code, case: Case) -> bool:
+    """Whether the run has come to what has changed."""
+    if not before.line:
+        return any(getattr(event, "by", "") == "cancelled" for event in events(batches))
+    ops = [op for op in map(recorded_op, events(batches)) if op is not None and op.source == before.source]
+    return len(ops) >= before.nth
+
+
+def replay(code: Code, batches: Sequence[Batch]) -> Divergence | None:
+    """Follow a journal with this code; why it does not fit, or None."""
+    started, codec = batches[0].events[0], Codec()
+    assert isinstance(started, RunStarted)
+
+    def opened(kind: type[Replay]) -> Replay:
+        body = code.order.open("r1", started, codec)
+        return kind(RunState("r1"), body, None, Family(code.programs, codec))
+
+    first = opened(Replay)
+    try:
+        follow(first, batches)
+    except Diverged as error:
+        said = explained(error, opened(Tracing), batches, code.programs)
+        assert isinstance(said, Diverged)
+        return said.divergence
+    finally:
+        first.close()
+    return None
+
+
+async def journal(store: MemoryStore, run_id: str) -> Sequence[Batch]:
+    return await store.journal.read(run_id)
+
+
+class Story:
+    """A case that has been played."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case = case
+        self.before, self.after = Code(folder / "before", case.before), Code(folder / "after", case.after)
+        self.store, self.run_id = recorded(self.before)
+        shop.executed.clear()
+
+    async def cuts(self) -> list[list[Batch]]:
+        return cuts(await journal(self.store, self.run_id))
+
+    def is_right(self, found: Divergence | None) -> bool:
+        """Whether an explanation names the change and both lines."""
+        if found is None or found.change != self.case.change:
+            return False
+        now = found.current.source if found.current is not None else ""
+        return found.recorded.source == self.before.source and (now == self.after.source or not self.after.line)
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
+    folder = tmp_path_factory.mktemp("corpus")
+    made = {}
+    for number, case in enumerate(CASES):
+        (folder / str(number)).mkdir()
+        made[name(case)] = Story(case, folder / str(number))
+    return made
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(CASES) >= 60
+    assert len(UNSAFE) >= 50
+    assert len({name(case) for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", UNSAFE, ids=name)
+async def test_an_unsafe_change_is_found_wherever_the_run_has_come_to_it(case: Case, stories: dict[str, Story]) -> None:
+    story, found = stories[name(case)], 0
+    for batches in await story.cuts():
+        why = await in_callback(lambda b=batches: replay(story.after, b))  # type: ignore[misc]
+        reached = reaches(batches, story.before, case)
+        assert (why is not None) is reached, why
+        found += reached
+        # The code that it ran with always fits.
+        assert await in_callback(lambda b=batches: replay(story.before, b)) is None  # type: ignore[misc]
+    assert found
+    assert shop.executed == []
+
+
+@pytest.mark.parametrize("case", SAFE, ids=name)
+async def test_a_safe_change_is_never_reported(case: Case, stories: dict[str, Story]) -> None:
+    story = stories[name(case)]
+    for batches in await story.cuts():
+        assert await in_callback(lambda b=batches: replay(story.after, b)) is None  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("case", UNSAFE, ids=name)
+async def test_an_engine_parks_the_run_before_any_effect_of_the_new_code(case: Case, stories: dict[str, Story]) -> None:
+    story = stories[name(case)]
+    reached = [batches for batches in await story.cuts() if reaches(batches, story.before, case)]
+    for batches in (reached[0], reached[-1]):
+        shop.executed.clear()
+        end = batches[-1].seq + len(batches[-1].events)
+        store, clock = left_by_a_crash(story.store, end), FakeClock(batches[-1].at + 1e6)
+        async with Engine(store, story.after.programs.values(), recovery=AT_ONCE, clock=clock) as engine:
+            for asked in await engine.approvals():  # who waits for nothing but a person is looked at when told
+                await engine.approve("it", asked.name, 1)
+            await eventually(lambda s=store: s.journal.rows[story.run_id].status is RunStatus.PARKED)  # type: ignore[misc]
+            view = await engine.get("it")
+        assert view is not None
+        assert view.reason
+        assert shop.executed == []
+
+
+async def test_explanations_name_the_change_and_the_lines(stories: dict[str, Story]) -> None:
+    wrong: list[str] = []
+    for case in UNSAFE:
+        story = stories[name(case)]
+        last = (await story.cuts())[-1]
+        why: Any = await in_callback(lambda s=story, b=last: replay(s.after, b))  # type: ignore[misc]
+        if not story.is_right(why):
+            wrong.append(f"{name(case)}\n{'' if why is None else why.change} {why}")
+        else:
+            assert all(len(line) <= 100 for line in str(why).splitlines() if "orders.py" not in line), why
+    assert len(UNSAFE) - len(wrong) >= 50, "\n\n".join(wrong)
+    assert not wrong, f"{len(wrong)} of {len(UNSAFE)} are wrong\n\n" + "\n\n".join(wrong)

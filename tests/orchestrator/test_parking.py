@@ -1,0 +1,399 @@
+"""What cannot go on is parked: it keeps its journal, accepts signals, says why, and goes on when the code fits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from perdure import Accepted, Engine, RunStatus, Workflow, call, sleep, step, wait_signal, workflow
+from perdure.kernel.events import RunParked as RunParkedEvent
+from perdure.kernel.events import RunResumed
+from perdure.stores.memory.store import MemoryStore
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, left_by_a_crash, replay
+
+called: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    called.clear()
+
+
+@step
+async def charge(n: int) -> int:
+    called.append(f"charge {n}")
+    return n
+
+
+@step
+async def ship(n: int) -> int:
+    called.append(f"ship {n}")
+    return n
+
+
+@workflow(name="order")
+async def order(n: int = 1) -> int:
+    a = await charge(n)
+    await sleep(60)
+    return a + await ship(n)
+
+
+@workflow(name="order")
+async def bad_deploy(n: int = 1) -> int:
+    await ship(n)
+    a = await charge(n)
+    await sleep(60)
+    return a
+
+
+@workflow
+async def other(n: int) -> int:
+    return await charge(n) + await ship(n)
+
+
+async def begun(program: Workflow[..., Any], *args: Any, waits: int = 1) -> tuple[MemoryStore, str, FakeClock]:
+    """A run that has come to its n-th wait, left by a crash."""
+    store, recorded, clock = MemoryStore(), Recorded(), FakeClock()
+    async with Engine(store, [program, *CHILDREN], recovery=AT_ONCE, clock=clock, on_commit=recorded) as engine:
+        handle = await engine.start(program(*args), id="it")
+        await engine.signal("it", "go", {"n": 1})
+        await eventually(lambda: sum(type(e).__name__ == "WaitOpened" for e in recorded.events) >= waits)
+        return left_by_a_crash(store), handle.run_id, clock
+
+
+async def parked(store: MemoryStore, run_id: str) -> None:
+    await eventually(lambda: store.journal.rows[run_id].status is RunStatus.PARKED)
+
+
+# --- no program -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_whose_program_nobody_has_is_parked_when_it_should_go_on() -> None:
+    store, run_id, clock = await begun(order)
+    async with Engine(store, [other], recovery=AT_ONCE, clock=clock):
+        await asyncio.sleep(0)
+    # It only waits: there is nothing that anybody should do about it yet.
+    assert store.journal.rows[run_id].status is RunStatus.WAITING
+    clock.advance(120)
+    async with Engine(store, [other], recovery=AT_ONCE, clock=clock) as engine:
+        await parked(store, run_id)
+        view = await engine.get("it")
+        assert view is not None
+        assert (view.parked, view.divergence) == ("no_program", None)
+        assert "no program named 'order' (it has other)" in view.reason
+        assert "@workflow(name='order')" in view.reason
+        assert await engine.run(other(5), id="beside") is not None
+    async with Engine(store, [order], recovery=AT_ONCE, clock=clock) as engine:
+        assert await (await engine.start(order(), id="it")).result(PATIENCE) == 2
+    await replay(order, run_id, store)
+
+
+async def test_runs_of_programs_that_another_living_engine_may_have_are_left_alone() -> None:
+    store, run_id, clock = await begun(order)
+    clock.advance(120)
+    async with Engine(store, [], name="a", recovery=AT_ONCE, clock=clock):
+        async with Engine(store, [other], name="b", recovery=AT_ONCE, clock=clock):
+            await asyncio.sleep(0)
+        assert store.journal.rows[run_id].status is RunStatus.WAITING
+
+
+async def test_an_engine_without_programs_parks_nothing() -> None:
+    store, run_id, clock = await begun(order)
+    clock.advance(120)
+    async with Engine(store, [], recovery=AT_ONCE, clock=clock):
+        await asyncio.sleep(0)
+    assert store.journal.rows[run_id].status is RunStatus.WAITING
+
+
+@workflow
+async def inner(n: int) -> int:
+    await sleep(60)
+    return await charge(n)
+
+
+@workflow
+async def outer(n: int) -> int:
+    result: int = await call("inner", n)
+    return result
+
+
+CHILDREN: list[Workflow[..., Any]] = [inner]
+
+
+async def test_a_run_whose_childs_program_is_missing_is_parked() -> None:
+    store, run_id, clock = await begun(outer, 3)
+    clock.advance(120)
+    async with Engine(store, [outer], recovery=AT_ONCE, clock=clock) as engine:
+        await parked(store, run_id)
+        view = await engine.get("it")
+        assert view is not None
+        assert view.parked == "no_program"
+        assert "'inner'" in view.reason
+    assert called == []
+    async with Engine(store, [outer, inner], recovery=AT_ONCE, clock=clock) as engine:
+        assert await (await engine.start(outer(3), id="it")).result(PATIENCE) == 3
+
+
+# --- values that no longer decode -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Order:
+    n: int
+
+
+@dataclass
+class Priced:
+    n: int
+    price: int
+
+
+@step(name="fetch")
+async def fetch(n: int) -> Order:
+    return Order(n)
+
+
+@step(name="fetch")
+async def fetch_priced(n: int) -> Priced:
+    called.append("never")
+    return Priced(n, 1)
+
+
+@workflow(name="values")
+async def reads_a_result(n: int) -> int:
+    got = await fetch(n)
+    await sleep(60)
+    return got.n
+
+
+@workflow(name="values")
+async def reads_another_result(n: int) -> int:
+    got = await fetch_priced(n)
+    await sleep(60)
+    await ship(n)
+    return got.price
+
+
+@workflow(name="values")
+async def reads_input(order: Order) -> int:
+    await sleep(60)
+    return order.n
+
+
+@workflow(name="values")
+async def reads_other_input(order: Priced) -> int:
+    await sleep(60)
+    await ship(1)
+    return order.price
+
+
+@workflow(name="values")
+async def needs_more_input(order: Order, customer: str) -> int:
+    await ship(1)
+    return order.n
+
+
+@workflow(name="values")
+async def hears(n: int) -> int:
+    got = await wait_signal("go", type=Order)
+    await sleep(60)
+    return got.n
+
+
+@workflow(name="values")
+async def hears_something_else(n: int) -> int:
+    got = await wait_signal("go", type=Priced)
+    await sleep(60)
+    await ship(1)
+    return got.price
+
+
+@workflow(name="values")
+async def hears_twice(n: int) -> int:
+    got = await wait_signal("go", type=Order)
+    await wait_signal("again")
+    return got.n
+
+
+@workflow
+async def orders(n: int) -> Order:
+    return Order(n)
+
+
+@workflow(name="orders")
+async def priced_orders(n: int) -> Priced:
+    return Priced(n, 1)
+
+
+@workflow(name="values")
+async def asks_a_child(n: int) -> int:
+    got = await orders(n)
+    await sleep(60)
+    return got.n
+
+
+@workflow(name="values")
+async def asks_another_child(n: int) -> int:
+    got = await priced_orders(n)
+    await sleep(60)
+    await ship(1)
+    return got.price
+
+
+CHILDREN += [orders]
+
+
+@pytest.mark.parametrize(
+    ("before", "args", "after", "waits"),
+    [
+        (reads_a_result, (1,), reads_another_result, 1),
+        (reads_input, (Order(1),), reads_other_input, 1),
+        (reads_input, (Order(1),), needs_more_input, 1),
+        (hears, (1,), hears_something_else, 2),
+        (asks_a_child, (1,), asks_another_child, 1),
+    ],
+    ids=["result", "input", "missing-argument", "signal", "child"],
+)
+async def test_a_value_that_no_longer_decodes_parks_the_run(
+    before: Workflow[..., Any], args: tuple[Any, ...], after: Workflow[..., Any], waits: int
+) -> None:
+    store, run_id, clock = await begun(before, *args, waits=waits)
+    clock.advance(120)
+    async with Engine(store, [after, priced_orders], recovery=AT_ONCE, clock=clock) as engine:
+        await parked(store, run_id)
+        view = await engine.get("it")
+        assert view is not None
+        assert view.parked == "undecodable"
+        assert "cannot be read as" in view.reason
+        assert "goes on by itself" in view.reason
+        assert await engine.signal("it", "more") == Accepted()
+    assert called == []
+    async with Engine(store, [before, orders], recovery=AT_ONCE, clock=clock) as engine:
+        assert await (await engine.start(before(*args), id="it")).result(PATIENCE) == 1
+
+
+async def test_a_signal_that_no_longer_decodes_parks_the_run_where_nothing_else_was_recorded_after_it() -> None:
+    @workflow(name="values")
+    async def changed(n: int) -> int:
+        got = await wait_signal("go", type=Priced)
+        await ship(1)
+        return got.price
+
+    store, recorded = MemoryStore(), Recorded()
+    async with Engine(store, [hears_twice], recovery=AT_ONCE, on_commit=recorded) as engine:
+        handle = await engine.start(hears_twice(1), id="it")
+        await engine.signal("it", "go", {"n": 1})
+        await eventually(lambda: sum(type(e).__name__ == "WaitOpened" for e in recorded.events) == 2)
+    async with Engine(store, [changed], recovery=AT_ONCE) as engine:
+        await engine.signal("it", "again")
+        await parked(store, handle.run_id)
+        view = await engine.get("it")
+    assert view is not None
+    assert view.parked == "undecodable"
+    assert called == []
+
+
+async def test_a_signal_that_never_fitted_is_the_programs_business() -> None:
+    gate = asyncio.Event()
+
+    @step
+    async def hold() -> None:
+        await gate.wait()
+
+    @workflow
+    async def careful() -> str:
+        await hold()
+        try:
+            await wait_signal("go", type=Priced)
+        except Exception as error:
+            await sleep(60)
+            return type(error).__name__
+        return "fine"
+
+    store, recorded, clock = MemoryStore(), Recorded(), FakeClock()
+    async with Engine(store, [careful], recovery=AT_ONCE, clock=clock, on_commit=recorded) as engine:
+        _ = await engine.start(careful(), id="it")
+        # Before anybody waits for it: who sends it cannot be told that it will not do.
+        await engine.signal("it", "go", {"n": 1})
+        gate.set()
+        await eventually(lambda: sum(type(e).__name__ == "WaitOpened" for e in recorded.events) == 2)
+        store = left_by_a_crash(store)
+    clock.advance(120)
+    async with Engine(store, [careful], recovery=AT_ONCE, clock=clock) as engine:
+        assert await (await engine.start(careful(), id="it")).result(PATIENCE) == "NotDecodable"
+
+
+# --- a bad deploy ---------------------------------------------------------------------------------------------------
+
+
+async def test_500_runs_parked_by_a_bad_deploy_go_on_after_the_fixed_one(caplog: pytest.LogCaptureFixture) -> None:
+    store, recorded, clock = MemoryStore(), Recorded(), FakeClock()
+    async with Engine(store, [order], recovery=AT_ONCE, clock=clock, on_commit=recorded) as engine:
+        runs = [await engine.start(order(n), id=f"order {n}") for n in range(500)]
+        await eventually(lambda: sum(type(e).__name__ == "WaitOpened" for e in recorded.events) == 500)
+    clock.advance(120)
+    called.clear()
+    rows = store.journal.rows
+
+    recorded = Recorded()
+    caplog.set_level(logging.INFO, "perdure")
+    async with Engine(store, [bad_deploy, other], recovery=AT_ONCE, clock=clock, on_commit=recorded) as engine:
+        # Others start and end while those are being parked, and after.
+        results = [(await engine.run(other(n), id=f"other {n}")).output for n in range(50)]
+        await eventually(lambda: all(rows[run.run_id].status is RunStatus.PARKED for run in runs))
+        results += [(await engine.run(other(n), id=f"other {n}")).output for n in range(50, 100)]
+        assert results == [2 * n for n in range(100)]
+        assert not any(row.status is RunStatus.PARKED for row in rows.values() if row.program == "other")
+        # Nothing is tried again and again: the store stays as it is.
+        await eventually(lambda: not engine._orchestrator.active)  # type: ignore[union-attr]
+        before = store.version()
+        for _ in range(100):
+            await asyncio.sleep(0.002)
+        assert store.version() == before
+    assert sorted(call for call in called if call.startswith("ship")) == sorted(f"ship {n}" for n in range(100))
+    said = [record for record in caplog.records if "parked" in record.getMessage()]
+    assert 1 <= len(said) <= 5
+    assert sum("@workflow(version=" in record.getMessage() for record in said) == 1
+
+    called.clear()
+    async with Engine(store, [order, other], recovery=AT_ONCE, clock=clock):
+        await eventually(lambda: all(rows[run.run_id].status is RunStatus.COMPLETED for run in runs))
+    assert sorted(called) == sorted(f"ship {n}" for n in range(500))
+    for run in runs:
+        events = [e for b in await store.journal.read(run.run_id) for e in b.events]
+        assert sum(isinstance(e, RunParkedEvent) for e in events) == 1
+        assert sum(isinstance(e, RunResumed) for e in events) == 1
+
+
+async def test_a_parked_run_accepts_signals_and_finds_them_when_it_goes_on() -> None:
+    @workflow(name="listening")
+    async def listening() -> Any:
+        await charge(1)
+        return await wait_signal("go")
+
+    @workflow(name="listening")
+    async def changed() -> Any:
+        await ship(1)
+        return await wait_signal("go")
+
+    store, recorded = MemoryStore(), Recorded()
+    async with Engine(store, [listening], recovery=AT_ONCE, on_commit=recorded) as engine:
+        handle = await engine.start(listening(), id="it")
+        await recorded.until(lambda e: type(e).__name__ == "WaitOpened")
+    called.clear()
+    async with Engine(store, [changed], recovery=AT_ONCE) as engine:
+        assert await engine.signal("it", "go", "first") == Accepted()
+        await parked(store, handle.run_id)
+        assert await engine.signal("it", "go", "second") == Accepted()
+        view = await engine.get("it")
+        assert view is not None
+        assert view.status is RunStatus.PARKED
+        assert view.divergence is not None
+        assert (view.divergence.change, view.divergence.op) == ("renamed", "charge:0")
+    assert called == []
+    async with Engine(store, [listening], recovery=AT_ONCE) as engine:
+        assert await (await engine.start(listening(), id="it")).result(PATIENCE) == "first"
