@@ -12,7 +12,8 @@ import pytest
 
 from perdure import Engine, RunStatus
 from perdure.authoring.code.program import CodeProgram
-from perdure.errors import Diverged, Divergence
+from perdure.errors import Diverged
+from perdure.explanation import Divergence
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
 from perdure.kernel.divergence import recorded_op

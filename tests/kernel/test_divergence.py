@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from msgspec import Raw
 
-from perdure.errors import Diverged, Divergence, OpView
+from perdure.errors import Diverged
+from perdure.explanation import Divergence, OpView
 from perdure.kernel.commands import Finish, OpenWait, RecordValue, RunStep, SetState, StartChild, StartTimer, StepSpec
 from perdure.kernel.divergence import Evidence, explain, recorded_op, wished_op
 from perdure.kernel.events import (

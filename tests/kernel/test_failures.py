@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perdure.errors
-from perdure.errors import Divergence, OpView, PerdureError, StepError
+from perdure.errors import PerdureError, StepError
+from perdure.explanation import Divergence, OpView
 from perdure.kernel.codec import Codec
 from perdure.kernel.failures import DEPTH, TEXT, TRACEBACK, Failure, describe, rebuild, type_name
 

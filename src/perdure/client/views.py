@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from perdure.errors import Divergence
+from perdure.explanation import Divergence
 from perdure.kernel.events import RunStatus, StepStatus, moment
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from perdure.errors import Divergence, OpView
+from perdure.explanation import Divergence, OpView
 from perdure.kernel.commands import (
     FINISH,
     CancelOp,

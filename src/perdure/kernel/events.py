@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from perdure.errors import Divergence
+from perdure.explanation import Divergence
 from perdure.kernel.failures import Failure
 
 NULL = Raw(b"null")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import fill
 
-from perdure.errors import OpView
+from perdure.explanation import OpView
 
 _VERSION = (
     'Or keep the old code for such runs: give the new one a version, @workflow(version="..."), and\n'

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.errors import OpView
+from perdure.explanation import OpView
 
 # The arms of `if` statements around a line: the line of each, and which of its arms.
 Arms = tuple[tuple[int, int], ...]

@@ -15,7 +15,8 @@ from typing import NoReturn, TypeAlias
 from msgspec import Raw
 from msgspec.structs import replace
 
-from perdure.errors import Diverged, OpView, UnknownProgram
+from perdure.errors import Diverged, UnknownProgram
+from perdure.explanation import OpView
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
     CancelOp,

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from perdure.errors import Diverged, NotDecodable, OpView, PerdureError
+from perdure.errors import Diverged, NotDecodable, PerdureError
+from perdure.explanation import OpView
 from perdure.kernel.commands import CancelOp, Command, Finish, Program
 from perdure.kernel.divergence import Evidence, explain, recorded_op, wished_op
 from perdure.kernel.events import Batch, ChildStarted

@@ -1,0 +1,45 @@
+"""What a journal that no longer fits its code is explained with: plain data. Imports nothing of perdure."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class OpView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An op as a journal has it, or as the code asks for it. `code` is the line that asks, where it can be read."""
+
+    kind: str
+    path: str
+    name: str
+    inputs: str = ""
+    source: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        """`step charge:0`."""
+        return f"{self.kind} {self.path}"
+
+
+class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the code no longer does what a journal holds, what has changed, and what to write.
+
+    `change` is `inserted`, `removed`, `renamed`, `reordered`, `inputs`, `type`, `fewer`, `more` or `branch`.
+    """
+
+    change: str
+    op: str
+    title: str
+    recorded: OpView
+    current: OpView | None
+    fix: str
+
+    def __str__(self) -> str:
+        """The change, both sides with their lines, and the fix."""
+        now = self.current
+        shown = "nothing of the kind" if now is None else now.code or "the end" if now.kind == "end" else str(now)
+        sides = [("recorded", str(self.recorded), self.recorded.source), ("now", shown, now.source if now else "")]
+        width = max(len(what) for _, what, _ in sides)
+        lines = [f"  {side:<8}  {what:<{width}}  {where}".rstrip() for side, what, where in sides]
+        if now is not None and now.code and now.kind != "end":
+            lines.append(f"            {now.code[:88]}")
+        return "\n".join([self.title, "", *lines, "", self.fix])
