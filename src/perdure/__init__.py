@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure.assembly import Engine, connect, run
     from perdure.authoring.code.child import call, child, continue_as
-    from perdure.authoring.code.ops import bail, checkpoint, now, random, sleep, sleep_until, uuid4
+    from perdure.authoring.code.ops import (
+        bail,
+        checkpoint,
+        deprecate_patch,
+        now,
+        patched,
+        random,
+        sleep,
+        sleep_until,
+        uuid4,
+    )
     from perdure.authoring.code.saga import Saga, saga
     from perdure.authoring.code.step import Step, step, step_inline
     from perdure.authoring.code.waits import approval, set_state, wait_signal
@@ -41,6 +51,7 @@ if TYPE_CHECKING:
         Corrupt,
         DeadlineExceeded,
         Diverged,
+        FailedByHand,
         ForkRefused,
         HeartbeatTimeout,
         HistoryTooLarge,
@@ -59,6 +70,7 @@ if TYPE_CHECKING:
         NotDecodable,
         NotDurable,
         NotOwner,
+        NotParked,
         NotSerializable,
         OutcomeUnknown,
         PayloadTooLarge,
@@ -74,6 +86,7 @@ if TYPE_CHECKING:
         StepTimeout,
         StoreUnavailable,
         UnknownProgram,
+        UnknownVersion,
         UsageError,
     )
     from perdure.kernel.codec import TypeCodec
@@ -83,6 +96,7 @@ if TYPE_CHECKING:
     from perdure.kernel.fallback import FailedStep, instead, retry_with
     from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
     from perdure.kernel.invocation import Invocation
+    from perdure.kernel.migrations import migrates, versioned
     from perdure.kernel.policy import Policy, fast_fail, io, llm
     from perdure.kernel.retry import Retry
     from perdure.kernel.rules import Rule, Rules, StepInfo, default, kind, prepend, replace, rule
@@ -115,6 +129,7 @@ __all__ = [
     "Durability",
     "Engine",
     "Entry",
+    "FailedByHand",
     "FailedStep",
     "Finished",
     "ForkRefused",
@@ -142,6 +157,7 @@ __all__ = [
     "NotDurable",
     "NotFound",
     "NotOwner",
+    "NotParked",
     "NotSerializable",
     "OutcomeUnknown",
     "PayloadTooLarge",
@@ -182,6 +198,7 @@ __all__ = [
     "SweepReport",
     "TypeCodec",
     "UnknownProgram",
+    "UnknownVersion",
     "UsageError",
     "Workflow",
     "all_ticks",
@@ -194,6 +211,7 @@ __all__ = [
     "connect",
     "continue_as",
     "default",
+    "deprecate_patch",
     "every",
     "fast_fail",
     "instead",
@@ -201,7 +219,9 @@ __all__ = [
     "kind",
     "llm",
     "lock",
+    "migrates",
     "now",
+    "patched",
     "prepend",
     "random",
     "replace",
@@ -216,6 +236,7 @@ __all__ = [
     "step_context",
     "step_inline",
     "uuid4",
+    "versioned",
     "wait_signal",
     "workflow",
 ]
@@ -226,7 +247,7 @@ _HOMES = {
     name: home
     for home, names in {
         "perdure.assembly": ("Engine connect run"),
-        "perdure.authoring.code.ops": ("bail checkpoint now random sleep sleep_until uuid4"),
+        "perdure.authoring.code.ops": ("bail checkpoint deprecate_patch now patched random sleep sleep_until uuid4"),
         "perdure.authoring.code.saga": ("Saga saga"),
         "perdure.authoring.code.step": ("Step step step_inline"),
         "perdure.authoring.code.child": ("call child continue_as"),
@@ -242,12 +263,12 @@ _HOMES = {
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected CannotRetry CompensationFailed Corrupt DeadlineExceeded "
-            "Diverged ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule InvalidId InvalidLock InvalidName "
-            "InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp NoSuchRun NoSuchSchedule NotAStore NotDecodable "
-            "NotDurable NotOwner "
-            "NotSerializable OutcomeUnknown PayloadTooLarge PerdureError RunCancelled RunFailed RunParked "
+            "Diverged FailedByHand ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule InvalidId InvalidLock "
+            "InvalidName InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp NoSuchRun NoSuchSchedule NotAStore "
+            "NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown PayloadTooLarge PerdureError "
+            "RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalRejected SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable "
-            "UnknownProgram UsageError "
+            "UnknownProgram UnknownVersion UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),
@@ -256,6 +277,7 @@ _HOMES = {
         "perdure.kernel.fallback": ("FailedStep instead retry_with"),
         "perdure.kernel.inbound": ("Accepted AlreadyFinished Cancelled Duplicate Finished NotFound"),
         "perdure.kernel.invocation": ("Invocation"),
+        "perdure.kernel.migrations": ("migrates versioned"),
         "perdure.kernel.policy": ("Policy fast_fail io llm"),
         "perdure.kernel.retry": ("Retry"),
         "perdure.kernel.schedule": ("CatchUp all_ticks"),

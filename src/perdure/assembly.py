@@ -19,7 +19,7 @@ from perdure.client.forking import refused
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery
 from perdure.engine.remote import RemoteStep, Report
-from perdure.errors import Corrupt, PerdureError, UnknownProgram, UsageError
+from perdure.errors import Corrupt, PerdureError, UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -31,8 +31,8 @@ from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue, check_queue
 from perdure.kernel.reach import check_program, engine_strangers
 from perdure.kernel.rules import RulesLike, rules_of
-from perdure.kernel.schedule import PROGRAM
 from perdure.kernel.state import RunState
+from perdure.kernel.versions import Programs
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.recovery import park_unknown, recover, warn_of_unknown
@@ -88,11 +88,8 @@ class Engine(Client):
         self._queues = _queues_by_name(queues)
         self._serves = None if serves is None else _names(serves)
         self._scheduled = Runs(self)
-        self._programs = {
-            **_by_name(programs),
-            **_remote_steps(steps, self._report),
-            PROGRAM: schedule_program(self._scheduled),
-        }
+        remote = _remote_steps(steps, self._report).values()
+        self._programs = Programs([*_checked(programs), *remote, schedule_program(self._scheduled)])
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
@@ -102,7 +99,7 @@ class Engine(Client):
         self._service: Service | None = None
 
     def _check_rules(self) -> None:
-        programs = [program for name, program in self._programs.items() if not name.startswith(BUILT_IN)]
+        programs = [program for program in self._programs.every() if not program.name.startswith(BUILT_IN)]
         for program in programs:
             check_program(program)
         if self._rules.rules and programs:
@@ -116,7 +113,7 @@ class Engine(Client):
     async def _open(self, *, look: bool) -> Self:
         if self._orchestrator is not None:
             raise UsageError("this Engine is open already; make another one to run two side by side")
-        for program in self._programs.values():
+        for program in self._programs.every():
             _check_types(program, self)
         await self.store.open(migrate=True)
         try:
@@ -229,10 +226,10 @@ class Engine(Client):
             await super().close()
 
     def _program(self, invocation: Invocation[Any]) -> Program | None:
-        program = self._programs.get(invocation.name)
-        if program is None and not isinstance(invocation, Recorded):
-            raise UnknownProgram(invocation.name, tuple(n for n in self._programs if not n.startswith(BUILT_IN)))
-        return program
+        if isinstance(invocation, Recorded):
+            return self._programs.get(invocation.name)
+        own = invocation.program
+        return self._programs.find(invocation.name, own.version if own is not None else "")
 
     def _known(self, program: str) -> Program | None:
         return self._programs.get(program)
@@ -290,7 +287,8 @@ class Engine(Client):
             self._orchestrator.load_soon(run_id)
 
     def _program_of(self, started: RunStarted) -> Program | None:
-        return self._programs.get(started.program)
+        known = self._programs.serves(started.program, started.version)
+        return self._programs.find(started.program, started.version) if known else None
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         orchestrator = self._orchestrator
@@ -347,18 +345,15 @@ async def _run(
             return await handle.result()
 
 
-def _by_name(programs: Iterable[Program]) -> dict[str, Program]:
-    found: dict[str, Program] = {}
-    for program in programs:
+def _checked(programs: Iterable[Program]) -> list[Program]:
+    found = list(programs)
+    for program in found:
         if not hasattr(program, "open") or not hasattr(program, "name"):
             raise UsageError(
                 f"Engine(store, [...]) takes workflows, and {program!r} is not one; decorate it with @workflow"
             )
         if program.name.startswith(BUILT_IN):
             raise UsageError(f"{program.name!r}: names that begin with {BUILT_IN!r} are perdure's own; choose another")
-        other = found.setdefault(program.name, program)
-        if other is not program:
-            raise UsageError(f"two programs are named {program.name!r}; give one another name: @workflow(name=...)")
     return found
 
 

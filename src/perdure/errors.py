@@ -6,6 +6,7 @@
     │   ├── InvalidName        (also a ValueError)
     │   ├── InvalidStoreUrl
     │   ├── UnknownProgram
+    │   ├── UnknownVersion
     │   ├── AlreadyExists
     │   ├── AnswerRejected
     │   ├── SignalRejected
@@ -16,6 +17,7 @@
     │   ├── NoSuchOp
     │   ├── ForkRefused       the past of a fork does not fit the code that would go on with it
     │   ├── CannotRetry       only what failed or was cancelled can be retried
+    │   ├── NotParked
     │   └── NoSuchSchedule
     ├── NotDurable            a workflow body suspended on something that cannot be replayed
     ├── ValueProblem           a value cannot be kept
@@ -36,6 +38,7 @@
     ├── DeadlineExceeded      the run did not finish before its deadline (also a TimeoutError)
     ├── RunError              how a run ended, or why it stands still
     │   ├── RunFailed
+    │   ├── FailedByHand      somebody ended a parked run
     │   ├── RunCancelled
     │   └── RunParked
     ├── Diverged              a journal does not fit the code that replays it
@@ -104,10 +107,25 @@ class UnknownProgram(UsageError):
     def __init__(self, name: str, known: tuple[str, ...] = (), hint: str = "") -> None:
         self.name, self.known = name, known
         has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-        super().__init__(
-            f"this engine has no program named {name!r} ({has}); "
-            + (hint or f"add it: Engine(store, [..., {name.rpartition('.')[2]}])")
-        )
+        cure = hint or f"add it: Engine(store, [..., {name.rpartition('.')[2]}])"
+        super().__init__(f"this engine has no program named {name!r} ({has}); {cure}")
+
+
+class UnknownVersion(UsageError):
+    """A run needs a version of its program that this engine was not given."""
+
+    def __init__(self, name: str, version: str, known: tuple[str, ...]) -> None:
+        self.name, self.version, self.known, heir = name, version, known, f"version {known[-1]}"
+        cure = f"register it beside {heir}, or let {heir} take over with accepts=({version!r},)"
+        super().__init__(f"version {version} of {name} is not registered here: {cure}")
+
+
+class NotParked(UsageError):
+    """A run is to be resolved that does not stand still."""
+
+    def __init__(self, id: str, status: str) -> None:
+        self.id, self.status = id, status
+        super().__init__(f"run {id!r} is {status}, and only parked runs are resolved; see `perdure runs show`")
 
 
 class AlreadyExists(UsageError):
@@ -255,10 +273,8 @@ class NotSerializable(ValueProblem):
 
     def __init__(self, what: str, path: str, reason: str) -> None:
         self.what, self.path, self.reason = what, path, reason
-        super().__init__(
-            f"{what} cannot be stored: {path} {reason}; return plain data, or register a codec for it "
-            "with Engine(codecs=[...])"
-        )
+        cure = "return plain data, or register a codec for it with Engine(codecs=[...])"
+        super().__init__(f"{what} cannot be stored: {path} {reason}; {cure}")
 
 
 class NotDecodable(ValueProblem):
@@ -351,9 +367,8 @@ class LockTimeout(PerdureError, TimeoutError):
 
     def __init__(self, key: str, seconds: float) -> None:
         self.key, self.seconds = key, seconds
-        super().__init__(
-            f"the lock {key!r} did not come free within {seconds:g} s; `perdure locks ls` shows who holds it"
-        )
+        cure = "`perdure locks ls` shows who holds it"
+        super().__init__(f"the lock {key!r} did not come free within {seconds:g} s; {cure}")
 
 
 class LockLost(PerdureError):
@@ -407,6 +422,10 @@ class RunFailed(RunError):
     def __init__(self, id: str, type: str, message: str, traceback: str = "") -> None:
         self.id, self.type, self.message, self.traceback = id, type, message, traceback
         super().__init__(f"run {id!r} failed with {type}: {message}" if message else f"run {id!r} failed with {type}")
+
+
+class FailedByHand(RunError):
+    """Somebody ended a parked run; the message is why."""
 
 
 class RunCancelled(RunError):
@@ -477,6 +496,5 @@ class NotOwner(StoreError):
 
     def __init__(self, key: str, owner: str, held_by: str | None) -> None:
         self.key, self.owner, self.held_by = key, owner, held_by
-        super().__init__(
-            f"{owner!r} does not hold the lease {key!r}; " + (f"{held_by!r} does" if held_by else "nobody does")
-        )
+        holder = f"{held_by!r} does" if held_by else "nobody does"
+        super().__init__(f"{owner!r} does not hold the lease {key!r}; {holder}")

@@ -18,9 +18,9 @@ from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
 from perdure.kernel.divergence import recorded_op
 from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted
-from perdure.kernel.replay import Family, Replay
-from perdure.kernel.state import RunState
+from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.tracing import Tracing, explained, follow
+from perdure.kernel.versions import Programs
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
 from tests.divergence import shop
@@ -104,8 +104,7 @@ def replay(code: Code, batches: Sequence[Batch]) -> Divergence | None:
     assert isinstance(started, RunStarted)
 
     def opened(kind: type[Replay]) -> Replay:
-        body = code.order.open("r1", started, codec)
-        return kind(RunState("r1"), body, None, Family(code.programs, codec))
+        return open_replay(Programs(code.programs.values()), "r1", started, codec, batches, kind=kind)
 
     first = opened(Replay)
     try:

@@ -17,7 +17,7 @@ def commands(*group: str) -> set[str]:
     """The commands that the help of a group lists."""
     command = [sys.executable, "-m", "perdure.cli", *group, "--help"]
     text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    names = re.findall(r"^. ([a-z]+) +[A-Z]", text, flags=re.MULTILINE)
+    names = re.findall(r"^. ([a-z][a-z-]+) +[A-Z]", text, flags=re.MULTILINE)
     return {" ".join(["perdure", *group, name]) for name in names}
 
 

@@ -38,6 +38,9 @@ WORDS = {
     "retry": "restart",
     "lineage": "",
     "park": "",
+    "resolve": "",
+    "version": "",
+    "patch": "feature flag",
 }
 
 

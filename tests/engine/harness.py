@@ -16,8 +16,8 @@ from perdure.kernel.commands import Finish, RunStep, StartTimer
 from perdure.kernel.events import AnyEvent, Batch, RunFinished, StepStarted, StepSucceeded
 from perdure.kernel.payload import Limits
 from perdure.kernel.projection import project
-from perdure.kernel.replay import Replay
-from perdure.kernel.state import RunState
+from perdure.kernel.replay import Replay, open_replay
+from perdure.kernel.versions import Programs
 from perdure.ports.journal import Append
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
@@ -123,10 +123,9 @@ async def replay(program: CodeProgram, run_id: str, store: Store, codec: Codec |
     started = await payloads.with_input(batches)
 
     def follow() -> Replay:
-        body = program.open(run_id, started, codec)
-        followed = Replay(RunState(run_id), body)
+        followed = open_replay(Programs([program]), run_id, started, codec, batches)
         followed.fold_all(without_end(batches))
-        body.close()
+        followed.close()
         return followed
 
     followed: Replay = await in_callback(follow)

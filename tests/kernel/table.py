@@ -33,6 +33,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import inputs_hash
+from perdure.kernel.past import NO_PAST, Past
 from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
 from perdure.kernel.replay import Replay
 from perdure.kernel.retry import Retry
@@ -66,7 +67,7 @@ class Table:
     name: str = "table"
     version: str = "1"
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec) -> TableExecution:
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past = NO_PAST) -> TableExecution:
         return TableExecution(self, codec)
 
 

@@ -32,6 +32,7 @@ from perdure.blocking.capsules import Capsules
 from perdure.blocking.forking import Forking
 from perdure.blocking.handle import RunHandle
 from perdure.blocking.loop import Loop as _Loop
+from perdure.blocking.resolving import Resolving
 from perdure.blocking.schedules import ScheduleHandle, Scheduling
 from perdure.client import client as asynchronous
 from perdure.client.locks import Locks as AsyncLocks
@@ -61,7 +62,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Client(Scheduling, Forking, Capsules):
+class Client(Scheduling, Forking, Capsules, Resolving):
     """A connection to a store: starts runs for engines elsewhere to execute, and reads. Made by `connect`."""
 
     def __init__(self, client: asynchronous.Client) -> None:

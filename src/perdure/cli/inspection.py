@@ -17,6 +17,7 @@ from perdure.cli.targets import load
 from perdure.client.client import Client
 from perdure.errors import Diverged, NoSuchRun
 from perdure.kernel.events import Batch, RunStarted
+from perdure.kernel.versions import Programs
 from perdure.stores.open import open_store
 
 if TYPE_CHECKING:
@@ -40,13 +41,12 @@ def inspect(
 
     run_id, started, batches, client = asyncio.run(_read(store, id))
     target = load(module or _named(batches, id))
-    programs = {program.name: program for program in target.programs.values()}
-    program = programs.get(started.program)
-    if program is None:
+    programs = Programs(target.programs.values())
+    if started.program not in programs:
         raise Problem(f"{target.source} has no workflow named {started.program!r}; give its file with --module")
     place = int(at) if at is not None and at.isdecimal() else at
     try:
-        found = look(program, programs, client.codec, run_id, started, batches, place, max(20, width))
+        found = look(programs, client.codec, run_id, started, batches, place, max(20, width))
     except Diverged as error:
         raise Problem(
             f"{error}\nThe code in {target.source} is not the code that this run was recorded with"

@@ -30,6 +30,7 @@ COMMANDS = {
     "cancel": ("perdure.cli.tell:cancel", "Ask a run to end."),
     "pause": ("perdure.cli.tell:pause", "Let no new step of a run begin."),
     "resume": ("perdure.cli.tell:resume", "Let a paused run go on."),
+    "resolve": ("perdure.cli.tell:resolve", "Let a parked run go on, or end it."),
     "stream": ("perdure.cli.stream:stream", "Follow what a step shows before it ends."),
     "queues": ("perdure.cli.queues:app", "See what waits in queues: ls."),
     "worker": ("perdure.cli.worker:worker", "Execute the runs of a module's workflows until told to stop."),
@@ -42,6 +43,8 @@ COMMANDS = {
     "export": ("perdure.cli.capsules:export", "Write a run into a file: its journal, its values, its program."),
     "import": ("perdure.cli.capsules:import_", "Bring a run from a file into a store, to be looked at."),
     "compact": ("perdure.cli.capsules:compact", "Leave out of a finished run's journal what its steps showed."),
+    "upgrade-check": ("perdure.cli.upgrade:upgrade_check", "Tell whether open runs fit the code of a module."),
+    "check": ("perdure.cli.check:check", "Look for what a workflow body must not do."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }
 

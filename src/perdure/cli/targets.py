@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from perdure.authoring.code.step import Step
 from perdure.cli.exits import Problem
+from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.queues import Queue
 
@@ -24,13 +25,14 @@ HOW = "write file.py:workflow or module:workflow"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A module with its programs, by the name they have in it, and its queues; `own` are those it defines itself."""
+    """A module: its programs, by the name they have in it, queues and codecs; `own` are those it defines itself."""
 
     source: str
     programs: dict[str, Program]
     own: tuple[str, ...]
     queues: tuple[Queue, ...] = ()
     steps: tuple[Step[..., Any], ...] = ()
+    codecs: tuple[TypeCodec[Any], ...] = ()
 
     def pick(self, name: str) -> Program:
         """The program of that name, or the only one there is when `name` is empty."""
@@ -80,7 +82,8 @@ def load(place: str) -> Target:
     own = tuple(n for n, p in programs.items() if getattr(p, "__module__", module.__name__) == module.__name__)
     queues = tuple(dict.fromkeys(value for value in vars(module).values() if isinstance(value, Queue)))
     steps = {id(s): s for s in vars(module).values() if isinstance(s, Step) and s.spec.queue}
-    return Target(place, programs, own, queues, tuple(steps.values()))
+    codecs = tuple(value for value in vars(module).values() if isinstance(value, TypeCodec))
+    return Target(place, programs, own, queues, tuple(steps.values()), codecs)
 
 
 def _is_program(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`perdure signal`, `approve`, `reject`, `cancel`, `pause`, `resume`: tell a run something, whoever executes it."""
+"""`perdure signal`, `approve`, `reject`, `cancel`, `pause`, `resume`, `resolve`: tell a run something."""
 
 from __future__ import annotations
 
@@ -93,6 +93,20 @@ def pause(id: RunId, /, *, reason: Reason = None, store: StoreUrl = DEFAULT_STOR
 def resume(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
     """Let a paused run go on."""
     return _tell(store, id, json, "goes on", lambda client: client.resume(id))
+
+
+def resolve(
+    id: RunId,
+    /,
+    *,
+    version: Annotated[str | None, Parameter(help="Pin it to this version of its program.")] = None,
+    fail: Annotated[str | None, Parameter(help="End it as failed, for this reason.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Let a parked run go on, or end it; alone: have it tried again."""
+    done = "failed by hand" if fail is not None else "is tried again" + (f" as version {version}" if version else "")
+    return _tell(store, id, json, done, lambda client: client.resolve(id, version=version, fail=fail))
 
 
 def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[Client], Awaitable[Any]]) -> int:

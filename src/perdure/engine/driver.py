@@ -20,7 +20,7 @@ from perdure.engine.attempts import Attempts
 from perdure.engine.outbox import Outbox
 from perdure.engine.payloads import LYING_APART, as_kept
 from perdure.engine.services import Services
-from perdure.errors import HistoryTooLarge, PayloadTooLarge, UnknownProgram
+from perdure.errors import HistoryTooLarge, PayloadTooLarge, UsageError
 from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
@@ -284,9 +284,15 @@ class Driver:
             what, data = f"the input of {wish.op}", wish.inputs
         elif isinstance(wish, StartChild):
             what, data = f"the input of {wish.op}", wish.input
-            if not wish.detached and not self.replay.knows(wish.program):
-                self._refuse(wish, UnknownProgram(wish.program))
-                return
+            try:
+                version = self.replay.program(wish).version
+            except UsageError as error:
+                if not wish.detached:
+                    self._refuse(wish, error)
+                    return
+            else:
+                # Called by name, or taken over: it begins with the version that executes it.
+                wish = self.replay.wishes[wish.op] = msgspec.structs.replace(wish, version=version)
         elif wish.continue_with is not None:
             what, data = "the input of continue_as()", wish.continue_with
         else:

@@ -19,6 +19,7 @@ from perdure.kernel.events import (
     ChildStarted,
     InputReplaced,
     RunClaimed,
+    RunResumed,
     RunStarted,
     StepSucceeded,
 )
@@ -101,6 +102,9 @@ class Payloads:
         for event in takewhile(lambda event: not isinstance(event, RunClaimed), _events(batches)):
             if isinstance(event, InputReplaced):
                 started = event.of(started)
+        for event in _events(batches):
+            if isinstance(event, RunClaimed | RunResumed) and event.version:
+                started = msgspec.structs.replace(started, version=event.version)
         if not started.input_blob:
             return started
         return msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))

@@ -27,6 +27,7 @@ from perdure.kernel.events import (
     StepSucceeded,
 )
 from perdure.kernel.ids import REMOTE, inputs_hash
+from perdure.kernel.past import NO_PAST, Past
 from perdure.kernel.retry import Retry
 
 Outcome = StepSucceeded | StepFailed | StepSkipped
@@ -50,7 +51,7 @@ class RemoteStep:
         self._spec = dataclasses.replace(spec, queue="")
         self._report = report
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec) -> Performance:
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past = NO_PAST) -> Performance:
         """A fresh execution that has been fed nothing yet."""
         assert started.remote is not None
         return Performance(self._spec, started, started.remote, self._report)

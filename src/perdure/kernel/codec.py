@@ -5,7 +5,8 @@ msgspec Structs, TypedDict, NamedTuple, attrs classes without private attributes
 timedelta, UUID, Enum, Decimal, bytes (as base64) and any nesting of these. Other types need a `TypeCodec`.
 
 A value comes back as its annotation says; without one (or with `Any`, `object` or `None`) it is plain JSON, in which a
-tuple is a list and a date is text. What JSON does to a value beyond that:
+tuple is a list and a date is text, and a type with a version bears it as `$version`. What JSON does to a value beyond
+that:
 
 - Keys become text: `{1: "a"}` needs the annotation `dict[int, str]` to come back, and 1 must not stand beside "1".
 - Zones become offsets, and `fold` is not kept: a datetime keeps its instant, not its zone's name. Offsets are whole
@@ -26,6 +27,7 @@ from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.codec_annotations import Annotations, is_plain
 from perdure.kernel.codec_models import is_model, model_from, model_json, ordered_model
 from perdure.kernel.codec_types import Shapes, TypeCodec, base_value, name_of
+from perdure.kernel.migrations import CannotMigrate
 
 __all__ = ["Codec", "TypeCodec"]
 
@@ -38,7 +40,6 @@ class Codec:
     def __init__(self, codecs: Iterable[TypeCodec[Any]] = ()) -> None:
         self._shapes = Shapes(codecs)
         self._annotations = Annotations(self._shapes)
-        self._overrides = self._annotations.overrides
         self._decoders: dict[Any, Decode] = {}
         self._encode = msgspec.json.Encoder(enc_hook=self._plain_form).encode
         self._encode_sorted = msgspec.json.Encoder(enc_hook=self._sorted_form, order="deterministic").encode
@@ -48,7 +49,7 @@ class Codec:
     def encode(self, value: object, what: str) -> bytes:
         """Encode a value as JSON, or raise NotSerializable with the path of what cannot be stored."""
         try:
-            data = self._encode(self._shapes.plain(value, False) if self._overrides else value)
+            data = self._encode(self._shapes.plain(value, False) if self._annotations.overrides else value)
             # msgspec writes NaN as null, so a null may be a value that would be lost: only then is it worth a walk.
             lost = b"null" in data and value is not None and self._shapes.has_nan(value)
         except Exception as problem:
@@ -70,7 +71,7 @@ class Codec:
 
     def _sorted(self, value: Any) -> bytes:
         shapes = self._shapes
-        if not self._overrides:
+        if not self._annotations.overrides:
             try:
                 data = self._encode_sorted(value)
             except Exception:
@@ -166,6 +167,6 @@ def _may_nest_in_set(value: object, data: bytes) -> bool:
 def _reason(problem: Exception) -> str:
     if isinstance(problem, RecursionError):
         return "it is nested too deeply"
-    if isinstance(problem, msgspec.MsgspecError | UnicodeDecodeError):
+    if isinstance(problem, msgspec.MsgspecError | UnicodeDecodeError | CannotMigrate):
         return str(problem)[:500]
     return f"{type(problem).__name__}: {str(problem)[:500]}"

@@ -16,6 +16,7 @@ from msgspec import inspect as msgspec_inspect
 
 from perdure.kernel.codec_models import is_model, model_from
 from perdure.kernel.codec_types import Shapes, name_of, record_fields
+from perdure.kernel.migrations import Versions, versions_of
 
 # These say nothing about the value, so it comes back as plain JSON. `-> None` is how Python spells "no result".
 PLAIN: tuple[object, ...] = (Any, object, None, type(None), inspect.Signature.empty, NoReturn, Never)
@@ -34,11 +35,12 @@ class Annotations:
         self._shapes = shapes
         self._native = frozenset(cls for cls in shapes.codecs if _is_native(cls))
         self._stand_ins: dict[object, type] = {}
+        shapes.make_record = self._make_versioned
 
     @property
     def overrides(self) -> bool:
-        """Tell whether a codec replaces a form that msgspec has of its own."""
-        return bool(self._native)
+        """Tell whether a codec replaces a form that msgspec has of its own, or a type has a version."""
+        return bool(self._native) or Versions.anywhere
 
     def unfit(self, annotation: Any) -> str | None:
         """Say why values cannot be decoded by this annotation, and what to do; None when they can."""
@@ -57,6 +59,11 @@ class Annotations:
     def _unfit_part(self, part: msgspec_inspect.Type) -> str | None:
         if isinstance(part, msgspec_inspect.CustomType):
             cls = part.cls
+            if Versions.anywhere and is_model(cls) and (inner := _versions_within(cls, set())):
+                return (
+                    f"{name_of(inner)} has a version and is inside the pydantic model {name_of(cls)}, which writes it "
+                    f"without; give {name_of(cls)} a version in its place"
+                )
             known = (
                 cls is object
                 or cls in self._stand_ins.values()
@@ -88,7 +95,7 @@ class Annotations:
 
     def rewrite(self, annotation: Any) -> Any:
         """Put stand-ins where msgspec would not ask; give the annotation itself where nothing needs one."""
-        if not self._native or not self._reaches(annotation, set()):
+        if not self.overrides or not self._reaches(annotation, set()):
             return annotation
         if isinstance(annotation, type) and not get_args(annotation):
             return self._stand_in(annotation)
@@ -122,6 +129,9 @@ class Annotations:
                 {"make": staticmethod(make), "__module__": cls.__module__, "__qualname__": cls.__qualname__},
             )
         return self._stand_ins[cls]
+
+    def _make_versioned(self, cls: Any, value: Any) -> Any:
+        return model_from(cls, msgspec.json.encode(value)) if is_model(cls) else self._make_record(cls, value)
 
     def _make_record(self, cls: Any, value: Any) -> Any:
         """Make a dataclass, Struct, attrs class, TypedDict or NamedTuple whose fields hold a type with a codec."""
@@ -193,6 +203,20 @@ def _parts(info: msgspec_inspect.Type) -> Iterator[msgspec_inspect.Type]:
             if isinstance(item, msgspec_inspect.Type):
                 yield item
             queue.extend(getattr(item, name) for name in item.__struct_fields__ if name not in ("cls", "default"))
+
+
+def _versions_within(model: Any, seen: set[Any]) -> type | None:
+    """Find a type with a version among the fields of a pydantic model, which never asks us about them."""
+    seen.add(model)
+    hints = [field.annotation for field in getattr(model, "model_fields", {}).values()]
+    for hint in hints:
+        hints += get_args(hint)
+        if isinstance(hint, type) and hint not in seen:
+            if versions_of(hint) is not None:
+                return hint
+            if is_model(hint) and (found := _versions_within(hint, seen)):
+                return found
+    return None
 
 
 def _cure(problem: str) -> str:

@@ -19,6 +19,7 @@ from uuid import UUID
 import msgspec
 
 from perdure.kernel.codec_models import is_model, keeps_nan, model_items, model_json, ordered_model
+from perdure.kernel.migrations import VERSION, Versions, versions_of
 
 T = TypeVar("T")
 
@@ -95,6 +96,9 @@ class Shapes:
 
     def __init__(self, codecs: Iterable[TypeCodec[Any]] = ()) -> None:
         self.codecs: dict[type, TypeCodec[Any]] = {codec.type: codec for codec in codecs}
+        # Types with a version are stored as if by a codec of theirs; what makes a record of plain data is set later.
+        self._versioned: dict[type, TypeCodec[Any]] = {}
+        self.make_record: Callable[[type, Any], Any] = lambda cls, value: value
         self._shapes: dict[type, Shape] = {}
         # Basic types can be looked at without a lookup, unless somebody registered a codec for one of them.
         self._basic = not any(self.codec_for(cls) for cls in (*LEAVES, float, list, tuple, dict))
@@ -105,7 +109,37 @@ class Shapes:
             for base in cls.__mro__:
                 if base in self.codecs:
                     return self.codecs[base]
-        return None
+        versions = versions_of(cls) if Versions.anywhere else None
+        if versions is None:
+            return None
+        if cls not in self._versioned:
+            self._versioned[cls] = self._with_version(cls, versions)
+        return self._versioned[cls]
+
+    def _with_version(self, cls: type, versions: Versions) -> TypeCodec[Any]:
+        """How values of a type that has a version are stored: as ever, and with the version beside the fields."""
+        names = record_fields(cls)
+        config = getattr(cls, "__struct_config__", None)
+        without_fields = (names is None and not is_model(cls)) or (config is not None and config.array_like)
+
+        def encode(value: Any) -> dict[str, Any]:
+            if without_fields:
+                raise TypeError(
+                    f"{_full_name(cls)} has a version, and only what is stored as an object with fields can have one: "
+                    "dataclasses, Structs, attrs classes and pydantic models"
+                )
+            if names is None:
+                return {VERSION: versions.version, **ordered_model(value)}
+            tag = {config.tag_field: config.tag} if config is not None and config.tag is not None else {}
+            given = ((stored, getattr(value, attribute, msgspec.UNSET)) for stored, attribute in names)
+            fields = {stored: item for stored, item in given if item is not msgspec.UNSET}
+            return {VERSION: versions.version, **tag, **fields}
+
+        def decode(value: Any) -> Any:
+            today = versions.current_form(cls, value)
+            return today if isinstance(today, cls) else self.make_record(cls, today)
+
+        return TypeCodec(cls, encode, decode)
 
     def of(self, cls: type) -> Shape:
         shape = self._shapes.get(cls)

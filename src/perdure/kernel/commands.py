@@ -12,6 +12,7 @@ from msgspec import Raw
 from perdure.kernel.codec import Codec
 from perdure.kernel.events import NULL, AnyEvent, RunStarted, RunStatus
 from perdure.kernel.failures import Failure
+from perdure.kernel.past import Past
 from perdure.kernel.retry import ONCE, Retry
 from perdure.kernel.streams import IMMEDIATE, StreamMode
 
@@ -146,6 +147,8 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     op: str = FINISH
     # The encoded input that the next incarnation begins with.
     continue_with: bytes | None = None
+    # The version of the program that wishes for it: the next incarnation begins with that.
+    version: str = ""
 
 
 Command = RunStep | StartTimer | OpenWait | StartChild | SetState | CancelOp | RecordValue | Checkpoint | Finish
@@ -175,6 +178,6 @@ class Program(Protocol):
     @property
     def version(self) -> str: ...
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec) -> Execution:
-        """A fresh execution that has been fed nothing yet."""
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past) -> Execution:
+        """A fresh execution that has been fed nothing yet; `past` is what its journal says beforehand."""
         ...

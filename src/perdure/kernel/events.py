@@ -138,6 +138,8 @@ class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
     epoch: int
     # Which process of that name it is: two may bear one name while one of them is being replaced.
     session: str = ""
+    # The version of its program that a run begins with which was started by name alone.
+    version: str = ""
 
 
 class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
@@ -206,6 +208,7 @@ class StepSkipped(Event, frozen=True, tag=True, omit_defaults=True):
 class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
     """A value that a body may not compute twice: `now`, `uuid`, `random`, or the mark of a `checkpoint`.
 
+    `patch`: the mark that the run takes the new path of a patch; its id is in the op, as in `patch:tax-first`.
     `unlock`: the lock that `lock:0` asked for is given back, under the op `lock:0/unlock`. `lock`: the one that `op`
     asked for has a new token.
     """
@@ -361,7 +364,9 @@ class SnapshotTaken(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class RunResumed(Event, frozen=True, tag=True, omit_defaults=True):
-    """A run that stood still goes on."""
+    """A run that stood still goes on; with another `version` of its program, if one is named."""
+
+    version: str = ""
 
 
 class RunForked(Event, frozen=True, tag=True, omit_defaults=True):

@@ -28,6 +28,7 @@ from perdure.kernel.events import (
     RunFinished,
     RunForked,
     RunReleased,
+    RunResumed,
     RunStarted,
     RunStatus,
     SignalReceived,
@@ -281,6 +282,9 @@ def started_of(batches: Sequence[Batch]) -> RunStarted:
         elif isinstance(event, RunClaimed):
             break
     assert started is not None
+    for _, _, event in _numbered(batches):  # the version it began with, or was pinned to since
+        if isinstance(event, RunClaimed | RunResumed) and event.version:
+            started = msgspec.structs.replace(started, version=event.version)
     return started
 
 

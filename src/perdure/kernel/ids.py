@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64encode
 from hashlib import blake2b
 from uuid import UUID
@@ -10,6 +11,7 @@ from perdure.errors import InvalidId, InvalidName, UsageError
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 MAX_ID = 255
+MAX_VERSION = 100
 # How the names of perdure's own programs begin.
 BUILT_IN = "perdure."
 # The program of a remote step: its name follows.
@@ -62,6 +64,22 @@ def check_text(text: str | None, what: str, limit: int = 1000) -> str:
         raise UsageError(f"{what} has {len(text):,} characters, and {limit:,} is the limit; put what is long elsewhere")
     if not text.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise UsageError(f"{what} holds a lone surrogate, which no store can keep: {text[:60]!r}")
+    return text
+
+
+def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
+    """What versions are sorted by. They are texts, and the numbers in them are compared as numbers: 9, 10, 10.1."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", version)
+    return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts)
+
+
+def check_version(version: object, what: str) -> str:
+    """Return a version as text, or raise UsageError."""
+    if isinstance(version, bool) or not isinstance(version, str | int):
+        raise UsageError(f"{what} must be a text such as '2', not {version!r}")
+    text = check_text(str(version), what, MAX_VERSION)
+    if not text:
+        raise UsageError(f"{what} is empty; leave it out, or write a text such as '2'")
     return text
 
 

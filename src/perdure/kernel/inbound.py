@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Raw
 
-from perdure.errors import AnswerRejected, UsageError
+from perdure.errors import AnswerRejected, NotParked, UsageError
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
@@ -29,6 +29,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.failures import Failure
 from perdure.kernel.ids import address, signal_key
 from perdure.kernel.state import ANSWER, REJECTED, RunState
 
@@ -196,6 +197,18 @@ def resume(state: RunState, child: str = "") -> Events | Finished:
     if state.finished is not None:
         return Finished(state.finished.status)
     return [RunResumed()] if state.paused is not None else []
+
+
+def resolve(state: RunState, version: str, failure: Failure | None, child: str = "") -> Events | Finished:
+    """Let a parked run go on, with another version of its program if one is named; or end it as failed."""
+    _refuse_child(child, "resolved")
+    if state.finished is not None:
+        return Finished(state.finished.status)
+    if state.parked is None:
+        raise NotParked(state.started.id if state.started else state.run_id, state.status)
+    if failure is not None:
+        return [RunFinished(RunStatus.FAILED, error=failure, reason=failure.message)]
+    return [RunResumed(version)]
 
 
 def replace_input(state: RunState, again: RunStarted) -> Events | Finished | NotFound:

@@ -314,6 +314,7 @@ def continuation(state: RunState, command: Finish, now: float) -> Start:
         input=NULL if command.blob else Raw(input),
         input_blob=command.blob,
         incarnation=started.incarnation + 1,
+        version=command.version or started.version,
         not_before=None,
         continued_from=state.run_id,
         recorded=None,

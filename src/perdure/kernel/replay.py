@@ -8,14 +8,14 @@ prefix, and what happens to such an op goes to it. Never writes, never calls a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NoReturn, TypeAlias
 
 from msgspec import Raw
 from msgspec.structs import replace
 
-from perdure.errors import Diverged, UnknownProgram
+from perdure.errors import Diverged
 from perdure.explanation import OpView
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
@@ -53,9 +53,12 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.migrations import same_inputs
 from perdure.kernel.overrides import with_inputs
+from perdure.kernel.past import NO_PAST, PATCH, Past, past_of
 from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import RunState
+from perdure.kernel.versions import Programs
 
 OfOp = StepSucceeded | StepFailed | StepSkipped | WaitResolved | ValueRecorded | ChildStarted | ChildFinished
 _BEGIN = RunClaimed("", 1)
@@ -65,17 +68,18 @@ Resolve: TypeAlias = Callable[[RunStep], RunStep]
 
 
 class Family:
-    """What the children of a run need: programs by name, the codec of their values, and the rules for their steps."""
+    """What the children of a run need: programs, the codec of their values, the rules for their steps, the past."""
 
-    __slots__ = ("codec", "programs", "rules")
+    __slots__ = ("codec", "past", "programs", "rules")
 
     def __init__(
         self,
-        programs: Mapping[str, Program],
+        programs: Programs,
         codec: Codec,
         rules: Callable[[Program], Resolve | None] = lambda program: None,
+        past: Past = NO_PAST,
     ) -> None:
-        self.programs, self.codec, self.rules = programs, codec, rules
+        self.programs, self.codec, self.rules, self.past = programs, codec, rules, past
 
 
 class Replay:
@@ -104,7 +108,7 @@ class Replay:
         # What the rules of the engine, the program and the run make of a step's policy. Never of its name or inputs:
         # rules may change while a run goes on.
         self._rules = rules
-        self._family = family or Family({}, Codec())
+        self._family = family or Family(Programs(), Codec())
         self._children: dict[str, tuple[Execution, Resolve | None]] = {}
         # For a fork: arguments in place of those that ops are given, and values that were recorded before.
         self._inputs: dict[str, dict[str, Raw]] = {}
@@ -161,6 +165,9 @@ class Replay:
         elif isinstance(event, ValueRecorded) and event.kind == "lock":
             # The owner's word, not an answer to a wish: the run has its lock again, under a new token.
             self._advance(event, at)
+        elif isinstance(event, ValueRecorded) and event.kind == PATCH:
+            # Known beforehand: code that no longer asks for it goes the way it marks all the same.
+            self.wishes.pop(event.op, None)
         elif isinstance(event, ValueRecorded):
             self._match(event)
             self._advance(event, at)
@@ -206,9 +213,9 @@ class Replay:
         """The executions of children that have not ended, by op path."""
         return {path: child for path, (child, _) in self._children.items()}
 
-    def knows(self, program: str) -> bool:
-        """Whether a child of this program could begin here."""
-        return program in self._family.programs
+    def program(self, child: StartChild) -> Program:
+        """The program of a child that is about to begin. Raises UnknownProgram or UnknownVersion."""
+        return self._family.programs.find(child.program, child.version)
 
     def close(self) -> None:
         """Let go of the program, and of its children."""
@@ -296,12 +303,11 @@ class Replay:
         if event.refused:
             return
         family = self._family
-        program = family.programs.get(event.program)
-        if program is None:
-            raise UnknownProgram(event.program, tuple(family.programs))
+        program = family.programs.find(event.program, event.version)
         within = {op[len(event.op) + 1 :]: v for op, v in self._recorded.items() if op.startswith(f"{event.op}/")}
         started = RunStarted(event.id, event.program, event.version, event.input, recorded=within or None)
-        child = program.open(child_run_id(self.state.run_id, event.op), started, family.codec)
+        past = family.past.within(event.op)
+        child = program.open(child_run_id(self.state.run_id, event.op), started, family.codec, past)
         rules = family.rules(program)
         self._children[event.op] = child, rules
         self._take(child.advance(_BEGIN, at), event.op, rules, at)
@@ -331,7 +337,7 @@ class Replay:
     def _match_step(self, event: StepStarted) -> None:
         command = self.wishes.get(event.op) or self.held.get(event.op)
         # Without inputs: they were taken out of the journal with what they are of.
-        if type(command) is not RunStep or (event.inputs and command.inputs_hash != event.inputs):
+        if type(command) is not RunStep or (event.inputs and not same_inputs(event.inputs, command.inputs_hash)):
             self._diverge(recorded_op(event))
         if self.wishes.pop(event.op, None) is None:
             del self.held[event.op]
@@ -376,9 +382,28 @@ class Replay:
         return Evidence(recorded, [wished_op(wish) for wish in (*self.wishes.values(), *self.held.values())])
 
 
+def open_replay(
+    programs: Programs,
+    run_id: str,
+    started: RunStarted,
+    codec: Codec,
+    batches: Iterable[Batch] = (),
+    rules: Callable[[Program], Resolve | None] = lambda program: None,
+    kind: type[Replay] = Replay,
+) -> Replay:
+    """A replay that has folded nothing yet, of the program that fits, which knows what `batches` will tell it.
+
+    Raises UnknownProgram or UnknownVersion where no program fits.
+    """
+    program, state = programs.find(started.program, started.version), RunState(run_id)
+    past = past_of(state, batches)
+    execution = program.open(run_id, started, codec, past)
+    return kind(state, execution, rules(program), Family(programs, codec, rules, past))
+
+
 def _is_child(command: StartChild, event: ChildStarted) -> bool:
     """Whether it is this child that an event records. Without inputs, they were taken out of the journal."""
-    if event.inputs and command.inputs_hash != event.inputs:
+    if event.inputs and not same_inputs(event.inputs, command.inputs_hash):
         return False
     return (command.program, command.id, command.detached) == (event.program, event.id, bool(event.detached))
 

@@ -235,6 +235,7 @@ class RunState:
 
     def _run_claimed(self, event: RunClaimed, at: float) -> None:
         self.owner, self.epoch, self.session = event.owner, event.epoch, event.session
+        self._pin(event.version)
         if event.epoch == 1:
             self.began_at = at
         self.spent += event.epoch > 1
@@ -399,8 +400,13 @@ class RunState:
         self.spent, self.snapshot = 0, self.next_seq - 1
 
     def _run_resumed(self, event: RunResumed, at: float) -> None:
-        self.stirred = self.paused is not None
+        self.stirred = self.paused is not None or self.parked is not None
         self.parked = self.paused = None
+        self._pin(event.version)
+
+    def _pin(self, version: str) -> None:
+        if version and self.started is not None:
+            self.started = msgspec.structs.replace(self.started, version=version)
 
     def _run_forked(self, event: RunForked, at: float) -> None:
         self.created_at = at
@@ -477,11 +483,15 @@ def stands_imported(batches: Sequence[Batch]) -> bool:
 
 
 def glance(batches: Sequence[Batch]) -> tuple[bool, str | None]:
-    """Whether a journal has come to its end, and its last owner, without folding all of it."""
+    """Whether a journal has come to its end, and its last owner, without folding all of it; one parked has none."""
+    resumed = False
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunClaimed):
                 return False, event.owner
+            resumed |= isinstance(event, RunResumed)
+            if isinstance(event, RunParked) and not resumed:
+                return False, None
             if isinstance(event, RunReleased | RunStarted):
                 return False, None
             if isinstance(event, RunFinished):

@@ -32,10 +32,11 @@ from perdure.kernel.events import (
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.queues import Queue
-from perdure.kernel.replay import Family, Replay
+from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
 from perdure.kernel.state import RunState, fold, glance, stands_imported
 from perdure.kernel.tracing import Tracing, explained, follow
+from perdure.kernel.versions import Programs
 from perdure.orchestrator.admissions import Admissions, may_begin
 from perdure.orchestrator.lingering import Lingering
 from perdure.orchestrator.locks import RunLocks
@@ -65,7 +66,7 @@ class Orchestrator:
     def __init__(
         self,
         store: Store,
-        programs: dict[str, Program],
+        programs: Programs,
         *,
         name: str,
         max_concurrency: int,
@@ -130,10 +131,8 @@ class Orchestrator:
 
     def _begin(self, run_id: str, started: RunStarted, recorded: RunStarted, variables: Context) -> None:
         try:
-            program = self.programs[started.program]
-            state = RunState(run_id)
-            replay = self._open(program, state, started)
-            state.started = recorded
+            replay = self._open(started, run_id)
+            replay.state.started = recorded
             driver = Driver(self.services, replay, durability(started.durability), variables)
             self.active[run_id] = driver
             driver.record(recorded, RunClaimed(self.name, 1, self.session))
@@ -237,6 +236,7 @@ class Orchestrator:
             self._on_finished(row(fold(run_id, batches)))
             return
         if stands_imported(batches):
+            self.parking.tried.add(run_id)
             return
         if owner not in (None, self.name) and owner not in dead:
             self.locks.left(run_id)
@@ -253,11 +253,11 @@ class Orchestrator:
                 return
             driver = self._driver(replay, batches, self._variables)
             self.active[run_id] = driver
-            ours = state.session == self.session and state.owner == self.name
-            claim = [] if ours else [RunClaimed(self.name, state.epoch + 1, self.session)]
             resumed = [RunResumed()] if state.parked is not None else []
+            ours = state.session == self.session and state.owner == self.name and not resumed
+            claim = [] if ours else [self._claim(state)]
             admitted = admit if state.epoch == 0 else None
-            driver.adopt(*claim, *resumed, *self.locks.renewed(state), admit=admitted)
+            driver.adopt(*resumed, *claim, *self.locks.renewed(state), admit=admitted)
             self.locks.join(state)
             driver.wake()
             self.acknowledge(driver)
@@ -267,12 +267,18 @@ class Orchestrator:
             self.locks.left(run_id)
             state = fold(run_id, batches)
             # What has not begun waits for an engine that has its program, as anything that is queued.
-            waits = state.epoch == 0 and isinstance(error, UnknownProgram)
-            if state.parked is None and not waits:
+            if state.epoch > 0 or not isinstance(error, UnknownProgram):
                 self.spawn(self.parking.park(state, error))
             return
         if driver.idle:
             self._settle(driver)
+
+    def _claim(self, state: RunState) -> RunClaimed:
+        started, version = state.started, ""
+        if started is not None and not started.version and state.epoch == 0 and not started.remote:
+            # Started by name alone: it begins with the version that we have, and keeps to it.
+            version = self.programs[started.program].version
+        return RunClaimed(self.name, state.epoch + 1, self.session, version)
 
     def acknowledge(self, driver: Driver) -> None:
         """Say that we have seen what came from outside, if nothing else that we write says so."""
@@ -282,31 +288,27 @@ class Orchestrator:
 
     def replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
         """Replay a journal with its program. Raises Diverged where they do not fit. Call it from no task."""
-        program = self.programs.get(started.program)
-        if program is None:
-            raise UnknownProgram(
-                started.program, tuple(name for name in self.programs if not name.startswith(BUILT_IN))
-            )
-        replay = self._open(program, RunState(run_id), started)
+        replay = self._open(started, run_id, batches)
         try:
             follow(replay, batches)
         except Diverged as error:
             replay.close()
-            again = self._open(program, RunState(run_id), started, Tracing)
+            again = self._open(started, run_id, batches, Tracing)
             raise explained(error, again, batches, self.programs) from None
         except BaseException:
             replay.close()
             raise
         return replay
 
-    def _open(self, program: Program, state: RunState, started: RunStarted, kind: type[Replay] = Replay) -> Replay:
+    def _open(
+        self, started: RunStarted, run_id: str, batches: Sequence[Batch] = (), kind: type[Replay] = Replay
+    ) -> Replay:
         def rules(program: Program) -> Resolver | None:
             # A user's rules are about the user's steps: perdure's own programs have theirs.
             ours = program.name.startswith(BUILT_IN)
             return resolver(NONE if ours else self._rules, getattr(program, "rules", NONE), started, program.name)
 
-        execution = program.open(state.run_id, started, self._codec)
-        return kind(state, execution, rules(program), Family(self.programs, self._codec, rules))
+        return open_replay(self.programs, run_id, started, self._codec, batches, rules, kind)
 
     def _driver(self, replay: Replay, batches: Sequence[Batch], variables: Context) -> Driver:
         started = replay.state.started

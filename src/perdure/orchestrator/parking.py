@@ -10,7 +10,15 @@ from itertools import zip_longest
 import msgspec
 
 from perdure.engine.outbox import extend
-from perdure.errors import Corrupt, Diverged, NotDecodable, PerdureError, StoreUnavailable, UnknownProgram
+from perdure.errors import (
+    Corrupt,
+    Diverged,
+    NotDecodable,
+    PerdureError,
+    StoreUnavailable,
+    UnknownProgram,
+    UnknownVersion,
+)
 from perdure.kernel.events import Batch, RunParked, RunResumed, RunStatus
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState
@@ -38,13 +46,18 @@ class Parking:
     def __init__(self, store: Store, clock: Clock, on_parked: Callable[[RunRow | Corrupt], None]) -> None:
         self._store, self._clock, self._on_parked = store, clock, on_parked
         self.unreadable: dict[str, Corrupt] = {}
+        # Runs that do not fit the code of this process: trying them again is for another one.
+        self.tried: set[str] = set()
         self._waiting: list[tuple[Append, asyncio.Future[bool]]] = []
         # How many runs were parked, by the reason.
         self._told: dict[str, int] = {}
 
     async def park(self, state: RunState, error: Exception) -> None:
-        """Park a run that the code at hand cannot go on with."""
+        """Park a run that the code at hand cannot go on with; one that is parked stays so, with the reason of now."""
+        self.tried.add(state.run_id)
         parked = _parked(error)
+        if state.parked is not None and state.parked.reason == parked.reason:
+            return
         if await self._append(extend(state, [parked], self._clock.now())):
             self._say(state.started.id if state.started else state.run_id, parked)
             self._on_parked(row(state))
@@ -112,6 +125,8 @@ def _parked(error: Exception) -> RunParked:
         return RunParked(str(error), "diverged", error.divergence)
     if isinstance(error, UnknownProgram):
         return RunParked(f"{error}\n\n{_NO_PROGRAM.format(error.name)}", "no_program")
+    if isinstance(error, UnknownVersion):
+        return RunParked(str(error), "no_version")
     if isinstance(error, NotDecodable):
         return RunParked(f"{error}\n\n{_UNDECODABLE}", "undecodable")
     # Nothing of the code at hand explains it.

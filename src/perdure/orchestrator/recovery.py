@@ -25,7 +25,7 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
     programs = list(orchestrator.programs)
     owners = await runs.owners()
     if not owners and not startup:
-        return 0
+        return await _retry_parked(orchestrator)
     if startup or any(owner != orchestrator.name for owner in owners):
         await ownership.look_around()
     # Our own name too: at start-up it belongs to a process that is gone, and later there may be runs of ours that we
@@ -44,11 +44,14 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
         seen.update(fresh)
         loaded += await orchestrator.load(fresh, dead)
         await asyncio.sleep(0 if startup else 0.01)
-    return loaded + (await _retry_parked(orchestrator, ownership) if startup else 0)
+    return loaded + await _retry_parked(orchestrator)
 
 
-async def _retry_parked(orchestrator: Orchestrator, ownership: Ownership) -> int:
-    """Load parked runs of programs we have, whoever parked them; those that still do not fit stay parked."""
+async def _retry_parked(orchestrator: Orchestrator) -> int:
+    """Load parked runs of programs we have, whoever parked them, each once; those that do not fit stay parked.
+
+    Not at start-up only: what an engine with other code has parked since may fit ours.
+    """
     cursor, loaded = None, 0
     while True:
         filter = RunFilter(status=[RunStatus.PARKED], limit=orchestrator.recovery.max_startup, cursor=cursor)
@@ -56,8 +59,10 @@ async def _retry_parked(orchestrator: Orchestrator, ownership: Ownership) -> int
         if not page:
             return loaded
         cursor = page[-1].run_id
-        ours = [r for r in page if r.program in orchestrator.programs and r.owner not in ownership.others]
-        loaded += await orchestrator.load([row.run_id for row in ours], {row.owner for row in ours})
+        tried = orchestrator.parking.tried
+        ours = [r.run_id for r in page if r.program in orchestrator.programs and r.run_id not in tried and not r.root]
+        if ours:
+            loaded += await orchestrator.load(ours)
 
 
 async def park_unknown(orchestrator: Orchestrator, ownership: Ownership, programs: Sequence[str]) -> None:

@@ -23,9 +23,11 @@ from perdure.errors import UnknownProgram, UsageError
 from perdure.kernel.capsule import Capsule, decode_capsule, inflated
 from perdure.kernel.codec import Codec, TypeCodec
 from perdure.kernel.commands import FINISH, Execution, Finish, Program
-from perdure.kernel.events import AnyEvent, InputReplaced, RunClaimed, RunFinished, RunStarted, moment
+from perdure.kernel.events import AnyEvent, Batch, InputReplaced, RunClaimed, RunFinished, RunStarted, moment
+from perdure.kernel.past import past_of
 from perdure.kernel.replay import Family, Replay
 from perdure.kernel.state import RunState
+from perdure.kernel.versions import Programs
 from perdure.testing.simulation.checks import check_end
 
 Recorded = bytes | str | os.PathLike[str] | Capsule
@@ -68,13 +70,12 @@ class Replaying:
             raise UsageError("a replay drives bodies itself: call it from a plain function, not inside an event loop")
         self._events = list(inflated(self.capsule))
         started = _as_begun([event for _, _, event in self._events])
-        known = {program.name: program for program in self.programs}
         program = pick(self.programs, started.program, started.version)
-        self._replay = Replay(
-            RunState(self.capsule.run_id),
-            program.open(self.capsule.run_id, started, self.codec),
-            family=Family({**known, program.name: program}, self.codec),
-        )
+        programs = Programs([program, *(other for other in self.programs if other is not program)])
+        state = RunState(self.capsule.run_id)
+        past = past_of(state, [Batch(0, 0.0, [event for _, _, event in self._events])])
+        execution = program.open(self.capsule.run_id, started, self.codec, past)
+        self._replay = Replay(state, execution, family=Family(programs, self.codec, past=past))
         self._next = 0
         self._finish: Finish | None = None
 

@@ -18,8 +18,9 @@ class LearningEngine(Engine):
     """An engine that takes on the program of an invocation when it is started."""
 
     def _program(self, invocation: Invocation[Any]) -> Program | None:
-        if invocation.program is not None:
-            self._programs.setdefault(invocation.name, invocation.program)
+        program = invocation.program
+        if program is not None and not self._programs.serves(program.name, program.version):
+            self._programs.add(program)
         return super()._program(invocation)
 
 

@@ -67,6 +67,8 @@ from perdure.kernel.events import (
 from perdure.kernel.failures import describe, rebuild
 from perdure.kernel.ids import inputs_hash
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.migrations import versions_in
+from perdure.kernel.past import NO_PAST, PATCH, Past
 from perdure.kernel.state import REJECTED
 
 
@@ -114,9 +116,14 @@ class Body:
         returns: Any,
         codec: Codec,
         encode_input: EncodeInput,
+        version: str = "",
+        past: Past = NO_PAST,
     ) -> None:
         self._encode_input = encode_input
         self.run_id = run_id
+        self._version, self._past = version, past
+        # Which of its patches the body has asked about, and what it was told: the same for as long as it lives.
+        self._patches: dict[str, bool] = {}
         self.codec = codec
         self._make = make
         self._returns = returns
@@ -292,7 +299,7 @@ class Body:
         op = self.loop.scope().path(spec.name)
         keywords = tuple(kwargs) if kwargs else ()
         inputs = self.codec.encode_inputs((*args, *kwargs.values()) if kwargs else args, f"an argument of {op}")
-        fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs)
+        fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs) + versions_in(inputs)
         future = self._future(op, spec)
         self._commands.append(RunStep(op, spec, inputs, fingerprint, len(args), keywords, source_of(frame)))
         return future
@@ -368,7 +375,7 @@ class Body:
         future = self.loop.create_future() if detached else self.loop.create_child_future()
         self._keep(future, op, Child(id or op, invocation.returns, getattr(program, "errors", {})))
         version = program.version if program is not None else ""
-        fingerprint = inputs_hash(data)
+        fingerprint = inputs_hash(data) + versions_in(data)
         self._commands.append(
             StartChild(op, invocation.name, version, data, fingerprint, id, detached, deadline, self._line())
         )
@@ -383,7 +390,8 @@ class Body:
         """End this incarnation, and have the next one begin."""
         if self.loop.closing:
             raise Closing
-        self.finish(Finish(RunStatus.COMPLETED, continue_with=self._encode_input(args, kwargs, self.codec)))
+        data = self._encode_input(args, kwargs, self.codec)
+        self.finish(Finish(RunStatus.COMPLETED, continue_with=data, version=self._version))
         raise Bail
 
     def set_state(self, key: str, value: Any) -> None:
@@ -411,6 +419,20 @@ class Body:
         value = compute(op) if known is None else self.codec.decode(known, returns, op)
         self._commands.append(RecordValue(op, kind, Raw(self.codec.encode(value, op)), self._line()))
         return value
+
+    def patched(self, id: str) -> bool:
+        """Whether to take the new path of a patch: unless the journal tells that the old one was taken."""
+        if self.loop.closing:
+            raise Closing
+        known = self._patches.get(id)
+        if known is None:
+            op = f"{PATCH}:{id}"
+            known = self._past.marked(op)
+            if not known and not self._past.replaying:
+                known = True
+                self._commands.append(RecordValue(op, PATCH))
+            self._patches[id] = known
+        return known
 
     def cancel_op(self, op: str) -> None:
         """Give an op up: nobody in the body waits for it any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -12,11 +12,11 @@ import msgspec
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.loop import BodyTask, OpFuture, source_of, waiting_frames
 from perdure.kernel.codec import Codec
-from perdure.kernel.commands import Execution, Program
+from perdure.kernel.commands import Execution
 from perdure.kernel.events import Batch, RunFinished, RunStarted
 from perdure.kernel.fork import find, ops
-from perdure.kernel.replay import Family, Replay
-from perdure.kernel.state import RunState
+from perdure.kernel.replay import open_replay
+from perdure.kernel.versions import Programs
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -40,8 +40,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def inspect(
-    program: Program,
-    programs: Mapping[str, Program],
+    programs: Programs,
     codec: Codec,
     run_id: str,
     started: RunStarted,
@@ -54,13 +53,13 @@ def inspect(
     Up to an op is: until right before its outcome, where the body waits for it. Drives bodies, so call it from no task.
     """
     end = _end(batches, at)
-    replay = Replay(RunState(run_id), program.open(run_id, started, codec), None, Family(programs, codec))
+    replay = open_replay(programs, run_id, started, codec, batches)
     try:
         for batch in batches:
             for seq, event in enumerate(batch.events, batch.seq):
                 if seq < end:
                     replay.fold(event, batch.at)
-        found = _standing(program.name, "", replay.execution, width)
+        found = _standing(started.program, "", replay.execution, width)
         for path, child in replay.children.items():
             found += _standing(replay.state.children[path].started.program, path, child, width)
         return found

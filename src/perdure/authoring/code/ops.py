@@ -10,7 +10,7 @@ from uuid import UUID
 from perdure.authoring.code.body import require_body
 from perdure.authoring.code.step import seconds
 from perdure.kernel.events import moment
-from perdure.kernel.ids import derived_uuid, step_key
+from perdure.kernel.ids import check_name, derived_uuid, step_key
 from perdure.kernel.retry import fraction
 
 
@@ -47,6 +47,24 @@ def random() -> float:
     body = require_body("random()")
     value: float = body.record("random", float, lambda op: fraction(step_key(body.run_id, op)))
     return value
+
+
+def patched(id: str) -> bool:
+    """Whether this run takes the new path of a change: `if patched("tax-first"): ... else: ...`.
+
+    False for runs that were beyond this place before the change was deployed, True for all others; each run keeps its
+    answer, which is marked in its journal. Give each change an id of its own.
+    """
+    return require_body("patched()").patched(check_name(id, "the id of a patch"))
+
+
+def deprecate_patch(id: str) -> None:
+    """Stand for a `patched(id)` whose old path is gone, until no run bears its mark any more; then remove this too.
+
+    Write it when every run that took the old path has ended: `perdure upgrade-check` tells.
+    """
+    require_body("deprecate_patch()")
+    check_name(id, "the id of a patch")
 
 
 def checkpoint() -> Awaitable[None]:

@@ -17,6 +17,7 @@ from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.codec import Codec
 from perdure.kernel.events import RunStarted
 from perdure.kernel.mentions import Mentions
+from perdure.kernel.past import NO_PAST, Past
 from perdure.kernel.reach import Reach
 from perdure.kernel.rules import NONE
 
@@ -28,6 +29,8 @@ class CodeProgram:
         self, name: str, version: str, fn: Callable[..., Coroutine[Any, Any, Any]], hints: dict[str, Any]
     ) -> None:
         self.name, self.version, self._fn = name, version, fn
+        # Older versions whose runs this one can take over.
+        self.accepts: tuple[str, ...] = ()
         self._signature = inspect.signature(fn)
         variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         # By parameter: its kind, whether it must be given, its type, and what to call it in an error.
@@ -66,9 +69,13 @@ class CodeProgram:
             self._mentions = mentions(self._fn)
         return self._mentions
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec) -> Body:
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past = NO_PAST) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""
-        body = Body(run_id, lambda: self._call(started.input, codec), self.returns, codec, self.encode_input)
+
+        def make() -> Coroutine[Any, Any, Any]:
+            return self._call(started.input, codec)
+
+        body = Body(run_id, make, self.returns, codec, self.encode_input, self.version, past)
         body.recorded = started.recorded or {}
         return body
 

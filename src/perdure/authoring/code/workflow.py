@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from perdure.authoring.code.child import Called
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.program import CodeProgram
-from perdure.kernel.ids import check_name
+from perdure.kernel.ids import check_name, check_version
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.rules import RulesLike, rules_of
+from perdure.kernel.versions import check_accepts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +43,7 @@ class Workflow(CodeProgram, Generic[P, R]):
 def workflow(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
 @overload
 def workflow(
-    *, name: str | None = None, version: str = "1", rules: RulesLike = ()
+    *, name: str | None = None, version: str = "1", accepts: Iterable[str] = (), rules: RulesLike = ()
 ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
 def workflow(
     fn: Callable[..., Coroutine[Any, Any, Any]] | None = None,
@@ -50,18 +51,23 @@ def workflow(
     *,
     name: str | None = None,
     version: str = "1",
+    accepts: Iterable[str] = (),
     rules: RulesLike = (),
 ) -> Any:
     """Make an `async def` a workflow: `@workflow` or `@workflow(name="fulfil", version="3")`.
 
+    A run keeps the version that it was started with; `accepts` names older ones whose runs this code takes over:
+    `@workflow(version="3", accepts=("1", "2"))`.
     `rules` give policies to the steps of its runs: `rules=[rule("charge", timeout=5)]`.
     """
 
-    def make(fn: Callable[..., Coroutine[Any, Any, Any]], depth: int = 2) -> Workflow[..., Any]:
+    def make(fn: Callable[..., Coroutine[Any, Any, Any]], depth: int = 1) -> Workflow[..., Any]:
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"@workflow needs an `async def`; {getattr(fn, '__qualname__', fn)!r} is not one")
         program = check_name(name or fn.__name__, "the name of a workflow")
-        made: Workflow[..., Any] = Workflow(program, str(version), fn, hints_of(fn, depth + 1))
+        number = check_version(version, f"the version of {program}")
+        made: Workflow[..., Any] = Workflow(program, number, fn, hints_of(fn, depth + 1))
+        made.accepts = check_accepts(accepts, number, f"@workflow {program}")
         made.errors = local_errors(fn, depth + 1)
         made.rules = rules_of(rules, f"@workflow {program}")
         return made

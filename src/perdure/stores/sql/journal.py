@@ -33,7 +33,7 @@ _INSERT_RUN = """
         (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _UPDATE_RUN = """
-    update perdure_runs set status = ?6, owner = ?7, epoch = ?8, wake_at = ?9, finished_at = ?11,
+    update perdure_runs set version = ?5, status = ?6, owner = ?7, epoch = ?8, wake_at = ?9, finished_at = ?11,
         output = ?15, output_blob = ?16, error = ?17, reason = ?18, began_at = ?25, continued_as = ?26,
         approvals = ?27, checksum = ?29
     where run_id = ?1

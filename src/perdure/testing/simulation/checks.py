@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TypeGuard
 
 import msgspec
@@ -11,37 +10,34 @@ from msgspec import Raw
 
 from perdure.errors import StepCancelled
 from perdure.kernel.codec import Codec
-from perdure.kernel.commands import FINISH, Command, Finish, Program, RunStep
+from perdure.kernel.commands import FINISH, Command, Finish, RunStep
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
     ChildFinished,
     ChildStarted,
     InputReplaced,
+    RunClaimed,
     RunFinished,
+    RunResumed,
     RunStarted,
     RunStatus,
     StepFailed,
     StepSucceeded,
 )
 from perdure.kernel.failures import type_name
-from perdure.kernel.replay import Family, Replay
-from perdure.kernel.state import RunState
+from perdure.kernel.replay import open_replay
+from perdure.kernel.versions import Programs
 
 
 def check_journal(
-    program: Program,
-    run_id: str,
-    batches: Sequence[Batch],
-    codec: Codec,
-    blobs: Mapping[str, bytes],
-    programs: Mapping[str, Program] = MappingProxyType({}),
+    programs: Programs, run_id: str, batches: Sequence[Batch], codec: Codec, blobs: Mapping[str, bytes]
 ) -> list[str]:
     """Replay a journal twice from the start; say what does not fit, and nothing when all does."""
     events = [(_inflated(event, blobs), batch.at) for batch in batches for event in batch.events]
     try:
-        commands, finish = _commands(program, run_id, events, codec, programs)
-        again, _ = _commands(program, run_id, events, codec, programs)
+        commands, finish = _commands(programs, run_id, events, codec)
+        again, _ = _commands(programs, run_id, events, codec)
     except Exception as error:
         return [f"the journal of {run_id} cannot be replayed: {error!r}"]
     if commands != again:
@@ -51,11 +47,7 @@ def check_journal(
 
 
 def _commands(
-    program: Program,
-    run_id: str,
-    events: Sequence[tuple[AnyEvent, float]],
-    codec: Codec,
-    programs: Mapping[str, Program],
+    programs: Programs, run_id: str, events: Sequence[tuple[AnyEvent, float]], codec: Codec
 ) -> tuple[list[str], Finish | None]:
     """What the program wishes for after each event, and the end it wishes for."""
     started = events[0][0]
@@ -63,7 +55,10 @@ def _commands(
     for event, _ in events:
         if isinstance(event, InputReplaced):
             started = event.of(started)
-    replay = Replay(RunState(run_id), program.open(run_id, started, codec), family=Family(programs, codec))
+    for event, _ in events:
+        if isinstance(event, RunClaimed | RunResumed) and event.version:
+            started = msgspec.structs.replace(started, version=event.version)
+    replay = open_replay(programs, run_id, started, codec, [Batch(0, 0.0, [event for event, _ in events])])
     seen: list[str] = []
     finish: Finish | None = None
     try:

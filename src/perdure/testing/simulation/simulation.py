@@ -380,9 +380,8 @@ class Storm:
             for run_id, watched in monitor.runs.items():
                 started = watched.state.started
                 assert started is not None
-                program = engine._programs[started.program]
                 known, blobs = engine._programs, sim.store.blobs.blobs
-                for problem in check_journal(program, run_id, watched.batches, engine.codec, blobs, known):
+                for problem in check_journal(known, run_id, watched.batches, engine.codec, blobs):
                     monitor.accuse(problem)
                 row = journal.rows[run_id]
                 if row.status is RunStatus.PARKED:

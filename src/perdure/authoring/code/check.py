@@ -1,0 +1,253 @@
+"""Look for what a workflow body must not do: clocks, chance, I/O, threads, changed globals. Reads source, runs nothing.
+
+A look and not a proof: it sees the names that a module uses, in its workflows and in the functions of the module that
+these call; what goes on behind other names it does not see. A line that ends in `# noqa: perdure` is left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+_STEP = "do it in a @step, whose result is recorded"
+_NOW = "use now() of perdure, which is the same on every replay"
+_CHANCE = "use random() or uuid4() of perdure, or draw in a @step"
+_SLEEP = "use `await sleep(...)` of perdure, which is durable"
+_THREADS = "put the work in a @step: a `def` step runs in a thread, `cpu=True` in a process"
+_GLOBAL = "pass it as an argument, keep it in a local variable, or publish it with set_state()"
+_LOG = "put it in a @step: a replay would write it again"
+
+# What is looked for, by the full name of what is called: the kind, and what to do instead. A name that ends in a dot
+# stands for all that is in it; the longest that fits counts.
+RULES: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        (
+            *("time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter"),
+            *("time.perf_counter_ns", "time.process_time", "time.localtime", "time.gmtime", "time.ctime"),
+            *("time.strftime", "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today"),
+            "datetime.date.today",
+        ),
+        ("clock", _NOW),
+    ),
+    "time.sleep": ("clock", _SLEEP),
+    **dict.fromkeys(
+        ("random.", "secrets.", "uuid.uuid1", "uuid.uuid4", "os.urandom", "os.getrandom", "numpy.random."),
+        ("randomness", _CHANCE),
+    ),
+    "random.Random": ("randomness", "give it a seed that comes from random() of perdure, and say so: # noqa: perdure"),
+    **dict.fromkeys(
+        (
+            *("open", "input", "io.open", "os.", "shutil.", "socket.", "ssl.", "select.", "tempfile.", "glob."),
+            *("requests.", "httpx.", "aiohttp.", "urllib.request.", "urllib3.", "http.client.", "smtplib.", "ftplib."),
+            *("sqlite3.", "psycopg.", "psycopg2.", "asyncpg.", "redis.", "boto3.", "botocore.", "pymongo."),
+            *("asyncio.open_connection", "asyncio.start_server", "asyncio.open_unix_connection"),
+            *("pathlib.Path.cwd", "pathlib.Path.home"),
+        ),
+        ("I/O", _STEP),
+    ),
+    "print": ("I/O", _LOG),
+    **dict.fromkeys(
+        (
+            *("threading.", "_thread.", "multiprocessing.", "concurrent.futures.", "subprocess.", "asyncio.to_thread"),
+            *("asyncio.create_subprocess_exec", "asyncio.create_subprocess_shell", "os.system", "os.popen", "os.fork"),
+        ),
+        ("threads", _THREADS),
+    ),
+}
+# Pure, although what they are in is not.
+_PURE = (
+    *("os.path.join", "os.path.basename", "os.path.dirname", "os.path.splitext", "os.path.split", "os.path.normpath"),
+    *("os.fspath", "os.PathLike", "os.sep", "os.linesep"),
+)
+# Methods by which code does I/O or leaves its loop, whatever the object.
+METHODS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("run_in_executor", "call_soon_threadsafe"), ("threads", _THREADS)),
+    **dict.fromkeys(
+        ("read_text", "write_text", "read_bytes", "write_bytes", "unlink", "mkdir", "rmdir"), ("I/O", _STEP)
+    ),
+    **dict.fromkeys(("iterdir", "touch"), ("I/O", _STEP)),
+}
+_CHANGES = frozenset(
+    {
+        *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "appendleft", "popleft"),
+        *("add", "discard", "update", "setdefault", "popitem"),
+    }
+)
+_SILENT = re.compile(r"#\s*noqa:\s*[^#]*\bperdure\b")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that a body must not do: where, what, and what to do instead."""
+
+    file: str
+    line: int
+    workflow: str
+    kind: str
+    what: str
+    instead: str
+
+
+def check_source(source: str, file: str) -> list[Finding]:
+    """What the workflows of a module must not do, in the order of the lines. Raises SyntaxError."""
+    tree = ast.parse(source, filename=file)
+    module = _Module(tree)
+    silent = {number for number, line in enumerate(source.splitlines(), 1) if _SILENT.search(line)}
+    found: dict[tuple[int, str], Finding] = {}
+    for workflow in module.workflows:
+        for node, kind, what, instead in module.look(workflow):
+            last = getattr(node, "end_lineno", None) or node.lineno
+            if silent.isdisjoint((node.lineno, last)):
+                finding = Finding(file, node.lineno, workflow.name, kind, what, instead)
+                found.setdefault((node.lineno, what), finding)
+    return sorted(found.values(), key=lambda finding: (finding.line, finding.what))
+
+
+_Seen = tuple[ast.expr | ast.stmt, str, str, str]
+
+
+class _Module:
+    """The names of a module: what is imported under which name, its functions, and what can be changed."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._imports: dict[str, str] = {}
+        self._mutable: set[str] = set()
+        self._functions: dict[str, _Function] = {}
+        self.workflows: list[_Function] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    # `import os.path` binds `os`.
+                    name = alias.asname or alias.name.partition(".")[0]
+                    self._imports[name] = alias.name if alias.asname else name
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    self._imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        for node in ast.walk(tree):
+            if isinstance(node, _Function) and self._is(node, "workflow"):
+                self.workflows.append(node)
+        for statement in tree.body:
+            if isinstance(statement, _Function) and not self._is(statement, "step", "workflow"):
+                self._functions[statement.name] = statement
+            elif isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+                if _is_mutable(statement.value):
+                    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                    self._mutable.update(target.id for target in targets if isinstance(target, ast.Name))
+
+    def _is(self, function: _Function, *names: str) -> bool:
+        """Whether a function is decorated with one of perdure's."""
+        for decorator in function.decorator_list:
+            found = decorator.func if isinstance(decorator, ast.Call) else decorator
+            full = self._full_name(found, frozenset())
+            if any(full in (f"perdure.{name}", name) or full.endswith(f".{name}") for name in names):
+                return True
+        return False
+
+    def look(self, workflow: _Function) -> Iterator[_Seen]:
+        """What is wrong in a body, and in the functions of the module that it calls."""
+        yield from self._look_at(workflow)
+        for name in sorted(_called(workflow)):
+            helper = self._functions.get(name)
+            if helper is not None and helper is not workflow:
+                yield from self._look_at(helper)
+
+    def _look_at(self, function: _Function) -> Iterator[_Seen]:
+        local = _bound(function)
+        for node in self._nodes(function):
+            if isinstance(node, ast.Call):
+                yield from self._call(node, local)
+            elif isinstance(node, ast.Global):
+                for name in node.names:
+                    yield node, "global", f"it changes the global {name}", _GLOBAL
+            elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
+                yield from self._assignment(node, local)
+
+    def _nodes(self, function: _Function) -> Iterator[ast.AST]:
+        """Everything in a function, but not what is in steps inside it, nor what its own decorators say."""
+        todo: list[ast.AST] = list(function.body)
+        while todo:
+            node = todo.pop()
+            if isinstance(node, _Function) and self._is(node, "step", "workflow"):
+                continue
+            yield node
+            if isinstance(node, ast.Call) and self._full_name(node.func, frozenset()).endswith("step_inline"):
+                continue  # what it is given runs as a step
+            todo.extend(ast.iter_child_nodes(node))
+
+    def _call(self, call: ast.Call, local: frozenset[str]) -> Iterator[_Seen]:
+        name = self._full_name(call.func, local)
+        rule = _rule(name) if name else None
+        if rule is not None:
+            yield call, rule[0], f"it calls {name}()", rule[1]
+        elif isinstance(call.func, ast.Attribute):
+            method, owner = call.func.attr, call.func.value
+            if method in METHODS:
+                yield call, METHODS[method][0], f"it calls .{method}()", METHODS[method][1]
+            elif method in _CHANGES and isinstance(owner, ast.Name) and self._is_global(owner.id, local):
+                yield call, "global", f"it changes the global {owner.id}", _GLOBAL
+
+    def _assignment(
+        self, node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete, local: frozenset[str]
+    ) -> Iterator[_Seen]:
+        targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
+        for target in targets:
+            owner = target.value if isinstance(target, ast.Subscript | ast.Attribute) else None
+            if isinstance(owner, ast.Name) and self._is_global(owner.id, local):
+                yield node, "global", f"it changes the global {owner.id}", _GLOBAL
+
+    def _is_global(self, name: str, local: frozenset[str]) -> bool:
+        return name in self._mutable and name not in local
+
+    def _full_name(self, node: ast.expr, local: frozenset[str]) -> str:
+        """The full name of what an expression stands for, through the imports; empty where that is not known."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id in local:
+            return ""
+        known = self._imports.get(node.id)
+        if known is None and (parts or node.id in self._functions):
+            return "" if parts or node.id in RULES else node.id
+        return ".".join([known or node.id, *reversed(parts)])
+
+
+def _rule(name: str) -> tuple[str, str] | None:
+    if name.startswith(_PURE):
+        return None
+    while name:
+        if name in RULES:
+            return RULES[name]
+        name = name[:-1].rpartition(".")[0]
+        name = f"{name}." if name else ""
+    return None
+
+
+def _called(function: _Function) -> set[str]:
+    """The names that a function calls, or hands on to be called."""
+    return {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def _bound(function: _Function) -> frozenset[str]:
+    """The names that are a function's own: its parameters, and what it assigns, unless it says `global`."""
+    arguments = function.args
+    names = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    names |= {argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument is not None}
+    declared: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Global):
+            declared.update(node.names)
+    return frozenset(names - declared)
+
+
+def _is_mutable(value: ast.expr) -> bool:
+    if isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp):
+        return True
+    name = value.func if isinstance(value, ast.Call) else None
+    called = name.id if isinstance(name, ast.Name) else name.attr if isinstance(name, ast.Attribute) else ""
+    return called in {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict", "bytearray", "count"}

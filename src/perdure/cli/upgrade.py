@@ -1,0 +1,78 @@
+"""`perdure upgrade-check`: tell whether open runs fit the code of a module, before it is deployed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from perdure.cli.exits import Exit
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.output import clean, note, write_json
+from perdure.cli.targets import load
+from perdure.client.client import Client
+from perdure.client.upgrade import Checked
+from perdure.client.upgrade import upgrade_check as checked
+from perdure.kernel.codec import TypeCodec
+from perdure.kernel.upgrade import Fit
+from perdure.kernel.versions import Programs
+from perdure.stores.open import open_store
+
+TITLES = {Fit.PATCH: "needs a patch", Fit.BREAKS: "breaks"}
+# How many ids stand for a group of runs with the same problem.
+EXAMPLES = 3
+
+
+def upgrade_check(
+    module: Annotated[str, Parameter(help="file.py or module that has the new workflows.")],
+    /,
+    *,
+    sample: Annotated[int | None, Parameter(help="Check only so many runs, spread over all.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Replay every open run against the code of a module, with no effects and no writes.
+
+    Ends with 0 when all of them are safe, and with 1 when any needs a patch or breaks.
+    """
+    target = load(module)
+    programs = Programs(target.programs.values())
+    counts, found = asyncio.run(_check(store, programs, target.codecs, sample))
+    if json:
+        runs = [{name: getattr(run, name) for name in run.__struct_fields__} for run in found]
+        write_json({"checked": sum(counts.values()), **{fit.value: counts[fit] for fit in Fit}, "runs": runs})
+    else:
+        _tell(found)
+        note(f"{sum(counts.values())} open runs: " + ", ".join(f"{counts[fit]} {_title(fit)}" for fit in Fit))
+    return Exit.FAILED if found else Exit.OK
+
+
+async def _check(
+    store: str, programs: Programs, codecs: Sequence[TypeCodec[Any]], sample: int | None
+) -> tuple[dict[Fit, int], list[Checked]]:
+    counts, found = dict.fromkeys(Fit, 0), []
+    async with Client(open_store(store), codecs=codecs) as client:
+        async for run in checked(client, programs, sample=sample):
+            counts[run.fit] += 1
+            if run.fit is not Fit.SAFE:
+                found.append(run)
+    return counts, found
+
+
+def _tell(found: Sequence[Checked]) -> None:
+    """Runs with the same problem are told of once."""
+    groups: dict[tuple[Fit, str, str, str], list[Checked]] = {}
+    for run in found:
+        groups.setdefault((run.fit, run.program, run.version, run.reason), []).append(run)
+    for (fit, program, version, reason), runs in groups.items():
+        named = ", ".join(run.id for run in runs[:EXAMPLES]) + (", …" if len(runs) > EXAMPLES else "")
+        count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
+        print(clean(f"{_title(fit)}: {count} of {program}, version {version} ({named})"))
+        for line in reason.splitlines():
+            print(clean(f"    {line}"))
+
+
+def _title(fit: Fit) -> str:
+    return TITLES.get(fit, "safe")

@@ -1,0 +1,87 @@
+"""Hold every open run against code that is not deployed yet. Reads the store, and writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from perdure.client.connection import Connection
+from perdure.errors import PerdureError, StoreUnavailable, UsageError
+from perdure.kernel.codec import Codec
+from perdure.kernel.events import FINISHED, Batch, RunStatus
+from perdure.kernel.projection import RunRow
+from perdure.kernel.upgrade import Fit, Verdict, judge
+from perdure.kernel.versions import Programs
+from perdure.ports.runs import RunFilter
+
+OPEN = tuple(status for status in RunStatus if status not in FINISHED)
+# How many runs are listed at a time, and how many journals are in memory together.
+LISTED, READ = 1000, 50
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """A run, and whether it fits."""
+
+    id: str
+    run_id: str
+    program: str
+    version: str
+    status: RunStatus
+    fit: Fit
+    reason: str = ""
+
+
+async def upgrade_check(
+    client: Connection, programs: Programs, *, codec: Codec | None = None, sample: int | None = None
+) -> AsyncIterator[Checked]:
+    """Every run that has not ended, or `sample` of them spread over all, each with what the code makes of it."""
+    if sample is not None and sample < 1:
+        raise UsageError(f"sample={sample}: check at least one run, or leave it out to check all")
+    rows = _spread(await _open_runs(client), sample)
+    for start in range(0, len(rows), READ):
+        page = rows[start : start + READ]
+        journals = await client.store.journal.read_many([row.run_id for row in page])
+        for row in page:
+            verdict = await _judge(client, programs, codec or client.codec, row, journals.get(row.run_id, []))
+            yield Checked(row.id, row.run_id, row.program, row.version, row.status, verdict.fit, verdict.reason)
+
+
+async def _open_runs(client: Connection) -> list[RunRow]:
+    found: list[RunRow] = []
+    cursor = None
+    while True:
+        filter = RunFilter(status=OPEN, limit=LISTED, cursor=cursor, built_in=False)
+        page = [row for row, _ in await client.store.runs.list(filter)]
+        # Children are in the journals of their roots.
+        found += [row for row in page if not row.root]
+        if len(page) < LISTED:
+            return found
+        cursor = page[-1].run_id
+
+
+def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:
+    """So many of them, from the newest to the oldest alike."""
+    if sample is None or sample >= len(rows):
+        return rows
+    return [rows[number * len(rows) // sample] for number in range(sample)]
+
+
+async def _judge(
+    client: Connection, programs: Programs, codec: Codec, row: RunRow, batches: Sequence[Batch] | Exception
+) -> Verdict:
+    try:
+        if isinstance(batches, Exception):
+            raise batches
+        started = await client.payloads.with_input(batches)
+        whole = await client.payloads.inflate(batches)
+    except StoreUnavailable:
+        raise
+    except PerdureError as error:
+        return Verdict(Fit.BREAKS, str(error))
+    # In a callback: a body must not be driven inside a task.
+    loop = asyncio.get_running_loop()
+    verdict: asyncio.Future[Verdict] = loop.create_future()
+    loop.call_soon(lambda: verdict.set_result(judge(programs, codec, row.run_id, started, whole)))
+    return await verdict

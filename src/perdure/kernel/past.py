@@ -1,0 +1,81 @@
+"""What a journal says before it is replayed: which patches it bears, and how far the code must follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    CancelRequested,
+    ChildFinished,
+    ChildStarted,
+    RunFinished,
+    StateSet,
+    StepFailed,
+    StepStarted,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+)
+from perdure.kernel.state import RunState
+
+PATCH = "patch"
+
+
+class Past:
+    """The past of one execution: of a run, or of a child in its journal."""
+
+    __slots__ = ("_last", "_marks", "_path", "_state")
+
+    def __init__(
+        self, state: RunState | None = None, marks: frozenset[str] = frozenset(), last: int = -1, path: str = ""
+    ) -> None:
+        self._state, self._marks, self._last, self._path = state, marks, last, path
+
+    @property
+    def replaying(self) -> bool:
+        """Whether something that the program wished for stands later in the journal: it must wish for that again."""
+        return self._state is not None and self._state.next_seq <= self._last
+
+    def marked(self, op: str) -> bool:
+        """Whether the journal bears a mark for this op, wherever it stands."""
+        return self._path + op in self._marks
+
+    def within(self, path: str) -> Past:
+        """The past of the child at an op path."""
+        return Past(self._state, self._marks, self._last, f"{path}/")
+
+
+_WISHED = frozenset({WaitOpened, ChildStarted, ChildFinished, StateSet, RunFinished})
+
+# The past of a run that begins now.
+NO_PAST = Past()
+
+
+def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
+    """The past that `batches` tell of, for the replay that folds them into `state`."""
+    marks, last = set(), -1
+    for batch in batches:
+        for number, event in enumerate(batch.events, batch.seq):
+            if _was_wished_for(event):
+                last = number
+            if type(event) is ValueRecorded and event.kind == PATCH:
+                marks.add(event.op)
+    return Past(state, frozenset(marks), last)
+
+
+def _was_wished_for(event: AnyEvent) -> bool:
+    """Whether an event records what a program wished for, and not what came of it or from outside."""
+    kind = type(event)
+    if kind in _WISHED:
+        return True
+    if isinstance(event, StepStarted):
+        return event.attempt == 1
+    if isinstance(event, WaitResolved):
+        return event.by == "cancelled"
+    if isinstance(event, ValueRecorded):
+        return event.kind != "lock"  # a lock's new token is the owner's word
+    if isinstance(event, StepFailed):
+        return event.cancelled
+    return isinstance(event, CancelRequested) and bool(event.child)

@@ -1,0 +1,80 @@
+"""Which program executes a run: several versions of one name, and which takes over for which. Never opens one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from perdure.errors import UnknownProgram, UnknownVersion, UsageError
+from perdure.kernel.commands import Program
+from perdure.kernel.ids import BUILT_IN, check_version, version_order
+
+
+class Programs(Mapping[str, Program]):
+    """Programs by name, in all their versions. As a mapping: the newest of each name."""
+
+    __slots__ = ("_newest", "_versions")
+
+    def __init__(self, programs: Iterable[Program] = ()) -> None:
+        self._versions: dict[str, dict[str, Program]] = {}
+        self._newest: dict[str, Program] = {}
+        for program in programs:
+            self.add(program)
+
+    def add(self, program: Program) -> None:
+        """Take one more on. Raises UsageError when another is of its name and version."""
+        versions = self._versions.setdefault(program.name, {})
+        if versions.setdefault(program.version, program) is not program:
+            raise UsageError(
+                f"two programs are version {program.version!r} of {program.name!r}; give one another name or "
+                f"another version: @workflow(name=..., version=...)"
+            )
+        self._newest[program.name] = versions[max(versions, key=version_order)]
+
+    def __getitem__(self, name: str) -> Program:
+        return self._newest[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._newest)
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def every(self) -> list[Program]:
+        """All programs, in all versions."""
+        return [program for versions in self._versions.values() for program in versions.values()]
+
+    def find(self, name: str, version: str) -> Program:
+        """The program for a run of this version: that very one, or the newest that accepts it.
+
+        A run that was started by name alone has no version; the newest takes it. Raises UnknownProgram or
+        UnknownVersion where there is none.
+        """
+        versions = self._versions.get(name)
+        if versions is None:
+            raise UnknownProgram(name, tuple(known for known in self if not known.startswith(BUILT_IN)))
+        if not version:
+            return self._newest[name]
+        if version in versions:
+            return versions[version]
+        heirs = [known for known, program in versions.items() if version in getattr(program, "accepts", ())]
+        if not heirs:
+            raise UnknownVersion(name, version, tuple(sorted(versions, key=version_order)))
+        return versions[max(heirs, key=version_order)]
+
+    def serves(self, name: str, version: str) -> bool:
+        """Whether there is a program for a run of this version."""
+        try:
+            self.find(name, version)
+        except UsageError:
+            return False
+        return True
+
+
+def check_accepts(accepts: Iterable[str], version: str, what: str) -> tuple[str, ...]:
+    """Return the versions that a program takes over, or raise UsageError."""
+    if isinstance(accepts, str | int):
+        raise UsageError(f"{what}: accepts={accepts!r} is one version; write accepts=({str(accepts)!r},)")
+    found = tuple(check_version(one, f"{what}: a version in accepts") for one in accepts)
+    if version in found:
+        raise UsageError(f"{what}: it is version {version!r} itself; accepts names the older ones that it takes over")
+    return found

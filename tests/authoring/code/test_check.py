@@ -1,0 +1,35 @@
+"""`check_source` over a folder of small bodies: each says in a comment what is to be found on its line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from perdure.authoring.code.check import check_source
+
+BODIES = sorted((Path(__file__).parent / "bodies").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", BODIES, ids=lambda path: path.stem)
+def test_every_line_that_says_so_is_found_and_no_other(path: Path) -> None:
+    source = path.read_text()
+    wanted = [
+        (number, match[1])
+        for number, line in enumerate(source.splitlines(), 1)
+        if (match := re.search(r"# expect: (\S+)", line))
+    ]
+    assert [(f.line, f.kind) for f in check_source(source, path.name)] == wanted
+
+
+def test_a_finding_names_the_place_and_what_to_use_instead() -> None:
+    source = "import time\nfrom perdure import workflow\n\n@workflow\nasync def flow():\n    return time.time()\n"
+    [found] = check_source(source, "flows.py")
+    assert (found.file, found.line, found.workflow, found.what) == ("flows.py", 6, "flow", "it calls time.time()")
+    assert "now() of perdure" in found.instead
+
+
+def test_source_that_is_not_python_is_an_error() -> None:
+    with pytest.raises(SyntaxError):
+        check_source("def (", "x.py")
