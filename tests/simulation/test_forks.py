@@ -24,7 +24,9 @@ def outcomes(batches: Sequence[Batch], before: int | None = None) -> dict[str, A
     found: dict[str, Any] = {}
     for batch in batches:
         for seq, event in enumerate(batch.events, batch.seq):
-            if isinstance(event, (*OUTCOMES, WaitResolved)) and (before is None or seq < before):
+            # What was given up with the end of a run or a child is given up with the end of the fork.
+            given_up = getattr(event, "cancelled", False) or getattr(event, "by", "") == "cancelled"
+            if isinstance(event, (*OUTCOMES, WaitResolved)) and (before is None or seq < before) and not given_up:
                 found[event.op] = event
     return found
 

@@ -20,6 +20,7 @@ from perdure.kernel.fork import Point, Value
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.projection import RunRow, child_path
+from perdure.kernel.retrying import retries
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -101,7 +102,7 @@ class Forking(Telling):
         self, id: str, run_id: str, batches: Sequence[Batch], started: RunStarted, now: float
     ) -> Sequence[Batch]:
         """The past with which a run goes on: as much of it as the code is known to fit."""
-        *more, least = forks.retries(batches)
+        *more, least = retries(batches)
         for point in more:
             past = forks.fork(batches, point, started, now)
             try:

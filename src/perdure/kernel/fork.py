@@ -122,7 +122,7 @@ def ops(batches: Iterable[Batch]) -> dict[str, Op]:
     found: dict[str, Op] = {}
     state = RunState("")
     signals: dict[int, int] = {}
-    for seq, at, event in _numbered(batches):
+    for seq, at, event in numbered(batches):
         if isinstance(event, StepStarted):
             found.setdefault(event.op, Op(event.op, "step", seq)).attempt = event.attempt
         elif isinstance(event, WaitOpened):
@@ -166,13 +166,13 @@ def before(batches: Sequence[Batch], at: str | int) -> Point:
         end = batches[-1].seq + len(batches[-1].events)
         if not 1 <= at <= end:
             raise UsageError(f"at={at}: the run has {end} events, and a fork keeps those before it: 1 to {end}")
-        return Point(at)
+        return Point(_before_end([event for batch in batches for event in batch.events], at))
     found = ops(batches)
     op = find(found, at)
     if op.given_up:
         return Point(op.began)
     unsent = frozenset({op.taken}) if op.taken is not None and op.taken > op.began else frozenset[int]()
-    return Point(op.ended if op.ended is not None else _end(batches), frozenset({op.path}), unsent)
+    return Point(op.ended if op.ended is not None else end_of(batches), frozenset({op.path}), unsent)
 
 
 def find(found: Mapping[str, Op], at: str) -> Op:
@@ -187,18 +187,18 @@ def find(found: Mapping[str, Op], at: str) -> Op:
 
 def at_end(batches: Sequence[Batch]) -> Point:
     """The point where the run stands, or stood before it ended."""
-    return Point(_end(batches))
+    return Point(end_of(batches))
 
 
 def after(batches: Sequence[Batch], edited: Iterable[str]) -> Point:
     """The point right after the last of these ops had its outcome; of one without an outcome, where the run stands."""
     found = ops(batches)
     ends = [find(found, path).ended for path in edited]
-    end = _end(batches)
+    end = end_of(batches)
     return Point(max((end if seq is None else seq + 1 for seq in ends), default=end))
 
 
-def _end(batches: Sequence[Batch]) -> int:
+def end_of(batches: Sequence[Batch]) -> int:
     """The number after the last event that the end of the run did not bring about."""
     last = batches[-1]
     if not isinstance(last.events[-1], RunFinished):
@@ -207,6 +207,17 @@ def _end(batches: Sequence[Batch]) -> int:
     while end > 0 and _given_up(last.events[end - 1]):
         end -= 1
     return last.seq + end
+
+
+def _before_end(events: Sequence[AnyEvent], at: int) -> int:
+    """`at`, or where the end begins that it lies in: what is left under way is given up with the end."""
+    end = at
+    while end < len(events) and _given_up(events[end]):
+        end += 1
+    if end < len(events) and isinstance(events[end], RunFinished | ChildFinished):
+        while at > 1 and _given_up(events[at - 1]):
+            at -= 1
+    return at
 
 
 def _given_up(event: AnyEvent) -> bool:
@@ -274,7 +285,7 @@ def fork(
 def started_of(batches: Sequence[Batch]) -> RunStarted:
     """The start of a run as it began."""
     started: RunStarted | None = None
-    for _, _, event in _numbered(batches):
+    for _, _, event in numbered(batches):
         if isinstance(event, RunStarted):
             started = event
         elif isinstance(event, InputReplaced) and started is not None:
@@ -282,7 +293,7 @@ def started_of(batches: Sequence[Batch]) -> RunStarted:
         elif isinstance(event, RunClaimed):
             break
     assert started is not None
-    for _, _, event in _numbered(batches):  # the version it began with, or was pinned to since
+    for _, _, event in numbered(batches):  # the version it began with, or was pinned to since
         if isinstance(event, RunClaimed | RunResumed) and event.version:
             started = msgspec.structs.replace(started, version=event.version)
     return started
@@ -403,98 +414,7 @@ def _time_before(batches: Sequence[Batch], seq: int) -> float:
     return max(batch.at for batch in batches if batch.seq < seq)
 
 
-def _numbered(batches: Iterable[Batch]) -> Iterator[tuple[int, float, AnyEvent]]:
+def numbered(batches: Iterable[Batch]) -> Iterator[tuple[int, float, AnyEvent]]:
     for batch in batches:
         for seq, event in enumerate(batch.events, batch.seq):
             yield seq, batch.at, event
-
-
-# --- again ----------------------------------------------------------------------------------------------------------
-
-
-def retries(batches: Sequence[Batch]) -> list[Point]:
-    """The points from which a run that failed or was cancelled may go on, those that keep more first.
-
-    The last one always fits the code that failed. Those before it keep also what succeeded after something had failed,
-    as in `gather(..., return_exceptions=True)`; they fit if nothing followed from that failure but the end of the run.
-    """
-    last = failed_at(batches)
-    found, end = ops(batches), _end(batches)
-    failed = [op for op in found.values() if op.failed is not None and op.ended is not None and op.ended < end]
-    first = min(map(_ended, failed), default=end)
-    # What the program gave up, or waited for in vain, followed from the failure or from the time that went by.
-    bound = any(op.given_up and first < _ended(op) < end for op in found.values())
-    if not failed or bound or last.seq < first or any(op.kind not in ("step", "child") for op in failed):
-        return [last]
-    children = frozenset(op.path for op in failed if op.kind == "child")
-    every = frozenset(op.path for op in failed if op.kind != "child" and not op.unknown)
-    around = frozenset(path for path in children if any(op.startswith(f"{path}/") for op in last.anew))
-    most = Point(end, every, reopened=children)
-    return [most, Point(end, last.anew, reopened=around), last] if last.anew else [most, last]
-
-
-def failed_at(batches: Sequence[Batch]) -> Point:
-    """The point from which a run that failed or was cancelled goes on, with all that succeeded before it.
-
-    Right before what failed, if an op did; right before somebody asked it to end, if it was cancelled; else, for an
-    error of the program's own, where it stood.
-    """
-    found = ops(batches)
-    point = _failed_at(batches, found)
-    unknown = next((path for path in point.anew if found[path].unknown), None)
-    if unknown is not None:
-        raise UsageError(
-            f"{unknown} runs at most once, and nobody can say whether it did; find out, and fork the run: with "
-            f"set={{{unknown!r}: ...}} to say what came of it, or at={unknown!r} to have it called again"
-        )
-    undone = next((op.path for op in found.values() if "compensate:" in op.path and op.began >= point.seq), None)
-    if undone is not None:
-        raise UsageError(
-            f"what it had done before it failed was undone ({undone}), so it cannot go on from there; start it "
-            'again, with reuse="allow_if_failed", or fork it where you want it to go on'
-        )
-    return point
-
-
-def _failed_at(batches: Sequence[Batch], found: Mapping[str, Op]) -> Point:
-    finished = batches[-1].events[-1]
-    assert isinstance(finished, RunFinished)
-    if finished.status is RunStatus.CANCELLED:
-        asked = [s for s, _, e in _numbered(batches) if isinstance(e, CancelRequested) and not e.child]
-        return Point(asked[0]) if asked else at_end(batches)
-    end = _end(batches)
-    failures = [op for op in found.values() if op.failed is not None and op.ended is not None and op.ended < end]
-    culprits = _culprits(failures, finished.error, found, end)
-    if not culprits:
-        return Point(end)
-    return Point(min(map(_ended, culprits)), frozenset(op.path for op in culprits if op.kind != "child"))
-
-
-def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op], end: int) -> list[Op]:
-    """The ops whose failure became that of the run."""
-    if error is None or error.type.endswith(".DeadlineExceeded"):
-        return []
-    same = [op for op in failures if op.failed is not None and _alike(op.failed, error)]
-    if same:
-        last = max(same, key=lambda op: op.ended or 0)
-        if last.kind != "child":
-            # What failed in a child is what failed, and the child with it.
-            return [last]
-        inner = [op for op in failures if op.path.startswith(f"{last.path}/")]
-        return _culprits(inner, last.failed, found, last.ended or end) or [last]
-    members = [culprit for one in error.errors for culprit in _culprits(failures, one, found, end)]
-    if members:
-        return members
-    if error.cause is not None and (causes := _culprits(failures, error.cause, found, end)):
-        return causes
-    # What the body heard last before it failed is what it failed of, if that was a failure.
-    last_heard = max((op for op in found.values() if op.ended is not None and op.ended < end), key=_ended, default=None)
-    return [last_heard] if last_heard is not None and last_heard in failures else []
-
-
-def _alike(failure: Failure, error: Failure) -> bool:
-    return (failure.type, failure.message) == (error.type, error.message)
-
-
-def _ended(op: Op) -> int:
-    return -1 if op.ended is None else op.ended

@@ -161,12 +161,12 @@ class Orchestrator:
             journals = await self.snapshots.read_many(wanted)
             ready: list[Ready] = []
             for run_id in wanted:
-                batches = journals.get(run_id)
-                if batches is None:
-                    continue  # its start was refused, and there is no such run
+                batches = journals.get(run_id, [])
                 try:
                     if isinstance(batches, Exception):
                         raise batches
+                    if not batches and await self.store.runs.get(run_id) is None:
+                        continue  # its start was refused, and there is no such run
                     started = await self.payloads.with_input(batches)
                     ready.append((started, run_id, await self.payloads.inflate(batches)))
                 except StoreUnavailable:
