@@ -5,7 +5,7 @@
 #   make pytest ARGS="-k timers"   a part of the suite
 
 PYTHON ?= python3
-JOBS   ?= 2
+JOBS   ?= 3
 ARGS   ?=
 
 ifeq ($(PYTHON),python3)

@@ -231,6 +231,7 @@ class Machine:
             if self.calls:
                 self.succeed(min(self.calls))
             else:
+                assert self.state.wake_at is not None, "nothing is under way, and nothing will be due"
                 self.wait()
 
 

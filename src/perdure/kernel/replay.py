@@ -122,12 +122,12 @@ class Replay:
         # Steps that have begun and have no outcome: an attempt after the first needs the command again.
         self.open_steps: dict[str, RunStep] = {}
         # What was given up though the program did not: right only where the end of whoever asked for it follows.
-        self._given_up: StepFailed | WaitResolved | None = None
+        self._given_up: list[StepFailed | WaitResolved] = []
 
     def fold(self, event: AnyEvent, at: float) -> None:
         """Take one event in. Raises Diverged when the program did not wish for what was recorded."""
         self.state.fold(event, at)
-        if self._given_up is not None:
+        if self._given_up:
             self._check_given_up(event, at)
         kind = type(event)
         if kind is StepStarted:
@@ -140,7 +140,7 @@ class Replay:
             if self._match_cancel(event.op):
                 pass
             elif isinstance(event, StepFailed) and event.cancelled:
-                self._given_up = event
+                self._given_up.append(event)
             else:
                 self._advance(event, at)
         elif isinstance(event, WaitOpened):
@@ -151,7 +151,7 @@ class Replay:
             elif self._match_cancel(event.op):
                 pass
             elif event.by == "cancelled":
-                self._given_up = event
+                self._given_up.append(event)
             else:
                 self._advance(event, at)
         elif isinstance(event, CancelRequested):
@@ -352,26 +352,25 @@ class Replay:
 
     def _check_given_up(self, event: AnyEvent, at: float) -> None:
         """Whether what was given up ends with whoever asked for it; else it was the program that gave it up."""
-        given_up, self._given_up = self._given_up, None
-        assert given_up is not None
         if isinstance(event, RunFinished):
+            self._given_up.clear()
             return
-        if isinstance(event, ChildFinished) and given_up.op.startswith(event.op + "/"):
+        if isinstance(event, ChildFinished):
+            self._given_up = [one for one in self._given_up if not one.op.startswith(event.op + "/")]
             return
-        if isinstance(event, StepFailed | WaitResolved | ChildFinished):
-            # Others are given up with it, before that end.
-            self._given_up = given_up
-            return
-        if isinstance(event, RunClaimed):
-            # The end was not written with it: whoever takes over tells the program.
-            self._advance(given_up, at)
-            return
-        self._diverge(given_up_op(given_up))
+        if isinstance(event, StepFailed | WaitResolved):
+            return  # others are given up with it, before that end
+        given_up, self._given_up = self._given_up, []
+        if not isinstance(event, RunClaimed):
+            self._diverge(given_up_op(given_up[0]))
+        # The end was not written with it: whoever takes over tells the program.
+        for one in given_up:
+            self._advance(one, at)
 
     def settle(self) -> None:
         """Say that the journal ends here. Raises Diverged for what only its next event would have shown."""
-        if self._given_up is not None:
-            self._diverge(given_up_op(self._given_up))
+        if self._given_up:
+            self._diverge(given_up_op(self._given_up[0]))
 
     def _diverge(self, recorded: OpView | None) -> NoReturn:
         assert recorded is not None
