@@ -204,9 +204,9 @@ class Machine:
             self._fold(event)
         if self.state.finished is not None:
             return
-        self._fold(RunClaimed("host-2", self.state.epoch + 1))
         if self.state.parked is not None:
             self._fold(RunResumed())
+        self._fold(RunClaimed("host-2", self.state.epoch + 1))
         self.pump(adopt(self.state, self.replay.open_steps))
 
     def leave(self, event: AnyEvent) -> None:

@@ -138,7 +138,7 @@ def test_the_status_says_where_a_run_stands(events: list[AnyEvent], status: RunS
         ([CLAIMED, RunReleased("host-1")], 102.0),
         ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0), RunReleased("host-1")], 300.0),
         ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0), RunParked("changed")], None),
-        ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0), RunParked("changed"), RunResumed()], 300.0),
+        ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0), RunParked("changed"), RunResumed()], 104.0),
         ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0), RunFinished(RunStatus.CANCELLED)], None),
     ],
 )
