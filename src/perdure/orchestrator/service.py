@@ -25,7 +25,7 @@ log = logging.getLogger("perdure")
 WATCH_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 # How many due runs are taken at a time.
-DUE_LIMIT = 500
+DUE_LIMIT = 1_000
 # After how many of them their garbage is collected, however many wait.
 COLLECT_AFTER = 2_000
 
