@@ -186,6 +186,25 @@ def test_large_results_and_inputs_lie_apart() -> None:
     assert play(swallowing("y" * 600_000)) == 600_009
 
 
+def test_a_large_input_lies_apart_after_another_step_too() -> None:
+    @workflow
+    async def second() -> int:
+        await local("first")
+        return len(await render("x" * 300_000))
+
+    sim = Simulation(1)
+
+    async def scenario() -> None:
+        async with sim.engine([second], steps=STEPS) as engine:
+            run = await engine.start(second(), id="it")
+            assert await run.result() == 300_009
+            remote = next(row for row in sim.store.journal.rows.values() if row.parent)
+            assert remote.input_blob
+            assert bytes(remote.input) == b"null"
+
+    sim.play(scenario())
+
+
 def test_an_input_that_is_too_large_is_refused_in_the_body() -> None:
     with pytest.raises(PayloadTooLarge):
         play(swallowing("y" * 3_000_000))

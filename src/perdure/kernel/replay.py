@@ -226,27 +226,12 @@ class Replay:
 
     def _advance(self, event: OfOp, at: float) -> None:
         """Tell whoever asked for an op what came of it."""
-        if not self._children:
-            commands = self.execution.advance(event, at)
-            if len(commands) == 1 and type(command := commands[0]) is RunStep and self._rules is None:
-                self.wishes[command.op] = command
-            else:
-                self._take(commands, "", self._rules, at)
-            return
-        path = self._asker(event.op)
+        path = self.state.child_of(event.op) if self._children else ""
         if path:
             child, rules = self._children[path]
             self._take(child.advance(replace(event, op=event.op[len(path) + 1 :]), at), path, rules, at)
         else:
             self._take(self.execution.advance(event, at), "", self._rules, at)
-
-    def _asker(self, op: str) -> str:
-        """The op path of the child that asked for an op; none for the root."""
-        while (end := op.rfind("/")) >= 0:
-            op = op[:end]
-            if op in self._children:
-                return op
-        return ""
 
     def _take(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
         """Take in what an execution wishes for."""
