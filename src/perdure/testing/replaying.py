@@ -132,9 +132,9 @@ class Replaying:
 
     def _frames(self, op: str) -> list[Standing]:
         execution: Execution = self._replay.execution
-        path = self._replay._asker(op)
+        path = self._replay.state.child_of(op)
         if path:
-            execution, op = self._replay._children[path][0], op[len(path) + 1 :]
+            execution, op = self._replay.children[path], op[len(path) + 1 :]
         return standing(execution, op) if isinstance(execution, Body) else []
 
 
