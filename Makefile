@@ -105,7 +105,7 @@ COMPILE = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --
 lock: ## pin the requirements again, with hashes, for all supported Pythons
 	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv --clear .venv-lock && .venv-lock/bin/python $(PIP) install uv; }
 	@$(COMPILE) $(ARGS) pyproject.toml -o requirements/runtime.txt
-	@$(COMPILE) $(ARGS) pyproject.toml requirements/dev.in -c requirements/runtime.txt -o requirements/dev.txt
+	@$(COMPILE) $(ARGS) --all-extras pyproject.toml requirements/dev.in -c requirements/runtime.txt -o requirements/dev.txt
 
 clean: ## remove environments, caches and builds
 	@rm -rf .venv .venv-* build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
