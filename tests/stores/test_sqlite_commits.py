@@ -16,6 +16,7 @@ import pytest
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch
 from perdure.ports.journal import Append, Appended, Conflict
+from perdure.ports.leases import Renewal
 from perdure.stores.sql import database
 from perdure.stores.sql.sqlite import SqliteStore
 from perdure.testing.conformance.history import History, numbered, step, write, write_all
@@ -86,7 +87,7 @@ async def test_a_sign_of_life_is_one_statement(store: SqliteStore) -> None:
     await store.leases.acquire("k", "a", 30.0, 1.0)
     seen: list[str] = []
     store.trace(seen.append)
-    await store.leases.renew("k", "a", 30.0, 2.0)
+    await store.leases.renew_all([Renewal("k", "a", 30.0)], 2.0)
     assert words(seen) == ["update perdure_leases set"]
 
 
@@ -190,7 +191,7 @@ async def test_a_closed_store_says_so(path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="it is closed"):
         await store.runs.get("r1")
     with pytest.raises(StoreUnavailable, match="it is closed"):
-        await store.leases.renew("k", "a", 1.0, 1.0)
+        await store.leases.renew_all([Renewal("k", "a", 1.0)], 1.0)
 
 
 async def test_a_store_can_be_opened_again(path: Path) -> None:

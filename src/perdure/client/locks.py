@@ -13,7 +13,7 @@ from perdure.errors import InvalidLock, LockLost, NotOwner
 from perdure.kernel.events import moment
 from perdure.kernel.locking import PREFIX, check_key, check_ttl, lease_key
 from perdure.ports.clock import Clock
-from perdure.ports.leases import Acquired, HeldBy, Lease, Leases
+from perdure.ports.leases import Acquired, HeldBy, Lease, Leases, Renewal
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,12 @@ class Locks:
     async def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
         """Hold on to a lock; raises NotOwner when it is not the owner's."""
         check_key(key)
-        now = self._clock.now()
-        return _acquired(key, owner, await self._leases.renew(lease_key(key), owner, check_ttl(ttl, key), now))
+        now, name = self._clock.now(), lease_key(key)
+        lost = await self._leases.renew_all([Renewal(name, owner, check_ttl(ttl, key))], now)
+        held = await self._leases.get(name, now)
+        if lost or held is None or held.owner != owner:
+            raise NotOwner(name, owner, None if held is None else held.owner)
+        return _view(held)
 
     async def release(self, key: str, owner: str) -> None:
         """Give a lock back; raises NotOwner when it is not the owner's."""

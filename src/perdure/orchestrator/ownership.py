@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from perdure.errors import NotOwner, StoreUnavailable
+from perdure.errors import StoreUnavailable
 from perdure.ports.clock import Clock
-from perdure.ports.leases import Leases
+from perdure.ports.leases import Leases, Renewal
 
 log = logging.getLogger("perdure")
 
@@ -28,9 +28,8 @@ class Ownership:
     async def renew(self) -> None:
         """Show that we still live."""
         try:
-            await self._leases.renew(PREFIX + self.name, self.name, self._ttl, self._clock.now())
-        except NotOwner:
-            await self.take()
+            if await self._leases.renew_all([Renewal(PREFIX + self.name, self.name, self._ttl)], self._clock.now()):
+                await self.take()
         except StoreUnavailable as error:
             log.warning("no sign of life could be written: %s", error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -47,12 +47,8 @@ class Leases(Protocol):
         """Take a lease that is free, expired, or already yours."""
         ...
 
-    async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
-        """Hold on to your lease; raises NotOwner when it is not yours."""
-        ...
-
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
-        """Renew many leases in one call, each or not at all; returns the keys of those that are not their owner's."""
+        """Hold on to leases, in one call, each or not at all; returns the keys of those that are not their owner's."""
         ...
 
     async def release(self, key: str, owner: str) -> None:
@@ -69,4 +65,12 @@ class Leases(Protocol):
 
     async def live(self, prefix: str, now: float) -> Sequence[Lease]:
         """The leases in force whose key begins with `prefix`."""
+        ...
+
+    def watch(self, prefix: str) -> AsyncIterator[str]:
+        """The keys under `prefix` whose lease has ended since, each as soon as the backend says so.
+
+        A hint: it may come late, twice or not at all, and somebody may hold the lease again. A backend that cannot tell
+        yields nothing, and waits. Ends with StoreUnavailable when the backend is out of reach; watch again then.
+        """
         ...

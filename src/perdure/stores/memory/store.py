@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -252,6 +253,7 @@ class MemoryLeases:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
+        self._watchers: dict[asyncio.Queue[str], str] = {}
         self.changes = 0
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
@@ -263,12 +265,6 @@ class MemoryLeases:
         epoch = 1 if held is None else held.epoch + (held.owner != owner)
         self._leases[key] = Lease(key, owner, epoch, now + ttl)
         return Acquired(owner, epoch, now + ttl)
-
-    async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
-        """Hold on to your lease; raises NotOwner when it is not yours."""
-        held = self._own(key, owner)
-        self._leases[key] = Lease(key, owner, held.epoch, now + ttl)
-        return Acquired(owner, held.epoch, now + ttl)
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
         """Renew many leases in one call."""
@@ -286,6 +282,9 @@ class MemoryLeases:
         self.changes += 1
         # Without an owner, not gone: the next holder's epoch must be higher.
         self._leases[key] = msgspec.structs.replace(self._own(key, owner), owner="")
+        for ended, prefix in self._watchers.items():
+            if key.startswith(prefix):
+                ended.put_nowait(key)
 
     async def release_all(self, owner: str) -> int:
         """Give back everything `owner` holds."""
@@ -303,6 +302,16 @@ class MemoryLeases:
         """The leases in force whose key begins with `prefix`."""
         held = (lease for lease in self._leases.values() if lease.owner and lease.expires > now)
         return [lease for lease in held if lease.key.startswith(prefix)]
+
+    async def watch(self, prefix: str) -> AsyncIterator[str]:
+        """The keys under `prefix` whose lease was given back."""
+        ended: asyncio.Queue[str] = asyncio.Queue()
+        self._watchers[ended] = prefix
+        try:
+            while True:
+                yield await ended.get()
+        finally:
+            del self._watchers[ended]
 
     def _own(self, key: str, owner: str) -> Lease:
         held = self._leases.get(key)

@@ -8,9 +8,10 @@ process, and run out by time alone.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from inspect import isawaitable
 from typing import Any, TypeVar
 
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 # How often rows that nobody uses are looked for: all of them are read for that.
 SWEEP_SECONDS = 3600.0
+# How often the files of the living are looked at; no statement is sent for that.
+WATCH_SECONDS = 0.5
 # The keys whose holders show themselves by a file.
 WITNESSED = "orchestrator:"
 
@@ -38,7 +41,6 @@ _PUT = """
     insert into perdure_leases (key, owner, epoch, expires) values (?1, ?2, ?3, ?4)
     on conflict (key) do update set owner = ?2, epoch = ?3, expires = ?4
 """
-_RENEW = "update perdure_leases set expires = ? where key = ? and owner = ? returning epoch"
 _RENEW_ALL = """
     update perdure_leases set expires = ?2 + wish.value ->> 'ttl' from json_each(?1) as wish
     where perdure_leases.key = wish.value ->> 'key' and owner = wish.value ->> 'owner' returning perdure_leases.key
@@ -110,14 +112,6 @@ class SqlLeases:
         db.execute(_PUT, (key, owner, epoch, now + ttl))
         return Acquired(owner, epoch, now + ttl)
 
-    async def renew(self, key: str, owner: str, ttl: float, now: float) -> Acquired:
-        """Hold on to your lease; raises NotOwner when it is not yours."""
-        rows = await self._database.execute(_RENEW, (now + ttl, key, owner))
-        self._database.note_routine()
-        if not rows:
-            raise NotOwner(key, owner, self._holder(key))
-        return Acquired(owner, rows[0][0], now + ttl)
-
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
         """Renew many leases in one statement."""
         wishes = msgspec.json.encode(renewals).decode()
@@ -149,6 +143,25 @@ class SqlLeases:
         """The leases in force whose key begins with `prefix`."""
         rows = self._database.ask(_LIVE, (now, prefix))
         return [lease for lease in map(_lease, rows) if self._in_force(lease, now)]
+
+    async def watch(self, prefix: str) -> AsyncIterator[str]:
+        """The keys under `prefix` whose holders have gone: those who show themselves by a file."""
+        known: dict[str, str] = {}
+        seen: object = None
+        while True:
+            # Who comes makes a file in the folder, and the time of the folder shows that.
+            current = self._presence.version()
+            if current != seen:
+                seen, before = current, known
+                rows = self._database.ask(_LIVE, (0.0, prefix))
+                known = {lease.key: lease.owner for lease in map(_lease, rows) if lease.key.startswith(WITNESSED)}
+                for key in before.keys() - known.keys():
+                    yield key
+            for key, owner in list(known.items()):
+                if self._presence.gone(owner):
+                    del known[key]
+                    yield key
+            await asyncio.sleep(WATCH_SECONDS)
 
     def _in_force(self, lease: Lease, now: float) -> bool:
         return bool(lease.owner) and lease.expires > now and not self._presence.gone(lease.owner)
@@ -218,6 +231,13 @@ class Presence:
             return _lock(file, fcntl.LOCK_SH)
         finally:
             os.close(file)
+
+    def version(self) -> object:
+        """Something that changes when a name comes or is given up. A name whose process dies changes nothing."""
+        try:
+            return os.stat(self._folder).st_mtime_ns
+        except OSError:
+            return 0
 
     def forget(self, owner: str) -> None:
         """Remove the file of a holder that is gone."""

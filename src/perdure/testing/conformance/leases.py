@@ -17,6 +17,9 @@ NOW, TTL = 1_700_000_000.0, 30.0
 class LeasesConformance(StoreConformance):
     """The leases of a store."""
 
+    # Whether the backend can tell when a lease ends.
+    pushes = True
+
     async def test_a_free_lease_is_acquired(self, store: Store) -> None:
         """Whoever comes first holds it for `ttl` seconds."""
         acquired = await store.leases.acquire("k", "a", TTL, NOW)
@@ -69,38 +72,24 @@ class LeasesConformance(StoreConformance):
     async def test_renewing_prolongs_a_lease(self, store: Store, second: Store) -> None:
         """The holder stays the holder, of the same epoch, until later."""
         acquired = await store.leases.acquire("k", "a", TTL, NOW)
-        renewed = await store.leases.renew("k", "a", TTL, NOW + 20)
+        assert list(await store.leases.renew_all([Renewal("k", "a", TTL)], NOW + 20)) == []
         assert isinstance(acquired, Acquired)
-        assert (renewed.epoch, renewed.expires) == (acquired.epoch, NOW + 20 + TTL)
+        assert await store.leases.get("k", NOW + 20) == Lease("k", "a", acquired.epoch, NOW + 20 + TTL)
         assert await second.leases.acquire("k", "b", TTL, NOW + TTL + 1) == HeldBy("a", NOW + 20 + TTL)
 
-    async def test_renewing_a_lease_of_another_raises_not_owner(self, store: Store) -> None:
-        """Only the holder may renew; the error names the holder, and nothing changes."""
+    async def test_a_lease_of_another_is_not_renewed(self, store: Store) -> None:
+        """Only the holder may renew; the others are told, and nothing changes."""
         await store.leases.acquire("k", "a", TTL, NOW)
-        with pytest.raises(NotOwner) as caught:
-            await store.leases.renew("k", "b", TTL, NOW + 10)
-        assert (caught.value.key, caught.value.owner, caught.value.held_by) == ("k", "b", "a")
+        assert list(await store.leases.renew_all([Renewal("k", "b", TTL)], NOW + 10)) == ["k"]
         held = await store.leases.get("k", NOW + 10)
         assert held is not None
         assert (held.owner, held.expires) == ("a", NOW + TTL)
 
-    async def test_renewing_a_lease_that_somebody_took_over_raises_not_owner(self, store: Store) -> None:
+    async def test_a_lease_that_somebody_took_over_is_not_renewed(self, store: Store) -> None:
         """A holder that overslept learns that it is no longer the holder."""
         await store.leases.acquire("k", "a", TTL, NOW)
         await store.leases.acquire("k", "b", TTL, NOW + TTL)
-        with pytest.raises(NotOwner):
-            await store.leases.renew("k", "a", TTL, NOW + TTL)
-
-    async def test_renewing_a_lease_that_nobody_holds_raises_not_owner(self, store: Store) -> None:
-        """A lease that was never taken, or was given back, is nobody's."""
-        with pytest.raises(NotOwner) as caught:
-            await store.leases.renew("k", "a", TTL, NOW)
-        assert caught.value.held_by is None
-        await store.leases.acquire("k", "a", TTL, NOW)
-        await store.leases.release("k", "a")
-        with pytest.raises(NotOwner) as caught:
-            await store.leases.renew("k", "a", TTL, NOW)
-        assert caught.value.held_by is None
+        assert list(await store.leases.renew_all([Renewal("k", "a", TTL)], NOW + TTL)) == ["k"]
 
     async def test_a_lease_given_back_is_free_at_once(self, store: Store, second: Store) -> None:
         """Releasing does not wait for the expiry."""
@@ -192,3 +181,21 @@ class LeasesConformance(StoreConformance):
         assert await store.leases.get("k", NOW) is None
         assert list(await store.leases.live("", NOW)) == []
         assert await store.leases.release_all("nobody") == 0
+
+    async def test_watching_tells_of_leases_that_have_ended_under_the_prefix(self, store: Store, second: Store) -> None:
+        """`watch` yields keys of leases that were given back, and no others; nothing where `pushes` is False."""
+        await store.leases.acquire("orchestrator:a", "a", TTL, NOW)
+        await store.leases.acquire("orchestrator:b", "b", TTL, NOW)
+        await store.leases.acquire("lock:c", "a", TTL, NOW)
+        heard = asyncio.ensure_future(anext(aiter(second.leases.watch("orchestrator:"))))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await store.leases.release_all("a")
+        try:
+            if self.pushes:
+                async with asyncio.timeout(10):
+                    assert await heard == "orchestrator:a"
+            assert heard.done() is self.pushes
+        finally:
+            heard.cancel()
+            await asyncio.wait([heard])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from perdure.errors import StoreUnavailable
@@ -58,7 +58,7 @@ class SimulatedStore:
         self.runs = cast(Runs, _Slow(base.runs, machine, plan.faults))
         self.timers = cast(Timers, _Slow(base.timers, machine, plan.faults))
         self.queues = cast(Queues, _Slow(base.queues, machine, plan.faults))
-        self.leases = cast(Leases, _Slow(base.leases, machine, plan.faults))
+        self.leases = cast(Leases, _SlowLeases(base.leases, machine, plan.faults))
         self.blobs = cast(Blobs, _Slow(base.blobs, machine, plan.faults))
 
     async def open(self, *, migrate: bool) -> None:
@@ -104,6 +104,15 @@ class _Slow:
             delay = self._machine.world.chance.choice(self._faults.delays)
             if delay:
                 await asyncio.sleep(delay)
+
+
+class _SlowLeases(_Slow):
+    """Leases that cannot say when one ends: a push only makes things quicker, and nothing may depend on it."""
+
+    async def watch(self, prefix: str) -> AsyncIterator[str]:
+        """Nothing, and wait."""
+        await self._machine.loop.create_future()
+        yield prefix
 
 
 class SimulatedJournal:
