@@ -9,9 +9,11 @@ import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import apsw
 import pytest
+from msgspec import Raw
 
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch
@@ -79,8 +81,26 @@ async def test_reading_begins_no_transaction(store: SqliteStore) -> None:
     await store.runs.get("r1")
     await store.timers.next_due(["checkout"], [])
     await store.leases.get("k", 1.0)
-    # One more: how large the journal is, to know whether it is read on the loop.
-    assert [one.split()[0] for one in seen] == ["select"] * 6
+    assert [one.split()[0] for one in seen] == ["select"] * 5
+
+
+async def test_only_what_is_large_is_read_in_the_thread(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = History("r1"), History("r2", input=Raw(b'["' + b"x" * 40_000 + b'"]'))
+    await write_all(store, small.begin_as("a"), large.begin_as("a"))
+    hops: list[Any] = []
+    read = store._database.read
+
+    async def counted(sql: str, bindings: Any = ()) -> Any:
+        hops.append(bindings)
+        return await read(sql, bindings)
+
+    monkeypatch.setattr(store._database, "read", counted)
+    assert len(await numbered(store.journal, "r1")) == 2
+    assert list(await store.journal.read_many(["r1"])) == ["r1"]
+    assert hops == []
+    assert len(await numbered(store.journal, "r2")) == 2
+    assert list(await store.journal.read_many(["r1", "r2"])) == ["r1", "r2"]
+    assert len(hops) == 2
 
 
 async def test_a_sign_of_life_is_one_statement(store: SqliteStore) -> None:

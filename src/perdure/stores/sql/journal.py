@@ -49,21 +49,24 @@ _PUT_CHILD = """
     on conflict (run_id) do update set status = ?6, finished_at = ?11, output = ?15, output_blob = ?16, error = ?17,
         reason = ?18, approvals = ?27, checksum = ?29
 """
-# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
+# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough. Given how
+# many bytes are small, both statements find nothing of what is larger.
 _READ = """
     select seq, at, checksum, cast(events as blob),
         (select next_seq from perdure_heads where run_id = ?1) from perdure_journal
     where run_id = ?1 and seq >= coalesce(
         (select max(seq) from perdure_journal where run_id = ?1 and seq <= ?2), 0)
+      and (?4 is null or coalesce((select size from perdure_heads where run_id = ?1), 0) <= ?4)
     order by seq limit coalesce(?3 + 1, -1)
 """
 _READ_MANY = """
     select j.run_id, j.seq, j.at, j.checksum, cast(j.events as blob), h.next_seq
     from perdure_journal j left join perdure_heads h using (run_id)
-    where j.run_id in (select value from json_each(?)) order by j.run_id, j.seq
+    where j.run_id in (select value from json_each(?1)) and (?2 is null or coalesce(
+        (select sum(size) from perdure_heads where run_id in (select value from json_each(?1))), 0) <= ?2)
+    order by j.run_id, j.seq
 """
 _HEADS = "select run_id, next_seq from perdure_heads where run_id in (select value from json_each(?))"
-_SIZE = "select sum(size) from perdure_heads where run_id in (select value from json_each(?))"
 _HEAD = "select next_seq, at, size from perdure_heads where run_id = ?"
 
 
@@ -90,7 +93,7 @@ class SqlJournal:
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
-        rows = await self._rows(_READ, (run_id, start, limit), [run_id])
+        rows = await self._rows(_READ, (run_id, start, limit), 1)
         return cut(_batches(run_id, rows, start, limit is None), start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
@@ -98,7 +101,7 @@ class SqlJournal:
         wanted = msgspec.json.encode(run_ids).decode()
         journals: dict[str, list[Batch] | Exception] = {}
         try:
-            rows = await self._rows(_READ_MANY, (wanted,), run_ids)
+            rows = await self._rows(_READ_MANY, (wanted,), len(run_ids))
         except Corrupt:
             # A page that SQLite cannot read fails the statement; one by one only the run it belongs to is lost.
             for run_id in run_ids:
@@ -114,13 +117,11 @@ class SqlJournal:
                 journals[run_id] = error
         return journals
 
-    async def _rows(self, sql: str, bindings: tuple[Any, ...], run_ids: Sequence[str]) -> list[tuple[Any, ...]]:
+    async def _rows(self, sql: str, bindings: tuple[Any, ...], journals: int) -> list[tuple[Any, ...]]:
         """Read on the loop what is small: a hop to the thread takes longer, and the slowest hops far longer."""
-        if len(run_ids) <= FEW:
-            sizes = self._database.ask(_SIZE, (msgspec.json.encode(run_ids).decode(),))
-            if (sizes[0][0] or 0) <= SMALL:
-                return self._database.ask(sql, bindings)
-        return await self._database.read(sql, bindings)
+        if journals <= FEW and (found := self._database.ask(sql, (*bindings, SMALL))):
+            return found
+        return await self._database.read(sql, (*bindings, None))
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
         """The next number of each of these journals that there is."""
