@@ -441,6 +441,40 @@ async def test_a_child_that_is_taken_over_has_its_lock_again() -> None:
         assert (await engine.run(outer(), id="r")).output == [1, 3]
 
 
+async def test_a_run_that_is_claimed_while_it_waits_for_its_lock_keeps_the_rows_of_its_children() -> None:
+    @workflow
+    async def inner() -> None:
+        async with lock("room"):
+            await wait_for("go")
+
+    @workflow
+    async def outer() -> None:
+        await inner()
+
+    store, recorded = MemoryStore(), Recorded()
+    async with Engine(store, [outer, inner], on_commit=recorded, recovery=AT_ONCE, name="first") as engine:
+        run = await engine.start(outer(), id="r")
+        await recorded.until_started("inner:0/wait_for:0")
+    gates.open("go")
+
+    async def claimed() -> bool:
+        row = await store.runs.get(run.run_id)
+        return row is not None and row.owner == "second"
+
+    async with connect(store) as client:
+        assert await client.locks.force_release("room") is not None
+        async with client.locks.hold("room"), Engine(store, [outer, inner], name="second"):
+            await until(claimed)
+            child = await store.runs.get(f"{run.run_id}/inner:0")
+            assert child is not None
+            assert (child.status, child.root) == (RunStatus.RUNNING, run.run_id)
+    async with Engine(store, [outer, inner]) as engine:
+        await engine.run(outer(), id="r")
+        child = await store.runs.get(f"{run.run_id}/inner:0")
+        assert child is not None
+        assert child.status is RunStatus.COMPLETED
+
+
 # --- takeovers --------------------------------------------------------------------------------------------------------
 
 

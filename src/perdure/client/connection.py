@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue
 from perdure.ports.blobs import Blobs
 from perdure.ports.clock import Clock, SystemClock
-from perdure.ports.journal import Append, Appended, Head, Outcome
+from perdure.ports.journal import Append, Head, append_one
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
 
@@ -112,9 +112,7 @@ class Connection:
         return Locks(self._leases, self.clock, Locker(self._leases, self.clock, self.store.version))
 
     async def _append(self, append: Append) -> bool:
-        outcomes = self.store.journal.append([append])
-        done: Sequence[Outcome] = outcomes if isinstance(outcomes, Sequence) else await outcomes
-        return isinstance(done[0], Appended)
+        return await append_one(self.store.journal, append)
 
     async def _find(self, id: str) -> tuple[RunRow, Head] | None:
         self._check_open()

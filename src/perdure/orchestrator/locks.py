@@ -7,7 +7,6 @@ any orchestrator that owns the run can renew it, and nobody else can give it bac
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,13 @@ from msgspec import Raw
 
 from perdure.engine.driver import Driver
 from perdure.engine.locks import RETRY_SECONDS, Hold, Locker
+from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
-from perdure.kernel.events import Batch, ChildFinished, RunClaimed, ValueRecorded, WaitOpened, WaitResolved
+from perdure.kernel.events import ChildFinished, RunClaimed, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.ids import step_key
 from perdure.kernel.locking import HeldLock, unlocked
-from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
-from perdure.ports.journal import Append, Appended
+from perdure.ports.journal import Append, append_one
 
 if TYPE_CHECKING:
     from perdure.orchestrator.orchestrator import Orchestrator
@@ -177,11 +176,7 @@ class RunLocks:
         if (state.owner, state.session) == (orchestrator.name, orchestrator.session):
             return True
         claim = RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session)
-        seq, at = state.next_seq, max(orchestrator.clock.now(), state.at)
-        state.fold(claim, at)
-        outcomes = orchestrator.store.journal.append([Append(state.run_id, seq, [Batch(seq, at, [claim])], row(state))])
-        done = outcomes if isinstance(outcomes, Sequence) else await outcomes
-        return isinstance(done[0], Appended)
+        return await append_one(orchestrator.store.journal, extend(state, [claim], orchestrator.clock.now()))
 
     def _lost(self, run_id: str, op: str) -> None:
         """A run inside its block no longer holds the lock: stop it, and let it go on when it has the lock again."""

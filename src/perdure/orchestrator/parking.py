@@ -23,7 +23,7 @@ from perdure.kernel.events import Batch, RunParked, RunResumed, RunStatus
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState
 from perdure.ports.clock import Clock
-from perdure.ports.journal import Append, Appended, Outcome
+from perdure.ports.journal import Append, Appended, Outcome, append_all
 from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
@@ -108,8 +108,7 @@ class Parking:
             waiting, self._waiting = self._waiting, []
             done: Sequence[Outcome] = ()
             try:
-                outcomes = self._store.journal.append([one for one, _ in waiting])
-                done = outcomes if isinstance(outcomes, Sequence) else await outcomes
+                done = await append_all(self._store.journal, [one for one, _ in waiting])
             except StoreUnavailable as error:
                 log.warning("%s; runs that could not be parked are looked at again", error)
             finally:

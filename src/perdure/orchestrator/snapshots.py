@@ -11,6 +11,7 @@ from perdure.errors import Corrupt, PerdureError, StoreUnavailable
 from perdure.kernel.events import Batch, SnapshotTaken
 from perdure.kernel.snapshot import decode_snapshot, encode_snapshot, newest
 from perdure.kernel.state import RunState, fold
+from perdure.ports.journal import append_one
 from perdure.ports.store import Store
 
 if TYPE_CHECKING:
@@ -106,9 +107,7 @@ class Snapshots:
     async def _append(self, orchestrator: Orchestrator, state: RunState, event: SnapshotTaken) -> None:
         """Record a snapshot of a run that has left memory meanwhile, if it is still ours and nothing else happened."""
         if state.finished is None and (state.owner, state.session) == (orchestrator.name, orchestrator.session):
-            outcomes = self._store.journal.append([extend(state, [event], orchestrator.clock.now())])
-            if not isinstance(outcomes, Sequence):
-                await outcomes
+            await append_one(self._store.journal, extend(state, [event], orchestrator.clock.now()))
 
 
 def _from(batches: Sequence[Batch], seq: int) -> list[Batch]:

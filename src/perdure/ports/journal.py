@@ -98,3 +98,14 @@ class Journal(Protocol):
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends, or None when there is none."""
         ...
+
+
+async def append_all(journal: Journal, appends: Sequence[Append]) -> Sequence[Outcome]:
+    """As `Journal.append`, for a caller that waits for the answer in any case."""
+    outcomes = journal.append(appends)
+    return await outcomes if isinstance(outcomes, Awaitable) else outcomes
+
+
+async def append_one(journal: Journal, append: Append) -> bool:
+    """Whether a journal took an append."""
+    return isinstance((await append_all(journal, [append]))[0], Appended)

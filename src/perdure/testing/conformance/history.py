@@ -24,7 +24,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
-from perdure.ports.journal import Append, Appended, Journal, Outcome
+from perdure.ports.journal import Append, Appended, Journal, Outcome, append_all
 from perdure.ports.store import Store
 
 BEGAN = 1_700_000_000.0
@@ -104,8 +104,7 @@ def step(number: int) -> list[AnyEvent]:
 
 async def write(store: Store, *appends: Append) -> list[Outcome]:
     """Append to a store, whether it answers at once or later."""
-    outcomes = store.journal.append(appends)
-    return list(outcomes if isinstance(outcomes, Sequence) else await outcomes)
+    return list(await append_all(store.journal, appends))
 
 
 async def write_all(store: Store, *appends: Append) -> None:
