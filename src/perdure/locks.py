@@ -13,6 +13,7 @@ from perdure.authoring.code.body import Body, BodyLock, current_body
 from perdure.engine.locks import Hold, Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.errors import LockLost, StepCancelled, UsageError
+from perdure.kernel.durations import ENDLESS, duration
 from perdure.kernel.locking import check_key, check_ttl
 
 T = TypeVar("T")
@@ -29,8 +30,8 @@ def lock(key: str, ttl: float | timedelta = 30, timeout: float | timedelta | Non
     """
     check_key(key)
     seconds = check_ttl(ttl, key)
-    wait = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if wait is not None and (isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < 1e11):
+    wait = duration(timeout)
+    if timeout is not None and (wait is None or not 0 <= wait < ENDLESS):
         raise UsageError(f"lock({key!r}, timeout={timeout!r}): give the seconds to wait at most, or leave it out")
     return Lock(key, seconds, wait)
 

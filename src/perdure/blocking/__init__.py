@@ -37,12 +37,12 @@ from perdure.blocking.schedules import ScheduleHandle, Scheduling
 from perdure.client import client as asynchronous
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
-from perdure.client.places import Duration
 from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
 from perdure.config import Limits, Recovery
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
+from perdure.kernel.durations import Duration
 from perdure.kernel.events import Entry, RunStatus
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation

@@ -15,7 +15,7 @@ from perdure.client.compacting import Compacting
 from perdure.client.connection import checked_tags
 from perdure.client.forking import Forking
 from perdure.client.handle import RunHandle
-from perdure.client.places import Duration, Place, debounced_id, placed, seconds
+from perdure.client.places import Place, debounced_id, placed, seconds
 from perdure.client.schedules import Scheduling
 from perdure.client.views import RunResult
 from perdure.engine.outbox import extend
@@ -24,6 +24,7 @@ from perdure.kernel import inbound
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
+from perdure.kernel.durations import Duration
 from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunStarted, RunStatus
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id

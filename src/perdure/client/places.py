@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 
 from perdure.errors import UsageError
+from perdure.kernel.durations import ENDLESS, Duration, duration
 from perdure.kernel.ids import check_id
 from perdure.kernel.queues import check_key, check_priority, check_queue
-
-Duration = float | timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def debounced_id(program: str, place: Place, id: str | None, reuse: str, delay: 
 
 def seconds(value: Duration, what: str) -> float:
     """A duration as a number of seconds, or UsageError."""
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e11:
-        raise UsageError(f"{what}={value!r} must be a number of seconds or a timedelta, and not negative")
-    return float(number)
+    number = duration(value)
+    if number is None or not 0 <= number < ENDLESS:
+        raise UsageError(f"{what}={value!r:.80} must be a number of seconds or a timedelta, and not negative")
+    return number

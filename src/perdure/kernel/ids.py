@@ -34,22 +34,32 @@ def run_id(now: float, entropy: int, after: str = "") -> str:
 
 def check_id(id: str) -> str:
     """Return the caller's run id, or raise InvalidId. Spaces, slashes and emoji are fine."""
-    if not isinstance(id, str):
-        raise InvalidId(str(id), f"is not a string but a {type(id).__name__}")
-    if not id:
-        raise InvalidId(id, "is empty")
-    if len(id) > MAX_ID:
-        raise InvalidId(id, f"has {len(id)} characters, and {MAX_ID} is the limit")
-    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in id):
-        raise InvalidId(id, "holds a control character or a lone surrogate")
+    flaw = flaw_of(id, MAX_ID)
+    if flaw is not None:
+        raise InvalidId(str(id), flaw)
     return id
+
+
+def flaw_of(key: object, limit: int) -> str | None:
+    """Why callers cannot name something like this, to follow the name in a sentence; None when they can."""
+    if not isinstance(key, str):
+        return f"is not a string but a {type(key).__name__}"
+    if not key:
+        return "is empty"
+    if len(key) > limit:
+        return f"has {len(key):,} characters, and {limit} is the limit"
+    return "holds a control character or a lone surrogate" if _is_odd(key) else None
+
+
+def _is_odd(text: str) -> bool:
+    return any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in text)
 
 
 def check_name(name: str, what: str) -> str:
     """Return a name that can be part of an op path, or raise InvalidName, which is a ValueError."""
     if not isinstance(name, str) or not 1 <= len(name) <= 200:
         raise InvalidName(what, name)
-    if any(c in "/:[]" or ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in name):
+    if any(c in "/:[]" for c in name) or _is_odd(name):
         raise InvalidName(what, name)
     return name
 

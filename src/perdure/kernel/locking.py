@@ -7,6 +7,8 @@ from datetime import timedelta
 import msgspec
 
 from perdure.errors import InvalidLock
+from perdure.kernel.durations import ENDLESS, duration
+from perdure.kernel.ids import flaw_of
 
 # A lock is a lease whose key begins with this.
 PREFIX = "lock:"
@@ -33,25 +35,20 @@ def unlocked(op: str) -> str:
 
 def check_key(key: str) -> str:
     """Return the key of a lock, or raise InvalidLock. Spaces, slashes and emoji are fine."""
-    if not isinstance(key, str):
-        raise InvalidLock(str(key), f"is not a string but a {type(key).__name__}")
-    if not key:
-        raise InvalidLock(key, "is empty")
-    if len(key) > MAX_KEY:
-        raise InvalidLock(key, f"has {len(key):,} characters, and {MAX_KEY} is the limit")
-    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in key):
-        raise InvalidLock(key, "holds a control character or a lone surrogate")
+    flaw = flaw_of(key, MAX_KEY)
+    if flaw is not None:
+        raise InvalidLock(str(key), flaw)
     return key
 
 
 def check_ttl(ttl: float | timedelta, key: str) -> float:
     """The seconds that a lock outlives its holder, or raise InvalidLock."""
-    number = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-    if isinstance(number, bool) or not isinstance(number, int | float):
+    number = duration(ttl)
+    if number is None:
         raise InvalidLock(key, f"has ttl={ttl!r}, which is no number of seconds and no timedelta", cure=TTL_CURE)
-    if not 0 < number < 1e11:
+    if not 0 < number < ENDLESS:
         raise InvalidLock(key, f"has ttl={ttl!r}, which is not positive or is endless", cure=TTL_CURE)
-    return float(number)
+    return number
 
 
 TTL_CURE = "give the seconds that others wait at most when its holder has died, as in ttl=30"

@@ -12,6 +12,7 @@ from typing import Any, Final, TypedDict
 
 from perdure.errors import InvalidRule
 from perdure.kernel.commands import OnFailure, StepSpec
+from perdure.kernel.durations import ENDLESS, duration
 from perdure.kernel.fallback import FailedStep
 from perdure.kernel.retry import Backoff, Retry
 
@@ -112,12 +113,12 @@ def _make_retry(given: Mapping[str, Any], where: str) -> Retry:
 
 
 def _seconds(given: Any, key: str, where: str) -> float | None:
-    number = given.total_seconds() if isinstance(given, timedelta) else given
-    if number is None:
+    if given is None:
         return None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 1e11:
+    number = duration(given)
+    if number is None or not 0 < number < ENDLESS:
         raise InvalidRule(where, f"{key}={given!r} is a number of seconds above 0, a timedelta, or None for no timeout")
-    return float(number)
+    return number
 
 
 def _check_fallback(given: Any, where: str) -> None:

@@ -9,7 +9,8 @@ from datetime import timedelta
 import msgspec
 
 from perdure.errors import UsageError
-from perdure.kernel.ids import check_name
+from perdure.kernel.durations import ENDLESS, duration
+from perdure.kernel.ids import check_name, flaw_of
 
 MAX_KEY = 255
 MAX_PRIORITY = 1 << 31
@@ -25,8 +26,8 @@ class Rate:
     def __post_init__(self) -> None:
         if not _is_int(self.count) or self.count < 1:
             raise UsageError(f"Rate({self.count!r}): the number of starts must be an integer of at least 1")
-        per = self.per.total_seconds() if isinstance(self.per, timedelta) else self.per
-        if isinstance(per, bool) or not isinstance(per, int | float) or not 0 < per < 1e11:
+        per = duration(self.per)
+        if per is None or not 0 < per < ENDLESS:
             raise UsageError(f"Rate({self.count}, per={self.per!r}) must be more than 0: seconds or a timedelta")
 
     @property
@@ -122,10 +123,9 @@ def check_queue(name: str) -> str:
 
 def check_key(key: str) -> str:
     """Return the key of a run in its queue, or raise UsageError."""
-    if not isinstance(key, str) or not key or len(key) > MAX_KEY:
-        raise UsageError(f"key={key!r:.80} must be a string of 1 to {MAX_KEY} characters")
-    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in key):
-        raise UsageError(f"key={key!r:.80} holds a control character or a lone surrogate")
+    flaw = flaw_of(key, MAX_KEY)
+    if flaw is not None:
+        raise UsageError(f"key={key!r:.80} {flaw}; give the name of whom the run is for, such as key='acme'")
     return key
 
 

@@ -18,7 +18,9 @@ import msgspec
 
 from perdure.errors import UsageError
 from perdure.kernel.cron import check_cron, cron_ticks, zone
+from perdure.kernel.durations import ENDLESS, duration
 from perdure.kernel.events import moment
+from perdure.kernel.ids import flaw_of
 from perdure.kernel.retry import fraction
 
 PROGRAM = "perdure.schedule"
@@ -134,18 +136,17 @@ def schedule_spec(
 
 
 def _seconds(value: float | timedelta, what: str) -> float:
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not -1e11 < number < 1e11:
-        raise UsageError(f"{what}={value!r} must be a number of seconds or a timedelta")
-    return float(number)
+    number = duration(value)
+    if number is None or not -ENDLESS < number < ENDLESS:
+        raise UsageError(f"{what}={value!r:.80} must be a number of seconds or a timedelta")
+    return number
 
 
 def check_schedule_id(id: str) -> str:
     """Return the id of a schedule; raise UsageError when the ids of its runs could not be made of it."""
-    if not isinstance(id, str) or not id or any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in id):
-        raise UsageError(f"the id {id!r} of a schedule must be a text without control characters")
-    if len(id) > MAX_ID:
-        raise UsageError(f"the id of a schedule has {len(id)} characters, and {MAX_ID} is the limit")
+    flaw = flaw_of(id, MAX_ID)
+    if flaw is not None:
+        raise UsageError(f"the id {id!r:.60} of a schedule {flaw}; choose a short name, such as 'nightly'")
     return id
 
 

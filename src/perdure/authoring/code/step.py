@@ -14,6 +14,7 @@ from perdure.authoring.code.body import require_body
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.loop import BodyLoop
 from perdure.kernel.commands import StepSpec
+from perdure.kernel.durations import ENDLESS, duration
 from perdure.kernel.ids import check_name
 from perdure.kernel.queues import check_queue
 from perdure.kernel.retry import ONCE, Retry
@@ -223,12 +224,12 @@ def step_inline(name: str, fn: Callable[..., Any], *args: Any) -> Coroutine[Any,
 
 def seconds(value: float | timedelta, what: str) -> float:
     """A duration in seconds; raises ValueError when it is negative or no number."""
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
+    number = duration(value)
+    if number is None:
         raise TypeError(f"{what} is a number of seconds or a timedelta, not {value!r}")
-    if not 0 <= number < 1e11:
-        raise ValueError(f"{what}={value!r} must not be negative or endless")
-    return float(number)
+    if not 0 <= number < ENDLESS:
+        raise ValueError(f"{what}={value!r:.80} must not be negative or endless")
+    return number
 
 
 def _is_generator(fn: Callable[..., Any]) -> bool:
