@@ -117,6 +117,7 @@ class Engine(Client):
             _check_types(program, self)
         await self.store.open(migrate=True)
         try:
+            self.store.promise(self._durability)
             await self._start(look)
         except (Exception, asyncio.CancelledError):
             if self._service is not None:

@@ -130,6 +130,8 @@ class Client(Scheduling, Forking, Capsules, Compacting, Asking):
         data = invocation.encode(program, self.codec)
         what = f"the input of {invocation.name}"
         inline = self.payloads.fits_inline(len(data), what)
+        if durability is not None:
+            self.store.promise(durability_of(durability))
         started = RunStarted(
             id="",
             program=invocation.name,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
+from perdure.kernel.durability import Durability
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Journal
 from perdure.ports.leases import Leases
 from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
 from perdure.ports.timers import Timers
+
+# What an acknowledged append with `fsync` outlives: the machine's loss of power, the death of the process, or neither.
+Survives = Literal["power_loss", "kill", "nothing"]
 
 
 class Store(Protocol):
@@ -43,6 +47,15 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Disconnect. Everything acknowledged stays."""
+        ...
+
+    @property
+    def survives(self) -> Survives:
+        """What an acknowledged append with `fsync` survives. Known once the store is open."""
+        ...
+
+    def promise(self, durability: Durability) -> None:
+        """Raise UsageError when the backend, as it is set up, would break what this durability promises."""
         ...
 
     def version(self) -> object:

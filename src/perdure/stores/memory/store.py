@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from perdure.errors import Corrupt, NotOwner
+from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, RunStatus, decode_events, encode_events
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.payload import blob_id
@@ -15,6 +16,7 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.runs import RunFilter
+from perdure.ports.store import Survives
 from perdure.ports.timers import Ahead, Due
 from perdure.stores.memory.queues import MemoryQueues
 
@@ -23,6 +25,7 @@ class MemoryStore:
     """All ports over dictionaries."""
 
     url = "memory://"
+    survives: Survives = "nothing"
 
     def __init__(self) -> None:
         self.journal = MemoryJournal()
@@ -37,6 +40,9 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Everything stays for as long as the store object does."""
+
+    def promise(self, durability: Durability) -> None:
+        """Who asks for memory knows that it is gone with the process."""
 
     def version(self) -> object:
         """Changes with every append, and when a lease changes hands."""

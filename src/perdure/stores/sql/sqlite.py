@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from perdure.kernel.durability import Durability
+from perdure.ports.store import Survives
 from perdure.stores.sql.blobs import SqlBlobs
 from perdure.stores.sql.database import Database
 from perdure.stores.sql.journal import SqlJournal
@@ -14,6 +16,8 @@ from perdure.stores.sql.runs import SqlRuns, SqlTimers
 
 class SqliteStore:
     """All ports on one database file. `vfs` names an apsw VFS, for fault tests."""
+
+    survives: Survives = "power_loss"
 
     def __init__(self, path: str, *, vfs: str | None = None) -> None:
         self.url = f"sqlite:///{path}"
@@ -33,6 +37,9 @@ class SqliteStore:
         """Disconnect."""
         self.leases.close()
         self._database.close()
+
+    def promise(self, durability: Durability) -> None:
+        """Every commit is as durable as it is asked to be."""
 
     def version(self) -> object:
         """Changes when any process commits."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from perdure.errors import StoreUnavailable
+from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, SignalReceived
 from perdure.kernel.projection import row
 from perdure.kernel.state import fold
@@ -15,6 +16,7 @@ from perdure.ports.journal import Append, Head, Outcome
 from perdure.ports.leases import Leases
 from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
+from perdure.ports.store import Survives
 from perdure.ports.timers import Timers
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation.faults import Crash, Faults, Pause
@@ -51,6 +53,8 @@ class FaultPlan:
 class SimulatedStore:
     """One machine's connection to the store that all machines share."""
 
+    survives: Survives = "power_loss"
+
     def __init__(self, base: MemoryStore, machine: Machine, plan: FaultPlan, monitor: Monitor) -> None:
         self.url = base.url
         self._base = base
@@ -66,6 +70,9 @@ class SimulatedStore:
 
     async def close(self) -> None:
         """Everything stays for as long as the simulation does."""
+
+    def promise(self, durability: Durability) -> None:
+        """What the simulated disk loses, the faults say."""
 
     def version(self) -> object:
         """Changes with every append of anyone."""
