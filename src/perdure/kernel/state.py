@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -469,31 +469,3 @@ def fold(run_id: str, batches: Iterable[Batch]) -> RunState:
         for event in batch.events:
             state.fold(event, batch.at)
     return state
-
-
-def stands_imported(batches: Sequence[Batch]) -> bool:
-    """As `RunState.imported`, without folding all of a journal."""
-    for batch in reversed(batches):
-        for event in reversed(batch.events):
-            if isinstance(event, RunParked):
-                return event.kind == IMPORTED
-            if isinstance(event, RunResumed | RunClaimed | RunStarted):
-                return False
-    return False
-
-
-def glance(batches: Sequence[Batch]) -> tuple[bool, str | None]:
-    """Whether a journal has come to its end, and its last owner, without folding all of it; one parked has none."""
-    resumed = False
-    for batch in reversed(batches):
-        for event in reversed(batch.events):
-            if isinstance(event, RunClaimed):
-                return False, event.owner
-            resumed |= isinstance(event, RunResumed)
-            if isinstance(event, RunParked) and not resumed:
-                return False, None
-            if isinstance(event, RunReleased | RunStarted):
-                return False, None
-            if isinstance(event, RunFinished):
-                return True, None
-    return False, None

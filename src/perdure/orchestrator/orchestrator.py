@@ -21,20 +21,14 @@ from perdure.errors import Corrupt, Diverged, PerdureError, StoreUnavailable, Un
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import durability
-from perdure.kernel.events import (
-    Batch,
-    RunClaimed,
-    RunResumed,
-    RunStarted,
-    RunStatus,
-    journal_size,
-)
+from perdure.kernel.events import Batch, RunClaimed, RunResumed, RunStarted, RunStatus, journal_size
+from perdure.kernel.glance import glance, stands_imported
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
-from perdure.kernel.state import RunState, fold, glance, stands_imported
+from perdure.kernel.state import RunState, fold
 from perdure.kernel.tracing import Tracing, explained, follow
 from perdure.kernel.versions import Programs
 from perdure.orchestrator.admissions import Admissions, may_begin

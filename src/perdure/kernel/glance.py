@@ -1,0 +1,36 @@
+"""What the end of a journal says of its run, without folding all of it: cheap enough to ask before replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunParked, RunReleased, RunResumed, RunStarted
+from perdure.kernel.state import IMPORTED
+
+
+def stands_imported(batches: Sequence[Batch]) -> bool:
+    """As `RunState.imported`, without folding all of a journal."""
+    for batch in reversed(batches):
+        for event in reversed(batch.events):
+            if isinstance(event, RunParked):
+                return event.kind == IMPORTED
+            if isinstance(event, RunResumed | RunClaimed | RunStarted):
+                return False
+    return False
+
+
+def glance(batches: Sequence[Batch]) -> tuple[bool, str | None]:
+    """Whether a journal has come to its end, and its last owner, without folding all of it; one parked has none."""
+    resumed = False
+    for batch in reversed(batches):
+        for event in reversed(batch.events):
+            if isinstance(event, RunClaimed):
+                return False, event.owner
+            resumed |= isinstance(event, RunResumed)
+            if isinstance(event, RunParked) and not resumed:
+                return False, None
+            if isinstance(event, RunReleased | RunStarted):
+                return False, None
+            if isinstance(event, RunFinished):
+                return True, None
+    return False, None
