@@ -31,7 +31,7 @@ CODE := $(wildcard src tests bench examples)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types imports pytest soak bench bench-peers test-all format lock clean
+.PHONY: help setup demo test lint types imports pytest soak services bench bench-peers test-all format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -69,10 +69,15 @@ imports: $(INSTALLED) ## the layers: imports point inward
 
 pytest: $(INSTALLED) ## the test suite
 	$(SAY) "tests: pytest"
+	@$(BIN)/python -m tests.services --provide
 	@$(BIN)/pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: $(INSTALLED) ## long storms of crashes and load
+	@$(BIN)/python -m tests.services --provide
 	@$(BIN)/pytest -q -m soak --timeout 7200 $(ARGS)
+
+services: $(INSTALLED) ## PostgreSQL, Redis and etcd of your own, in the foreground, until Ctrl-C
+	@$(BIN)/python -m tests.services
 
 bench: $(INSTALLED) ## the engine against the limit of its store
 	@$(BIN)/python -m bench.run $(ARGS)

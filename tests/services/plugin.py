@@ -1,0 +1,111 @@
+"""Fixtures that give tests PostgreSQL, Redis and etcd.
+
+`postgres_url`, `redis_url` and `etcd_url` are empty and the test's own; the server behind them is shared by all tests
+of the session. `servers` makes private ones, to be stopped, killed and paused. A server that cannot be had is an error
+of the test, never a reason to leave it out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.services.servers import Etcd, Postgres, Redis, Server
+from tests.services.shared import Shared, empty_etcd, empty_postgres, empty_redis
+
+S = TypeVar("S", bound=Server)
+
+SHARED: pytest.StashKey[Shared] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A place for the servers of the session; in a worker, the one that its controller made."""
+    told = getattr(config, "workerinput", None)
+    if told is None:
+        config.stash[SHARED] = Shared.make()
+    else:
+        config.stash[SHARED] = Shared(Path(told["services"]), told["services_watch"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist where the servers are."""
+    shared = node.config.stash[SHARED]
+    node.workerinput["services"] = str(shared.directory)
+    node.workerinput["services_watch"] = shared.watch
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The session that made the place ends its servers."""
+    if not hasattr(config, "workerinput") and SHARED in config.stash:
+        config.stash[SHARED].end()
+
+
+class Servers:
+    """Makes private servers. Each is started with `start`, or as `with servers.postgres() as server`."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._made: list[Server] = []
+
+    def postgres(self, settings: Mapping[str, str] = {}) -> Postgres:
+        """PostgreSQL with these settings."""
+        return self._keep(Postgres(self._directory(), settings=settings))
+
+    def redis(self, settings: Mapping[str, str] = {}) -> Redis:
+        """Redis with these settings."""
+        return self._keep(Redis(self._directory(), settings=settings))
+
+    def etcd(self) -> Etcd:
+        """etcd."""
+        return self._keep(Etcd(self._directory()))
+
+    def end(self) -> None:
+        """End all of them."""
+        for server in self._made:
+            server.end()
+
+    def _directory(self) -> Path:
+        return self._shared.directory / f"private-{uuid.uuid4().hex[:12]}"
+
+    def _keep(self, server: S) -> S:
+        self._made.append(server)
+        return server
+
+
+@pytest.fixture(scope="session")
+def services(pytestconfig: pytest.Config) -> Shared:
+    """The servers of the session."""
+    return pytestconfig.stash[SHARED]
+
+
+@pytest.fixture
+def servers(services: Shared) -> Iterator[Servers]:
+    """Private servers, which end with the test."""
+    servers = Servers(services)
+    yield servers
+    servers.end()
+
+
+@pytest.fixture
+def postgres_url(services: Shared) -> Iterator[str]:
+    """An empty database of PostgreSQL."""
+    with empty_postgres(services) as url:
+        yield url
+
+
+@pytest.fixture
+def redis_url(services: Shared) -> Iterator[str]:
+    """An empty database of Redis."""
+    with empty_redis(services) as url:
+        yield url
+
+
+@pytest.fixture
+def etcd_url(services: Shared) -> str:
+    """An empty part of the keys of etcd: `etcd://127.0.0.1:PORT?prefix=...`."""
+    return empty_etcd(services)
