@@ -35,7 +35,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.projection import child_rows, project
 from perdure.kernel.state import fold
-from perdure.stores.sql.journal import checksum
+from perdure.stores.sql.entries import checksum
 from perdure.stores.sql.rows import RUN, run_row
 
 T = TypeVar("T")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -12,10 +11,11 @@ import apsw
 import msgspec
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import Batch, InputReplaced, decode_events, encode_events
+from perdure.kernel.events import Batch, InputReplaced, encode_events
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.stores.sql.database import Database
+from perdure.stores.sql.entries import batches, checksum, cut
 from perdure.stores.sql.queues import refusal
 from perdure.stores.sql.rows import run_bindings
 
@@ -94,7 +94,7 @@ class SqlJournal:
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
         rows = await self._rows(_READ, (run_id, start, limit), 1)
-        return cut(_batches(run_id, rows, start, limit is None), start, limit)
+        return cut(batches(run_id, rows, start, limit is None), start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals; a damaged one comes as its error."""
@@ -112,7 +112,7 @@ class SqlJournal:
             return journals
         for run_id, found in groupby(rows, key=itemgetter(0)):
             try:
-                journals[run_id] = _batches(run_id, (row[1:] for row in found), 0, whole=True)
+                journals[run_id] = batches(run_id, (row[1:] for row in found), 0, whole=True)
             except Corrupt as error:
                 journals[run_id] = error
         return journals
@@ -244,52 +244,3 @@ def _rewrite(db: apsw.Connection, one: _Prepared) -> Outcome:
     db.executemany(_INSERT_EVENTS, one.events)
     db.execute(_REPLACE_HEAD, (append.next_seq, one.at, one.size, append.run_id))
     return APPENDED
-
-
-def checksum(run_id: str, seq: int, at: float, data: bytes) -> int:
-    """Covers the events and their place, so that neither can change unnoticed."""
-    return zlib.crc32(data, zlib.crc32(f"{run_id} {seq} {at!r}".encode()))
-
-
-def _batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool) -> list[Batch]:
-    """The batches of rows that must follow each other from `start` and, if it is the `whole` rest, end at the head."""
-    batches: list[Batch] = []
-    ends = start
-    head: object = None
-    for row in rows:
-        batch, head = _batch(run_id, *row[:-1]), row[-1]
-        if batch.seq > ends or (batches and batch.seq != ends):
-            raise _damage(run_id, ends, "entries are missing")
-        ends = batch.seq + len(batch.events)
-        batches.append(batch)
-    if whole and batches and head != ends:
-        raise _damage(run_id, ends, f"it ends here, and its head says {head}")
-    return batches
-
-
-def _batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
-    try:
-        if checksum(run_id, seq, at, data) != recorded:
-            raise _damage(run_id, seq, "its checksum does not match")
-        return Batch(seq, at, decode_events(data))
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise _damage(run_id, seq, str(error)) from error
-
-
-def _damage(run_id: str, seq: int, reason: str) -> Corrupt:
-    return Corrupt(f"the journal of run_id {run_id} at entry {seq}", reason, run_id)
-
-
-def cut(batches: list[Batch], start: int, limit: int | None) -> list[Batch]:
-    """Trim batches to the events from `start` on, at most `limit`."""
-    result, left = [], limit
-    for batch in batches:
-        skip = max(0, start - batch.seq)
-        events = batch.events[skip:] if left is None else batch.events[skip : skip + left]
-        if events:
-            result.append(batch if len(events) == len(batch.events) else Batch(batch.seq + skip, batch.at, events))
-            if left is not None:
-                left -= len(events)
-        if left == 0:
-            break
-    return result

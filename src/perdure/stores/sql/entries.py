@@ -1,0 +1,64 @@
+"""Entries of a journal as they lie in a table: a checksum that covers events and place, and what damage looks like.
+
+Reads and writes nothing: every SQL backend keeps its entries like this.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import Batch, decode_events
+
+
+def checksum(run_id: str, seq: int, at: float, data: bytes) -> int:
+    """Covers the events and their place, so that neither can change unnoticed."""
+    return zlib.crc32(data, zlib.crc32(f"{run_id} {seq} {at!r}".encode()))
+
+
+def batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool) -> list[Batch]:
+    """The batches of rows that must follow each other from `start` and, if it is the `whole` rest, end at the head."""
+    found: list[Batch] = []
+    ends = start
+    head: object = None
+    for row in rows:
+        batch, head = _batch(run_id, *row[:-1]), row[-1]
+        if batch.seq > ends or (found and batch.seq != ends):
+            raise _damage(run_id, ends, "entries are missing")
+        ends = batch.seq + len(batch.events)
+        found.append(batch)
+    if whole and found and head != ends:
+        raise _damage(run_id, ends, f"it ends here, and its head says {head}")
+    return found
+
+
+def _batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
+    try:
+        if checksum(run_id, seq, at, data) != recorded:
+            raise _damage(run_id, seq, "its checksum does not match")
+        return Batch(seq, at, decode_events(data))
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise _damage(run_id, seq, str(error)) from error
+
+
+def _damage(run_id: str, seq: int, reason: str) -> Corrupt:
+    return Corrupt(f"the journal of run_id {run_id} at entry {seq}", reason, run_id)
+
+
+def cut(batches: list[Batch], start: int, limit: int | None) -> list[Batch]:
+    """Trim batches to the events from `start` on, at most `limit`."""
+    result, left = [], limit
+    for batch in batches:
+        skip = max(0, start - batch.seq)
+        events = batch.events[skip:] if left is None else batch.events[skip : skip + left]
+        if events:
+            result.append(batch if len(events) == len(batch.events) else Batch(batch.seq + skip, batch.at, events))
+            if left is not None:
+                left -= len(events)
+        if left == 0:
+            break
+    return result
