@@ -470,13 +470,11 @@ class NotAStore(StoreError):
 class SchemaMismatch(StoreError):
     """The store's schema is older or newer than this version of perdure."""
 
-    def __init__(self, url: str, found: int, needed: int) -> None:
+    def __init__(self, url: str, found: int, needed: int, reason: str = "") -> None:
         self.url, self.found, self.needed = url, found, needed
-        cure = (
-            "a newer perdure wrote it: upgrade perdure in this environment"
-            if found > needed
-            else "open it once with an Engine, which brings it up to date"
-        )
+        older = "run `perdure migrate` to bring it up to date (an embedded one: open it once with an Engine)"
+        newer = "a newer perdure wrote it: upgrade perdure in this environment"
+        cure = reason or (newer if found > needed else older)
         super().__init__(f"{url} has schema {found}, and this perdure works with schema {needed}; {cure}")
 
 

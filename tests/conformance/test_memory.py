@@ -15,6 +15,7 @@ from perdure.testing.conformance import (
     QueuesConformance,
     RunsConformance,
     TimersConformance,
+    UpkeepConformance,
 )
 
 
@@ -45,3 +46,6 @@ class TestMemoryLeases(OnMemory, LeasesConformance): ...
 
 
 class TestMemoryBlobs(OnMemory, BlobsConformance): ...
+
+
+class TestMemoryUpkeep(OnMemory, UpkeepConformance): ...

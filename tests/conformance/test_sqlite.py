@@ -17,6 +17,7 @@ from perdure.testing.conformance import (
     QueuesConformance,
     RunsConformance,
     TimersConformance,
+    UpkeepConformance,
 )
 
 
@@ -77,3 +78,9 @@ class TestSlowSqliteLeases(OnSlowSqlite, LeasesConformance): ...
 
 
 class TestSlowSqliteBlobs(OnSlowSqlite, BlobsConformance): ...
+
+
+class TestSqliteUpkeep(OnSqlite, UpkeepConformance): ...
+
+
+class TestSlowSqliteUpkeep(OnSlowSqlite, UpkeepConformance): ...

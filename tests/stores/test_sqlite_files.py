@@ -153,7 +153,7 @@ async def test_a_store_says_which_migrations_it_has(path: Path) -> None:
     with apsw.Connection(str(path)) as db:
         found = db.execute("select number, name, length(checksum) from perdure_migrations").fetchall()
     db.close()
-    assert found == [(number, name, 64) for number, (name, _) in enumerate(MIGRATIONS, 1)]
+    assert found == [(one.number, one.name, 64) for one in MIGRATIONS]
 
 
 # --- files that may not be written --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from perdure.ports.leases import Leases
 from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
 from perdure.ports.timers import Timers
+from perdure.ports.upkeep import Upkeep
 
 # What an acknowledged append with `fsync` outlives: the machine's loss of power, the death of the process, or neither.
 Survives = Literal["power_loss", "kill", "nothing"]
@@ -40,6 +41,9 @@ class Store(Protocol):
 
     @property
     def blobs(self) -> Blobs: ...
+
+    @property
+    def upkeep(self) -> Upkeep: ...
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, bring an embedded store's schema up to date first."""

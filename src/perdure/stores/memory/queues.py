@@ -38,6 +38,12 @@ class _Queue:
         self.rows[row.run_id] = row
         self._count(row, 1)
 
+    def remove(self, run_id: str) -> None:
+        row = self.rows.pop(run_id)
+        self._count(row, -1)
+        if row.began_at is not None:
+            del self.starts[bisect_left(self.starts, row.began_at)]
+
     def _count(self, row: RunRow, change: int) -> None:
         if row.status is RunStatus.QUEUED:
             self.queued += change
@@ -69,6 +75,10 @@ class MemoryQueues:
     def put(self, row: RunRow) -> None:
         """The row of a run of a queue has changed."""
         self._queues.setdefault(row.queue, _Queue()).put(row)
+
+    def remove(self, row: RunRow) -> None:
+        """A run of a queue is gone from the store."""
+        self._queues[row.queue].remove(row.run_id)
 
     def refusal(self, queue: Queue, row: RunRow) -> Full | None:
         """Why a run may not begin now; None when it may."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
@@ -19,6 +20,7 @@ from perdure.ports.runs import RunFilter
 from perdure.ports.store import Survives
 from perdure.ports.timers import Ahead, Due
 from perdure.stores.memory.queues import MemoryQueues
+from perdure.stores.memory.upkeep import MemoryUpkeep
 
 
 class MemoryStore:
@@ -34,6 +36,7 @@ class MemoryStore:
         self.queues = self.journal.queues
         self.leases = MemoryLeases()
         self.blobs = MemoryBlobs()
+        self.upkeep = MemoryUpkeep(self.journal, self.blobs)
 
     async def open(self, *, migrate: bool) -> None:
         """Nothing to connect to."""
@@ -331,11 +334,13 @@ class MemoryBlobs:
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
+        self.put_at: dict[str, float] = {}
 
     async def put(self, data: bytes) -> str:
         """Store the bytes and return their id."""
         id = blob_id(data)
         self.blobs[id] = bytes(data)
+        self.put_at[id] = time.time()
         return id
 
     async def get(self, blob_id_: str) -> bytes | None:

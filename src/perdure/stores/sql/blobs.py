@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from inspect import isawaitable
+
+import apsw
 
 from perdure.errors import Corrupt
 from perdure.kernel.payload import blob_id
 from perdure.stores.sql.database import Database
 
 _PUT = "insert into perdure_blobs (id, data) values (?, ?) on conflict (id) do nothing"
+# Said anew each time, so that nobody collects what somebody is about to refer to.
+_SAY_PUT = "insert into perdure_blob_puts values (?1, ?2) on conflict (blob_id) do update set put_at = ?2"
 _GET = "select data from perdure_blobs where id = ?"
 
 
@@ -21,7 +26,12 @@ class SqlBlobs:
     async def put(self, data: bytes) -> str:
         """Store the bytes durably and return their id."""
         id = blob_id(data)
-        result = self._database.write(lambda db: db.execute(_PUT, (id, data)).fetchall())
+
+        def put(db: apsw.Connection) -> None:
+            db.execute(_PUT, (id, data))
+            db.execute(_SAY_PUT, (id, time.time()))
+
+        result = self._database.write(put)
         if isawaitable(result):
             await result
         return id

@@ -7,18 +7,17 @@ One connection answers small questions on the loop; one, in a thread, reads in b
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import resources
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import apsw
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreError, StoreUnavailable
+from perdure.stores.sql.schema import Applied, load_migrations, pending
 
 T = TypeVar("T")
 
@@ -35,6 +34,10 @@ LOG_PAGES = 120
 SETTLED_SECONDS = 0.04
 HEADER = 108
 MAGIC = b"SQLite format 3\x00"
+_APPLIED = "select number, name, checksum, works_with, applied_at from perdure_migrations order by number"
+# The first schema did not say yet whom a migration works with.
+_APPLIED_FIRST = "select number, name, checksum, 1, applied_at from perdure_migrations order by number"
+_SAY_WORKS_WITH = "update perdure_migrations set works_with = ? where number = ?"
 
 
 class Database:
@@ -69,6 +72,7 @@ class Database:
         elif not migrate:
             raise InvalidStoreUrl(self.url, "there is no such file; start a run with an Engine to create it")
         opened: list[apsw.Connection] = []
+        logged = self._has_log()
         try:
             opened.append(self._connect())
             self._prepare(opened[0], migrate)
@@ -76,7 +80,7 @@ class Database:
         except BaseException as error:
             for db in opened:
                 # Refused: whatever lies in the write-ahead log stays where its application left it.
-                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(logged))
                 db.close()
             self._reraise(error)
         self._writer, self._reader, self._bulk = opened
@@ -101,13 +105,13 @@ class Database:
         if head[:16] != MAGIC:
             raise NotAStore(self.url, "it is not an SQLite database")
         if int.from_bytes(head[68:72]) == APPLICATION_ID:
-            if (found := int.from_bytes(head[60:64])) > len(MIGRATIONS):
-                raise SchemaMismatch(self.url, found, len(MIGRATIONS))
             return
         # Commits that are not in the file yet may say otherwise, and a database without tables may become ours.
-        pending = any(_size(self.path + suffix) for suffix in ("-wal", "-journal"))
-        if not pending and int.from_bytes(head[103:105]):
+        if not self._has_log() and int.from_bytes(head[103:105]):
             raise NotAStore(self.url, "it is an SQLite database of another application")
+
+    def _has_log(self) -> bool:
+        return any(_size(self.path + suffix) for suffix in ("-wal", "-journal"))
 
     def _connect(self) -> apsw.Connection:
         db = apsw.Connection(self.path, vfs=self._vfs)
@@ -123,21 +127,35 @@ class Database:
     def _prepare(self, db: apsw.Connection, migrate: bool) -> None:
         # In one transaction: another process may be creating the store at this moment.
         db.execute("begin")
-        application, found = db.pragma("application_id"), db.pragma("user_version")
+        application = db.pragma("application_id")
         empty = not db.execute("select exists (select 1 from sqlite_schema)").get
-        db.execute("commit")
         if application != APPLICATION_ID and not empty:
             raise NotAStore(self.url, "it is an SQLite database of another application")
-        if found > len(MIGRATIONS) or (found < len(MIGRATIONS) and not migrate):
-            raise SchemaMismatch(self.url, found, len(MIGRATIONS))
+        applied = self._applied(db)
+        db.execute("commit")
+        needed = pending(self.url, applied, MIGRATIONS)
+        if needed and not migrate:
+            raise SchemaMismatch(self.url, len(applied), len(MIGRATIONS))
         if db.readonly("main"):
             if migrate:
                 raise StoreUnavailable(self.url, READ_ONLY)
             return  # enough to look at it
         self._use_log(db)
         db.pragma("synchronous", "full")
-        if found < len(MIGRATIONS):
+        if needed:
             self._migrate(db)
+
+    def _applied(self, db: apsw.Connection) -> list[Applied]:
+        """The migrations that the database has."""
+        found = db.pragma("user_version")
+        if found == 0:
+            return []
+        statement = _APPLIED if found > 1 else _APPLIED_FIRST
+        applied = [Applied(*columns) for columns in db.execute(statement)]
+        if len(applied) != found:
+            # What made it so is unknown, so is what it says about this code.
+            raise SchemaMismatch(self.url, found, len(MIGRATIONS))
+        return applied
 
     def _use_log(self, db: apsw.Connection) -> None:
         """Switch a new file to write-ahead logging. SQLite does not wait for others here, so wait for it."""
@@ -154,13 +172,15 @@ class Database:
         # Immediate: of two processes that meet here, one migrates and the other finds it done.
         db.execute("begin immediate")
         try:
-            for number, (name, sql) in enumerate(MIGRATIONS, 1):
-                if number <= db.pragma("user_version"):
-                    continue
-                db.execute(sql)
-                checksum = hashlib.sha256(sql.encode()).hexdigest()
-                db.execute("insert into perdure_migrations values (?, ?, ?, ?)", (number, name, checksum, time.time()))
-                db.pragma("user_version", number)
+            for one in pending(self.url, self._applied(db), MIGRATIONS):
+                db.execute(one.sql)
+                noted = (one.number, one.name, one.checksum, time.time())
+                db.execute(
+                    "insert into perdure_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)", noted
+                )
+                if one.number > 1:
+                    db.execute(_SAY_WORKS_WITH, (one.works_with, one.number))
+                db.pragma("user_version", one.number)
             db.pragma("application_id", APPLICATION_ID)
             db.execute("commit")
         except BaseException:
@@ -373,10 +393,4 @@ def _size(path: str) -> int:
         return 0
 
 
-def _load_migrations() -> list[tuple[str, str]]:
-    folder = resources.files(__package__) / "migrations"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
-    return [(Path(f.name).stem, f.read_text("utf-8")) for f in files]
-
-
-MIGRATIONS = _load_migrations()
+MIGRATIONS = load_migrations(resources.files(__package__) / "migrations")

@@ -13,6 +13,7 @@ import msgspec
 from perdure.errors import Corrupt
 from perdure.kernel.events import Batch, InputReplaced, encode_events
 from perdure.kernel.projection import RunRow
+from perdure.kernel.references import mentions_blob, references
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.stores.sql.database import Database
 from perdure.stores.sql.entries import batches, checksum, cut
@@ -25,10 +26,13 @@ FEW, SMALL = 8, 32_768
 
 _CREATE_HEAD = "insert into perdure_heads (run_id, next_seq, at, size) values (?, ?, ?, ?)"
 _SWAP_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = size + ? where run_id = ? and next_seq = ?"
-_INSERT_EVENTS = "insert into perdure_journal (run_id, seq, at, checksum, events) values (?, ?, ?, ?, ?)"
+# The last column says that references are noted with the entry; see migration 0002.
+_INSERT_EVENTS = "insert into perdure_journal (run_id, seq, at, checksum, events, writer) values (?, ?, ?, ?, ?, 2)"
+NOTE_USES = "insert into perdure_blob_uses (blob_id, run_id) values (?, ?) on conflict do nothing"
+_FORGET_USES = "delete from perdure_blob_uses where run_id = ?"
 _DELETE_EVENTS = "delete from perdure_journal where run_id = ?"
 _REPLACE_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = ? where run_id = ?"
-_INSERT_RUN = """
+INSERT_RUN = """
     insert into perdure_runs values
         (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
@@ -142,16 +146,21 @@ class _Prepared(msgspec.Struct):
     size: int
     events: list[tuple[Any, ...]]
     starts: list[_Prepared]
+    # The blobs that the events refer to, with the run: most have none.
+    uses: Sequence[tuple[str, str]] = ()
 
 
 def _prepare(append: Append) -> _Prepared:
     run_id, size, rows = append.run_id, 0, []
+    uses: Sequence[tuple[str, str]] = ()
     for batch in append.batches:
         data = encode_events(batch.events)
         size += len(data)
+        if mentions_blob(data):
+            uses = [*uses, *((blob, run_id) for blob in references(batch.events))]
         rows.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
     starts = [_prepare(start) for start in append.starts] if append.starts else []
-    return _Prepared(append, append.batches[-1].at, size, rows, starts)
+    return _Prepared(append, append.batches[-1].at, size, rows, starts, uses)
 
 
 def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
@@ -180,6 +189,7 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
     creates, swaps, events, inserts, updates = [], [], [], [], []
     children: list[RunRow] = []
     replaced: list[tuple[Any, ...]] = []
+    uses: list[tuple[str, str]] = []
     for one in prepared:
         append = one.append
         children.extend(append.children)
@@ -194,6 +204,8 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
                 if isinstance(append.batches[0].events[0], InputReplaced):
                     replaced.append(updates[-1])
         events.extend(one.events)
+        if one.uses:
+            uses.extend(one.uses)
     if swaps:
         before = db.total_changes()
         db.executemany(_SWAP_HEAD, swaps)
@@ -201,7 +213,7 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
             return False
     if creates:
         db.executemany(_CREATE_HEAD, creates)
-        db.executemany(_INSERT_RUN, inserts)
+        db.executemany(INSERT_RUN, inserts)
     db.executemany(_INSERT_EVENTS, events)
     if updates:
         db.executemany(_UPDATE_RUN, updates)
@@ -209,6 +221,8 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
         db.executemany(_REPLACE_INPUT, replaced)
     if children:
         db.executemany(_PUT_CHILD, map(run_bindings, children))
+    if uses:
+        db.executemany(NOTE_USES, uses)
     return True
 
 
@@ -242,5 +256,7 @@ def _rewrite(db: apsw.Connection, one: _Prepared) -> Outcome:
         return Conflict(head[0] if head is not None else 0)
     db.execute(_DELETE_EVENTS, (append.run_id,))
     db.executemany(_INSERT_EVENTS, one.events)
+    db.execute(_FORGET_USES, (append.run_id,))
+    db.executemany(NOTE_USES, one.uses)
     db.execute(_REPLACE_HEAD, (append.next_seq, one.at, one.size, append.run_id))
     return APPENDED

@@ -12,6 +12,7 @@ from perdure.stores.sql.journal import SqlJournal
 from perdure.stores.sql.leases import SqlLeases
 from perdure.stores.sql.queues import SqlQueues
 from perdure.stores.sql.runs import SqlRuns, SqlTimers
+from perdure.stores.sql.upkeep import SqlUpkeep
 
 
 class SqliteStore:
@@ -28,6 +29,7 @@ class SqliteStore:
         self.queues = SqlQueues(self._database)
         self.leases = SqlLeases(self._database)
         self.blobs = SqlBlobs(self._database)
+        self.upkeep = SqlUpkeep(self._database)
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, create the file or bring its schema up to date."""

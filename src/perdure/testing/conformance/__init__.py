@@ -30,6 +30,7 @@ from perdure.testing.conformance.leases import LeasesConformance
 from perdure.testing.conformance.queues import QueuesConformance
 from perdure.testing.conformance.runs import RunsConformance
 from perdure.testing.conformance.timers import TimersConformance
+from perdure.testing.conformance.upkeep import UpkeepConformance
 
 __all__ = [
     "BlobsConformance",
@@ -38,4 +39,5 @@ __all__ = [
     "QueuesConformance",
     "RunsConformance",
     "TimersConformance",
+    "UpkeepConformance",
 ]

@@ -18,6 +18,7 @@ from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
 from perdure.ports.store import Survives
 from perdure.ports.timers import Timers
+from perdure.ports.upkeep import Upkeep
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation.faults import Crash, Faults, Pause
 from perdure.testing.simulation.monitor import Monitor
@@ -64,6 +65,7 @@ class SimulatedStore:
         self.queues = cast(Queues, _Slow(base.queues, machine, plan.faults))
         self.leases = cast(Leases, _SlowLeases(base.leases, machine, plan.faults))
         self.blobs = cast(Blobs, _Slow(base.blobs, machine, plan.faults))
+        self.upkeep = cast(Upkeep, _Slow(base.upkeep, machine, plan.faults))
 
     async def open(self, *, migrate: bool) -> None:
         """Nothing to connect to."""

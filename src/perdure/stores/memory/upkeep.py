@@ -1,0 +1,114 @@
+"""Upkeep in memory. What refers to which blob is found out when somebody asks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perdure.kernel.events import RunStatus, decode_events
+from perdure.kernel.projection import RunRow
+from perdure.kernel.references import mentions_blob, references
+from perdure.ports.upkeep import Collected, Ended, Load
+
+if TYPE_CHECKING:
+    from perdure.stores.memory.store import MemoryBlobs, MemoryJournal
+
+
+class MemoryUpkeep:
+    """The upkeep of a store in memory."""
+
+    def __init__(self, journal: MemoryJournal, blobs: MemoryBlobs) -> None:
+        self._journal, self._blobs = journal, blobs
+        self._kept: set[str] = set()
+
+    async def loads(self) -> Sequence[Load]:
+        """How many unfinished root runs each owner has."""
+        rows = [row for row in self._journal.rows.values() if row.finished_at is None and not row.root]
+        count = Counter((row.owner, row.status is RunStatus.RUNNING) for row in rows)
+        owners = sorted({owner for owner, _ in count}, key=lambda owner: (owner is not None, owner or ""))
+        return [Load(owner, count[owner, True], count[owner, False]) for owner in owners]
+
+    async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
+        """Root runs of these statuses that ended before that moment, by run_id."""
+        found = [
+            Ended(row.run_id, row.id, row.program, row.status, row.finished_at, self._journal.head_of[row.run_id].size)
+            for row in self._journal.rows.values()
+            if not row.root and row.finished_at is not None and row.finished_at < before
+            if row.status in statuses and row.run_id > after
+        ]
+        return sorted(found, key=lambda ended: ended.run_id)[:limit]
+
+    async def remove(self, run_ids: Sequence[str]) -> Sequence[str]:
+        """Remove runs that have ended, with everything that belongs to them."""
+        rows = self._journal.rows
+        roots = [row for row in rows.values() if not row.root]
+        gone = [row for row in roots if row.run_id in run_ids and row.finished_at is not None]
+        gone = [
+            row
+            for row in gone
+            if not any(o.id == row.id and o.incarnation < row.incarnation and o.run_id not in run_ids for o in roots)
+        ]
+        for row in gone:
+            for child in self._children(row.run_id):
+                self._forget(child)
+            self._forget(row)
+            del self._journal.batches[row.run_id], self._journal.head_of[row.run_id]
+        self._journal.commits += bool(gone)
+        return sorted(row.run_id for row in gone)
+
+    def _children(self, run_id: str) -> list[RunRow]:
+        return [row for row in self._journal.rows.values() if row.root == run_id]
+
+    def _forget(self, row: RunRow) -> None:
+        named = self._journal.children if row.root else self._journal.latest
+        if named.get(row.id) == row.run_id:
+            del named[row.id]
+        if row.queue:
+            self._journal.queues.remove(row)
+        del self._journal.rows[row.run_id]
+
+    async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
+        """Remove blobs that no journal refers to and that nobody has put for `age` seconds."""
+        used = set(self._kept)
+        for batches in self._journal.batches.values():
+            for _, _, data in batches:
+                if mentions_blob(data):
+                    used.update(references(decode_events(data)))
+        before = time.time() - age
+        gone = [blob for blob, at in self._blobs.put_at.items() if at <= before and blob not in used][:limit]
+        collected = Collected(len(gone), sum(len(self._blobs.blobs[blob]) for blob in gone))
+        if not dry_run:
+            for blob in gone:
+                del self._blobs.blobs[blob], self._blobs.put_at[blob]
+        return collected
+
+    async def keep(self, blob_id: str) -> None:
+        """Never collect this blob."""
+        self._kept.add(blob_id)
+
+    async def journals(self, after: str, limit: int) -> Sequence[str]:
+        """The run_ids of the journals there are, in order."""
+        return sorted(run_id for run_id in self._journal.head_of if run_id > after)[:limit]
+
+    async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
+        """Put rows in the place of those of a journal."""
+        head = self._journal.head_of.get(run_id)
+        if head is None or head.next_seq != expected_next:
+            return False
+        for row in (*self._children(run_id), self._journal.rows.get(run_id)):
+            if row is not None:
+                self._forget(row)
+        for row in rows:
+            self._journal.rows[row.run_id] = row
+            if row.root:
+                self._journal.children[row.id] = row.run_id
+            else:
+                latest = self._journal.rows.get(self._journal.latest.get(row.id, ""))
+                if latest is None or latest.incarnation < row.incarnation:
+                    self._journal.latest[row.id] = row.run_id
+                if row.queue:
+                    self._journal.queues.put(row)
+        self._journal.commits += 1
+        return True

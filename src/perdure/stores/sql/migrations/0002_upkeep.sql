@@ -1,0 +1,40 @@
+-- What may go when runs are pruned: which blobs journals refer to, and when each was last put.
+-- works with: 1
+
+-- What each migration says about older code.
+alter table perdure_migrations add column works_with integer not null default 1;
+
+-- The schema of the code that wrote the entry. From 2 on it notes references with the entry.
+alter table perdure_journal add column writer integer not null default 1;
+
+-- Apart from the blobs: their rows are large. A blob that is not in here was put by older code, maybe by hand; it is
+-- never collected, unless an entry turns out to refer to it.
+create table perdure_blob_puts (
+    blob_id text primary key,
+    put_at real not null
+) without rowid;
+
+-- An empty run_id: somebody keeps the blob.
+create table perdure_blob_uses (
+    blob_id text not null,
+    run_id text not null,
+    primary key (blob_id, run_id)
+) without rowid;
+create index perdure_blob_uses_by_run on perdure_blob_uses (run_id);
+
+-- Journals whose references are not noted yet. Nothing is collected while there is one.
+create table perdure_blob_unnoted (
+    run_id text primary key
+) without rowid;
+insert into perdure_blob_unnoted select distinct run_id from perdure_journal where instr(events, 'blob":"') > 0;
+
+-- Older code that still works on this database: it notes no references, and does not say that it put a blob again.
+create trigger perdure_journal_unnoted after insert on perdure_journal
+when new.writer < 2 and instr(new.events, 'blob":"') > 0
+begin
+    insert or ignore into perdure_blob_unnoted values (new.run_id);
+end;
+create trigger perdure_blobs_put_again before insert on perdure_blobs
+begin
+    update perdure_blob_puts set put_at = (julianday('now') - 2440587.5) * 86400.0 where blob_id = new.id;
+end;

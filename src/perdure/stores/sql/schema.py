@@ -1,0 +1,79 @@
+"""Numbered migrations: which there are, which a database has, and which it needs. Touches no database.
+
+A migration is a file `NNNN_name.sql` that never changes once it was released; its checksum is recorded where it was
+applied. A line `-- works with: 3` in it says that code which knows migrations only up to 3 can share the database with
+code that knows this one: the two versions of a rolling upgrade. Without the line, older code is shut out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from importlib.resources.abc import Traversable
+
+import msgspec
+
+from perdure.errors import SchemaMismatch
+
+_FILE = re.compile(r"([0-9]{4})_[a-z0-9_]+\.sql")
+_WORKS_WITH = re.compile(r"^-- works with: ([0-9]+)$", re.MULTILINE)
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """One step from a schema to the next. `works_with` is the lowest schema whose code can share the database."""
+
+    number: int
+    name: str
+    sql: str
+    checksum: str
+    works_with: int
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """A migration that a database says it has."""
+
+    number: int
+    name: str
+    checksum: str
+    works_with: int
+    applied_at: float = 0.0
+
+
+def load_migrations(folder: Traversable) -> list[Migration]:
+    """The migrations in a folder, in order."""
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
+    migrations = [migration(name, (folder / name).read_text("utf-8")) for name in names]
+    assert [one.number for one in migrations] == list(range(1, len(migrations) + 1)), names
+    return migrations
+
+
+def migration(file: str, sql: str) -> Migration:
+    """What a file of that name and content is."""
+    named = _FILE.fullmatch(file)
+    assert named is not None, file
+    number, says = int(named[1]), _WORKS_WITH.search(sql)
+    works_with = int(says[1]) if says is not None else number
+    return Migration(number, file.removesuffix(".sql"), sql, sha256(sql.encode()).hexdigest(), works_with)
+
+
+def pending(url: str, applied: Sequence[Applied], known: Sequence[Migration]) -> list[Migration]:
+    """The migrations that a database still needs for this code; none when it has them, or newer ones that allow it.
+
+    Raises SchemaMismatch when a newer one shuts this code out, or when one was not applied as this code knows it.
+    """
+    found, needed = len(applied), len(known)
+    if [one.number for one in applied] != list(range(1, found + 1)):
+        raise SchemaMismatch(url, found, needed, "its list of migrations has gaps; restore it from a backup")
+    for have, mine in zip(applied, known, strict=False):
+        if have.checksum != mine.checksum:
+            raise SchemaMismatch(
+                url,
+                found,
+                needed,
+                f"its migration {have.name} is not the one of that number here ({mine.name}); "
+                "they come from different versions of perdure, and none of them knows what it holds",
+            )
+    if any(one.works_with > needed for one in applied[needed:]):
+        raise SchemaMismatch(url, found, needed)
+    return list(known[found:])

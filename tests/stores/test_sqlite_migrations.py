@@ -1,0 +1,182 @@
+"""SQLite files of older schemas: brought up to date with what they hold, and shared with code that is still older."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+from perdure.errors import Corrupt, SchemaMismatch
+from perdure.kernel.events import NULL, StepStarted, StepSucceeded, encode_events
+from perdure.ports.journal import Append
+from perdure.ports.upkeep import Collected
+from perdure.stores.sql import database
+from perdure.stores.sql.database import APPLICATION_ID, MIGRATIONS
+from perdure.stores.sql.entries import checksum
+from perdure.stores.sql.journal import INSERT_RUN
+from perdure.stores.sql.rows import run_bindings
+from perdure.stores.sql.schema import migration
+from perdure.stores.sql.sqlite import SqliteStore
+from perdure.testing.conformance.history import History, finished, write_all
+
+
+class FirstSchema:
+    """A store as the code of the first schema knows it, statement by statement."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        self.db = apsw.Connection(str(path))
+        self.db.pragma("journal_mode", "wal")
+        if create:
+            first = MIGRATIONS[0]
+            self.db.execute(first.sql)
+            applied = (1, first.name, first.checksum, 1.0)
+            self.db.execute("insert into perdure_migrations values (?, ?, ?, ?)", applied)
+            self.db.pragma("user_version", 1)
+            self.db.pragma("application_id", APPLICATION_ID)
+
+    def put(self, data: bytes) -> str:
+        id = hashlib.sha256(data).hexdigest()
+        self.db.execute("insert into perdure_blobs (id, data) values (?, ?) on conflict (id) do nothing", (id, data))
+        return id
+
+    def append(self, append: Append) -> None:
+        run_id, batch = append.run_id, append.batches[0]
+        data = encode_events(batch.events)
+        entry = (run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode())
+        with self.db:
+            self.db.execute(
+                "insert into perdure_heads (run_id, next_seq, at, size) values (?1, ?2, ?3, ?4) on conflict (run_id) "
+                "do update set next_seq = ?2, at = ?3, size = size + ?4",
+                (run_id, append.next_seq, batch.at, len(data)),
+            )
+            self.db.execute(
+                "insert into perdure_journal (run_id, seq, at, checksum, events) values (?, ?, ?, ?, ?)", entry
+            )
+            assert append.row is not None
+            self.db.execute("delete from perdure_runs where run_id = ?", (run_id,))
+            self.db.execute(INSERT_RUN, run_bindings(append.row))
+
+
+async def opened(path: Path) -> SqliteStore:
+    store = SqliteStore(str(path))
+    await store.open(migrate=True)
+    return store
+
+
+async def test_a_file_of_the_first_schema_is_brought_up_to_date_with_its_runs(path: Path) -> None:
+    old, history = FirstSchema(path), History("r1")
+    old.append(history.begin_as("node-1"))
+    before = old.db.execute("select * from perdure_runs").fetchall()
+    old.db.close()
+    store = await opened(path)
+    await write_all(store, history.then(StepStarted("w:0")), history.then(finished()))
+    assert [len(batch.events) for batch in await store.journal.read("r1")] == [2, 1, 1]
+    await store.close()
+    db = apsw.Connection(str(path))
+    assert db.pragma("user_version") == len(MIGRATIONS)
+    assert db.execute("select run_id, id from perdure_runs").fetchall() == [row[:2] for row in before]
+    db.close()
+
+
+async def test_blobs_that_old_journals_refer_to_are_known_after_the_migration(path: Path) -> None:
+    old, history = FirstSchema(path), History("r1")
+    blob, by_hand = old.put(b"a result"), old.put(b"put by hand")
+    old.append(history.begin_as("n", StepStarted("w:0"), StepSucceeded("w:0", NULL, blob=blob)))
+    old.db.close()
+    store = await opened(path)
+    assert await store.upkeep.collect(0, 100) == Collected(0, 0)
+    await write_all(store, history.then(finished()))
+    await store.upkeep.remove(["r1"])
+    assert await store.upkeep.collect(0, 100) == Collected(1, 8)
+    assert await store.blobs.get(blob) is None
+    assert await store.blobs.get(by_hand) == b"put by hand", "nobody knows what refers to it"
+    await store.close()
+
+
+async def test_code_of_the_first_schema_that_goes_on_writing_loses_nothing(path: Path) -> None:
+    old = FirstSchema(path)
+    store = await opened(path)
+    blob, history = old.put(b"a result"), History("r1")
+    old.append(history.begin_as("n", StepStarted("w:0"), StepSucceeded("w:0", NULL, blob=blob)))
+    assert await store.upkeep.collect(0, 100) == Collected(0, 0)
+    assert await store.blobs.get(blob) == b"a result"
+    old.append(history.then(finished()))
+    await store.upkeep.remove(["r1"])
+    # Somebody is about to refer to it once more, and does not say that it was put again.
+    await store.upkeep.collect(3600, 100)
+    store_db = apsw.Connection(str(path))
+    store_db.execute("update perdure_blob_puts set put_at = 1.0")
+    old.put(b"a result")
+    assert await store.upkeep.collect(3600, 100) == Collected(0, 0)
+    again = History("r2", input=NULL, input_blob=blob)
+    old.append(again.begin())
+    assert await store.upkeep.collect(0, 100) == Collected(0, 0)
+    assert await store.blobs.get(blob) == b"a result"
+    at = store_db.execute("select put_at from perdure_blob_puts").get
+    assert isinstance(at, float)
+    assert abs(at - time.time()) < 3600, "the clock of a trigger is the clock of the machine"
+    store_db.close()
+    old.db.close()
+    await store.close()
+
+
+async def test_nothing_is_collected_while_an_old_journal_cannot_be_read(path: Path) -> None:
+    old, history = FirstSchema(path), History("r1")
+    blob = old.put(b"x")
+    old.append(history.begin_as("n", StepStarted("w:0"), StepSucceeded("w:0", NULL, blob=blob)))
+    old.db.execute("update perdure_journal set events = substr(events, 2)")
+    old.db.close()
+    store = await opened(path)
+    unused = await store.blobs.put(b"unused")
+    with pytest.raises(Corrupt, match="the journal of run_id r1"):
+        await store.upkeep.collect(0, 100)
+    assert await store.blobs.get(unused) == b"unused"
+    await store.close()
+
+
+# --- a database that is newer than the code -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def newer(path: Path, monkeypatch: pytest.MonkeyPatch) -> apsw.Connection:
+    """A file that a newer perdure has migrated, which says that it works with this one."""
+    known = list(MIGRATIONS)
+    mild = migration(f"{len(known) + 1:04}_more.sql", f"-- works with: {len(known)}\ncreate table more (x);")
+    monkeypatch.setattr(database, "MIGRATIONS", [*known, mild])
+    store = SqliteStore(str(path))
+    store._database.open(migrate=True)
+    store._database.close()
+    monkeypatch.setattr(database, "MIGRATIONS", known)
+    return apsw.Connection(str(path))
+
+
+async def test_code_works_on_a_newer_database_that_says_so(path: Path, newer: apsw.Connection) -> None:
+    store = await opened(path)
+    await write_all(store, History("r1").begin())
+    await store.close()
+    client = SqliteStore(str(path))
+    await client.open(migrate=False)
+    assert len(await client.journal.read("r1")) == 1
+    await client.close()
+    assert newer.pragma("user_version") == len(MIGRATIONS) + 1
+    newer.close()
+
+
+async def test_code_is_refused_by_a_newer_database_that_shuts_it_out(path: Path, newer: apsw.Connection) -> None:
+    newer.execute("update perdure_migrations set works_with = number where number > ?", (len(MIGRATIONS),))
+    newer.close()
+    for migrate in (True, False):
+        with pytest.raises(SchemaMismatch, match="upgrade perdure"):
+            await SqliteStore(str(path)).open(migrate=migrate)
+
+
+async def test_a_file_whose_migration_is_another_one_is_refused(path: Path) -> None:
+    await (await opened(path)).close()
+    db = apsw.Connection(str(path))
+    db.execute("update perdure_migrations set checksum = 'other' where number = 1")
+    db.close()
+    with pytest.raises(SchemaMismatch, match="0001_initial is not the one of that number here"):
+        await SqliteStore(str(path)).open(migrate=True)
