@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from perdure.kernel.rules import Rule, Rules, StepInfo, default, kind, prepend, replace, rule
     from perdure.kernel.schedule import CatchUp, all_ticks
     from perdure.kernel.streams import StreamMode, batched
+    from perdure.kernel.truncation import Truncated
     from perdure.locks import Lock, lock
     from perdure.orchestrator.sweep import SweepReport
     from perdure.ports.leases import HeldBy
@@ -196,6 +197,7 @@ __all__ = [
     "StoreUnavailable",
     "StreamMode",
     "SweepReport",
+    "Truncated",
     "TypeCodec",
     "UnknownProgram",
     "UnknownVersion",
@@ -282,6 +284,7 @@ _HOMES = {
         "perdure.kernel.retry": ("Retry"),
         "perdure.kernel.schedule": ("CatchUp all_ticks"),
         "perdure.kernel.streams": ("StreamMode batched"),
+        "perdure.kernel.truncation": ("Truncated"),
         "perdure.locks": ("Lock lock"),
         "perdure.orchestrator.sweep": ("SweepReport"),
         "perdure.ports.leases": ("HeldBy"),

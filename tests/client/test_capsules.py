@@ -14,12 +14,15 @@ from msgspec import Raw
 
 from perdure import (
     AlreadyExists,
+    Client,
     Engine,
     InvalidCapsule,
     Limits,
     NoSuchRun,
     Program,
     RunStatus,
+    Truncated,
+    UsageError,
     connect,
     continue_as,
     set_state,
@@ -148,6 +151,93 @@ async def test_a_run_that_has_not_ended_is_parked_and_nobody_executes_it(tmp_pat
         last = [entry.event for entry in await engine.journal("order-1")][-2:]
     assert isinstance(last[0], RunParked)
     assert CALLS == []
+
+
+async def test_an_imported_run_goes_on_where_it_stood_when_somebody_resolves_it() -> None:
+    data, origin = await waiting()
+    run_id = next(iter(origin.journal.rows))
+    async with Engine(MemoryStore(), PROGRAMS) as engine:
+        _ = await engine.import_run(data)
+        CALLS.clear()
+        _ = await engine.signal("order-1", "go", "yes")
+        _ = await engine.resolve("order-1")
+        handle = await engine.start(patient(Card("4111", 7)), id="order-1")
+        assert await handle.result(20) == "yes"
+        # The same run, as the world knows it, and what it had done is not done again.
+        assert handle.run_id == run_id
+    assert CALLS == ["charge"]
+
+
+@pytest.mark.parametrize("where", ["engine", "client"])
+async def test_an_imported_run_goes_on_as_a_copy_when_it_is_forked(where: str) -> None:
+    data, _ = await waiting()
+    store = MemoryStore()
+    async with Engine(store, PROGRAMS) as engine, connect(store) as client:
+        imported = await engine.import_run(data)
+        CALLS.clear()
+        teller: Client = engine if where == "engine" else client
+        fork = await teller.fork("order-1", new_id="copy")
+        _ = await engine.signal("copy", "go", "yes")
+        assert await fork.result(20) == "yes"
+        view, original = await engine.get("copy"), await engine.get("order-1")
+        assert view is not None
+        assert original is not None
+        assert (view.forked_from, view.run_id != imported.run_id) == (imported.run_id, True)
+        assert (original.status, original.parked) == (RunStatus.PARKED, "imported")
+    assert CALLS == ["charge"]
+
+
+async def test_an_imported_run_that_had_ended_goes_on_as_a_copy_too() -> None:
+    data, _ = await exported(fulfil(Card("4111", 7)))
+    async with Engine(MemoryStore(), PROGRAMS, limits=SMALL) as engine:
+        _ = await engine.import_run(data)
+        CALLS.clear()
+        fork = await engine.fork("order-1", at="ship:0")
+        assert await fork.result(20) == 5000
+    assert CALLS == ["enlarge"]
+
+
+async def test_an_imported_run_goes_on_from_before_an_op() -> None:
+    data, _ = await waiting()
+    async with Engine(MemoryStore(), PROGRAMS) as engine:
+        imported = await engine.import_run(data)
+        CALLS.clear()
+        verdict = await engine.resolve("order-1", before="charge:0")
+        assert isinstance(verdict, Truncated)
+        assert verdict.again == ("charge:0",)
+        _ = await engine.signal("order-1", "go", "yes")
+        handle = await engine.start(patient(Card("4111", 7)), id="order-1")
+        assert await handle.result(20) == "yes"
+        assert handle.run_id == verdict.run_id != imported.run_id
+    assert CALLS == ["charge", "charge"]
+
+
+async def test_a_run_that_came_without_some_of_its_values_is_not_let_go_on() -> None:
+    data, _ = await waiting(redact=["$..number"])
+    store = MemoryStore()
+    async with Engine(store, PROGRAMS) as engine:
+        view = await engine.import_run(data)
+        assert (view.status, view.parked) == (RunStatus.PARKED, "redacted")
+        assert "Taken out of it: $..number" in view.reason
+        for how in ({}, {"version": "2"}, {"before": "charge:0"}):
+            with pytest.raises(UsageError, match="without some of its values"):
+                _ = await engine.resolve("order-1", **how)
+        again = await engine.export("order-1")
+        fork = await engine.fork("order-1", inputs={"card": Card("4242", 7)})
+        _ = await engine.signal(fork.id, "go", "yes")
+        assert await fork.result(20) == "yes"
+        _ = await engine.resolve("order-1", fail="it was only to be looked at")
+    async with Engine(MemoryStore(), PROGRAMS) as engine:
+        assert (await engine.import_run(again)).parked == "redacted", "it stays so on its further travels"
+
+
+async def test_a_run_that_is_redacted_on_its_second_travel_is_known_as_such() -> None:
+    data, _ = await waiting()
+    async with Engine(MemoryStore(), PROGRAMS) as engine:
+        _ = await engine.import_run(data)
+        data = await engine.export("order-1", redact=["$..number"])
+    async with Engine(MemoryStore(), PROGRAMS) as engine:
+        assert (await engine.import_run(data)).parked == "redacted"
 
 
 async def test_an_imported_run_takes_no_room_in_a_queue() -> None:

@@ -94,6 +94,41 @@ def forking(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str
     return asyncio.run(main())
 
 
+def changing(db: str, effects: str) -> None:
+    """A run that the code of today does not fit, parked by an engine that has that code."""
+    programs.log_effects(effects)
+
+    async def main() -> None:
+        async with Engine(f"sqlite:///{db}", [programs.before_the_change]) as engine:
+            _ = await engine.start(programs.before_the_change(1), id="it")
+            _ = await engine.signal("it", "heard", 5)
+            while not [wait for wait in (await engine.get("it")).waits if wait.name == "end"]:  # type: ignore[union-attr]
+                await asyncio.sleep(0.005)
+        async with Engine(f"sqlite:///{db}", [programs.after_the_change]) as engine:
+            _ = await engine.signal("it", "end", "of it")
+            while (await engine.get("it")).status != "parked":  # type: ignore[union-attr]
+                await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+
+
+def truncating(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Let the parked run go on from before the op that no longer fits, unless the failpoint comes first."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(store_with(failpoint, db), [programs.after_the_change]) as engine:
+            first = await engine.start(programs.after_the_change(1), id="it")
+            view = await engine.get("it")
+            assert view is not None
+            if view.forked_from is None:
+                _ = await engine.resolve("it", before="add:1")
+            return {"output": await first.result(), "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
 def scheduled(db: str, effects: str, overlap: str, at: int = 0, after: bool = False) -> dict[str, Any]:
     """Fill in four ticks of a schedule and wait for their runs, unless the failpoint comes first."""
     programs.log_effects(effects)

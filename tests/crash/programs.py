@@ -173,6 +173,25 @@ async def voyage(n: int, ending: str) -> dict[str, Any]:
     return result
 
 
+@workflow(name="changing")
+async def before_the_change(n: int) -> list[Any]:
+    """Adds, hears a signal, adds twice more, and waits for the change."""
+    first = await add(n, 1)
+    heard = await wait_signal("heard")
+    second = await add(first, heard)
+    third = await add_slowly(second, 1, 0.0)
+    return [third, await wait_signal("end")]
+
+
+@workflow(name="changing")
+async def after_the_change(n: int) -> list[Any]:
+    """The same, with the second and the third in one."""
+    first = await add(n, 1)
+    heard = await wait_signal("heard")
+    both = await add_in_thread(first, heard + 1)
+    return [await add(both, 0), await wait_signal("end")]
+
+
 # --- many small runs ------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,8 @@ class Resolving:
     _client: Client
     _loop: Loop
 
-    def resolve(self, id: str, *, version: str | None = None, fail: str | None = None) -> Accepted | Finished:
-        """Let a parked run go on, pin it to a version, or end it as failed."""
-        return self._loop.wait(self._client.resolve(id, version=version, fail=fail))
+    def resolve(
+        self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
+    ) -> Accepted | Finished:
+        """Let a parked run go on, pin it to a version, end it as failed, or let it go on from before an op."""
+        return self._loop.wait(self._client.resolve(id, version=version, fail=fail, before=before))

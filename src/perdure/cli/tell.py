@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from msgspec import to_builtins
 
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.inputs import read
@@ -15,6 +16,7 @@ from perdure.cli.output import note, write_json
 from perdure.client.client import Client
 from perdure.errors import NoSuchRun
 from perdure.kernel.inbound import AlreadyFinished, Duplicate, Finished, NotFound
+from perdure.kernel.truncation import Truncated
 from perdure.stores.open import open_store
 
 Input = Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")]
@@ -101,12 +103,15 @@ def resolve(
     *,
     version: Annotated[str | None, Parameter(help="Pin it to this version of its program.")] = None,
     fail: Annotated[str | None, Parameter(help="End it as failed, for this reason.")] = None,
+    before: Annotated[str | None, Parameter(help="Let it go on from right before this op.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
     """Let a parked run go on, or end it; alone: have it tried again."""
     done = "failed by hand" if fail is not None else "is tried again" + (f" as version {version}" if version else "")
-    return _tell(store, id, json, done, lambda client: client.resolve(id, version=version, fail=fail))
+    if before is not None:
+        done = f"goes on from before {before}" + (f" as version {version}" if version else "")
+    return _tell(store, id, json, done, lambda c: c.resolve(id, version=version, fail=fail, before=before))
 
 
 def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[Client], Awaitable[Any]]) -> int:
@@ -119,9 +124,11 @@ def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[Client], A
         raise NoSuchRun(id)
     ended = isinstance(verdict, Finished | AlreadyFinished)
     if json:
-        write_json({"answer": type(verdict).__name__, **({"status": verdict.status} if ended else {})})
+        write_json({"answer": type(verdict).__name__, **to_builtins(verdict)})
     elif ended:
         note(f"nothing was done: run {id!r} is {verdict.status.value} already")
     else:
         note("it had come before, and counts once" if isinstance(verdict, Duplicate) else f"run {id!r}: {done}")
+    if isinstance(verdict, Truncated) and not json:
+        note(f"done again if the code asks for it: {', '.join(verdict.again) or 'nothing'}")
     return Exit.FAILED if ended else Exit.OK

@@ -12,7 +12,7 @@ from perdure.kernel.commands import Program
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.redact import redact as take_out
-from perdure.kernel.state import IMPORTED, RunState, fold
+from perdure.kernel.state import IMPORTED, REDACTED, RunState, fold
 from perdure.ports.journal import Append
 
 
@@ -81,12 +81,14 @@ class Capsules(Connection):
     def _arrival(self, capsule: Capsule, state: RunState) -> Append:
         """The whole journal as one append; of a run that has not ended, with the end of its travels."""
         batches = list(capsule.batches)
-        if state.finished is None and not state.imported:
-            why = "it was imported, to be read and replayed; nothing executes it here"
+        kind = REDACTED if capsule.redacted else IMPORTED
+        stands = state.parked.kind if state.parked is not None else ""
+        if state.finished is None and stands not in (kind, REDACTED):
+            why = "it was imported, to be read and replayed; nothing executes it here until somebody resolves it"
             if capsule.redacted:
-                why += f". Taken out of it: {', '.join(capsule.redacted)}"
+                why = "it was imported, to be read and replayed. Taken out of it: " + ", ".join(capsule.redacted)
             events: list[AnyEvent] = [RunReleased(state.owner)] if state.owner is not None else []
-            events.append(RunParked(why, IMPORTED))
+            events.append(RunParked(why, kind))
             batches.append(Batch(state.next_seq, max(self.clock.now(), state.at), events))
             for event in events:
                 state.fold(event, batches[-1].at)

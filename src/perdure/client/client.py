@@ -13,9 +13,9 @@ from perdure.client.asking import Asking
 from perdure.client.capsules import Capsules
 from perdure.client.compacting import Compacting
 from perdure.client.connection import checked_tags
-from perdure.client.forking import Forking
 from perdure.client.handle import RunHandle
 from perdure.client.places import Place, debounced_id, placed, seconds
+from perdure.client.resolving import Resolving
 from perdure.client.schedules import Scheduling
 from perdure.client.views import RunResult
 from perdure.engine.outbox import extend
@@ -39,7 +39,7 @@ from perdure.kernel.state import RunState, fold
 R = TypeVar("R")
 
 
-class Client(Scheduling, Forking, Capsules, Compacting, Asking):
+class Client(Scheduling, Resolving, Capsules, Compacting, Asking):
     """A connection to a store: starts runs for engines elsewhere to execute, tells them things, and reads."""
 
     async def start(

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from perdure.client.connection import Connection
 from perdure.client.states import check_answer, check_signal
 from perdure.engine.outbox import extend
-from perdure.errors import FailedByHand, NoSuchRun, StepCancelled, UsageError
+from perdure.errors import NoSuchRun, StepCancelled
 from perdure.kernel import inbound
 from perdure.kernel.events import StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.failures import describe
-from perdure.kernel.ids import REMOTE, check_name, check_text, check_version
+from perdure.kernel.ids import REMOTE, check_name, check_text
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.projection import RunRow, child_path, row
 from perdure.kernel.state import RunState
@@ -124,23 +124,6 @@ class Telling(Connection):
             verdict = await self._try_to_tell(run_id, lambda state: inbound.report(state, outcome))
             if verdict is not None:
                 return "accepted" if isinstance(verdict, Accepted) else "dropped"
-
-    async def resolve(self, id: str, *, version: str | None = None, fail: str | None = None) -> Accepted | Finished:
-        """Let a parked run go on: any engine tries it again at once, whichever has code that fits.
-
-        `version` pins it to that version of its program from now on; `fail` ends it as failed, for that reason. Raises
-        NotParked when the run does not stand still.
-        """
-        if version is not None and fail is not None:
-            raise UsageError("resolve() takes one of version= and fail=: a run that has failed goes on with no version")
-        pin = "" if version is None else check_version(version, "version")
-        why = check_text(fail, "the reason", MAX_REASON)
-        failure = None if fail is None else describe(FailedByHand(why or "no reason was given"), self.codec)
-        verdict: Accepted | NotFound | Finished
-        verdict = await self._tell(id, lambda state, child: inbound.resolve(state, pin, failure, child))
-        if isinstance(verdict, NotFound):
-            raise NoSuchRun(id)
-        return verdict
 
     async def _tell(self, id: str, decide: Callable[[RunState, str], Any]) -> Any:
         """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended.

@@ -91,7 +91,8 @@ class RunView:
     key: str | None = None
     priority: int = 0
     parked: str | None = None
-    """Why it is parked, while it is: `diverged`, `no_program`, `undecodable` or `damaged`; `reason` says more."""
+    """Why it is parked, while it is: `diverged`, `no_program`, `no_version`, `undecodable`, `damaged`, `imported`,
+    `redacted`; `reason` says more."""
     divergence: Divergence | None = None
     """What has changed in the code, both sides with their lines, and what to write; where it diverged."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunParked, RunReleased, RunResumed, RunStarted
-from perdure.kernel.state import IMPORTED
+from perdure.kernel.state import IMPORTED, REDACTED
 
 
 def stands_imported(batches: Sequence[Batch]) -> bool:
@@ -13,7 +13,7 @@ def stands_imported(batches: Sequence[Batch]) -> bool:
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunParked):
-                return event.kind == IMPORTED
+                return event.kind in (IMPORTED, REDACTED)
             if isinstance(event, RunResumed | RunClaimed | RunStarted):
                 return False
     return False

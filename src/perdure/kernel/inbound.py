@@ -31,7 +31,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import address, signal_key
-from perdure.kernel.state import ANSWER, REJECTED, RunState
+from perdure.kernel.state import ANSWER, REDACTED, REJECTED, RunState
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -208,7 +208,17 @@ def resolve(state: RunState, version: str, failure: Failure | None, child: str =
         raise NotParked(state.started.id if state.started else state.run_id, state.status)
     if failure is not None:
         return [RunFinished(RunStatus.FAILED, error=failure, reason=failure.message)]
+    refuse_redacted(state)
     return [RunResumed(version)]
+
+
+def refuse_redacted(state: RunState) -> None:
+    """Raise UsageError where a run would go on with values that are not its own."""
+    if state.parked is not None and state.parked.kind == REDACTED:
+        raise UsageError(
+            f"run {state.started.id if state.started else state.run_id!r} came here without some of its values, and "
+            "would go on with what stands in their place; fork it, with set= and inputs= for what was taken out"
+        )
 
 
 def replace_input(state: RunState, again: RunStarted) -> Events | Finished | NotFound:

@@ -44,8 +44,8 @@ from perdure.kernel.ids import address, signal_key
 from perdure.kernel.locking import HeldLock, unlocked
 from perdure.kernel.ops import Child, OpenOp, Shown
 
-# Why a run stands still that came from another store.
-IMPORTED = "imported"
+# Why a run stands still that came from another store, whole or with values taken out.
+IMPORTED, REDACTED = "imported", "redacted"
 # How a person ends a wait, followed by who it was.
 ANSWER, REJECTED = "answer:", "rejected:"
 
@@ -176,7 +176,7 @@ class RunState:
     @property
     def imported(self) -> bool:
         """Whether the run was brought here to be looked at, and nobody has let it go on."""
-        return self.parked is not None and self.parked.kind == IMPORTED
+        return self.parked is not None and self.parked.kind in (IMPORTED, REDACTED)
 
     def child_of(self, op: str) -> str:
         """The op path of the child that this op belongs to; none for the root's own."""

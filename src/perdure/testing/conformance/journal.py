@@ -32,7 +32,16 @@ from perdure.kernel.events import (
 from perdure.kernel.failures import Failure
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.store import Store
-from perdure.testing.conformance.history import History, StoreConformance, listed, numbered, step, write, write_all
+from perdure.testing.conformance.history import (
+    History,
+    StoreConformance,
+    listed,
+    numbered,
+    parked,
+    step,
+    write,
+    write_all,
+)
 
 VALUES: dict[str, Any] = {
     "nothing": None,
@@ -108,6 +117,25 @@ class AppendConformance(StoreConformance):
         assert await numbered(store.journal, "child") == before
         assert await store.journal.head("other") is None
         assert await store.journal.head("fresh") is not None
+
+    async def test_a_run_that_an_append_starts_may_have_a_past_and_the_id_of_the_one_that_ends(
+        self, store: Store
+    ) -> None:
+        """A start of several batches, as the next incarnation under an id, with the rows of its children."""
+        ends, goes_on = History("old", id="it"), History("new", id="it", incarnation=2, forked_from="old")
+        await write_all(store, ends.begin_as("a"), ends.then(*step(0), parked()))
+        begin = goes_on.then_batches([goes_on.started, RunClaimed("a", 1)], step(0), [RunReleased("a")])
+        assert begin.row is not None
+        child = msgspec.structs.replace(begin.row, run_id="new/part:0", id="part", root="new", parent="new")
+        begin = msgspec.structs.replace(begin, children=[child])
+        over = ends.then(RunFinished(RunStatus.CANCELLED, continued_as="new"))
+        await write_all(store, msgspec.structs.replace(over, starts=[begin]))
+        found = await store.runs.find("it")
+        assert found is not None
+        assert found[0] == begin.row
+        assert await numbered(store.journal, "new") == listed(begin)
+        assert await store.runs.get("new/part:0") == child
+        assert await store.runs.get("old") == over.row
 
     async def test_rows_of_children_live_with_the_journal_of_their_root(self, store: Store) -> None:
         """A row of a child is put with an append to its root, found by its id, and has the root's head."""

@@ -1,0 +1,107 @@
+"""Runs that stand still, and what a person lets become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from perdure.client.forking import Forking
+from perdure.client.telling import MAX_REASON
+from perdure.engine.outbox import create, extend
+from perdure.errors import FailedByHand, ForkRefused, NoSuchRun, UsageError
+from perdure.kernel import fork as forks
+from perdure.kernel import inbound, truncation
+from perdure.kernel.events import Batch, RunStarted
+from perdure.kernel.failures import describe
+from perdure.kernel.ids import check_text, check_version, step_key
+from perdure.kernel.inbound import Accepted, Finished, NotFound
+from perdure.kernel.projection import RunRow, row
+from perdure.kernel.state import fold
+from perdure.kernel.truncation import Truncated
+
+
+class Resolving(Forking):
+    """Lets parked runs go on, or ends them."""
+
+    async def resolve(
+        self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
+    ) -> Accepted | Finished:
+        """Let a parked run go on: any engine tries it again at once, whichever has code that fits.
+
+        `version` pins it to that version of its program from now on; `fail` ends it as failed, for that reason.
+        `before` lets it go on from right before an op, as a new incarnation under its id, and says which steps it no
+        longer knows of: they are done again. Raises NotParked when the run does not stand still.
+        """
+        if fail is not None and (version is not None or before is not None):
+            raise UsageError("resolve() takes fail= alone: a run that has failed does not go on")
+        pin = "" if version is None else check_version(version, "version")
+        if before is not None:
+            return await self._truncate(id, check_text(before, "before"), pin)
+        why = check_text(fail, "the reason", MAX_REASON)
+        failure = None if fail is None else describe(FailedByHand(why or "no reason was given"), self.codec)
+        verdict: Accepted | NotFound | Finished
+        verdict = await self._tell(id, lambda state, child: inbound.resolve(state, pin, failure, child))
+        if isinstance(verdict, NotFound):
+            raise NoSuchRun(id)
+        return verdict
+
+    async def _truncate(self, id: str, op: str, version: str) -> Truncated | Finished:
+        """Let a parked run end, and go on from before an op in another journal: one commit."""
+        while True:
+            run, batches = await self._origin(id)
+            state = fold(run.run_id, batches)
+            now = self.clock.now()
+            run_id = self._fork_id(now)
+            ending = truncation.end(state, op, run_id)
+            if isinstance(ending, Finished):
+                return ending
+            await self._check_latest(run)
+            past = await self._past_before(run, run_id, batches, op, version, now)
+            remote = [path for path, open_op in state.ops.items() if open_op.kind == "remote"]
+            self._states.forget(run.run_id)
+            append = extend(state, ending, now)
+            if not await self._append(replace(append, starts=[create(run_id, past)])):
+                continue  # somebody told it something, or an engine took it up
+            started = past[0].events[0]
+            assert isinstance(started, RunStarted)
+            self._take_up(run_id, started)
+            self.watch.resolve(row(state))
+            for path in remote:
+                # Whoever makes it makes it for a run that has ended.
+                with suppress(NoSuchRun):
+                    await self.cancel(step_key(run.run_id, path), "its run goes on from before it")
+            return Truncated(run_id, truncation.forgotten(batches, past))
+
+    async def _past_before(
+        self, run: RunRow, run_id: str, batches: Sequence[Batch], op: str, version: str, now: float
+    ) -> list[Batch]:
+        """As much of the past before an op as the code is known to fit; where there is no code to ask, the most."""
+        changes = {"version": version} if version else {}
+        started = forks.beginning(
+            batches,
+            run.run_id,
+            now,
+            incarnation=run.incarnation + 1,
+            parent=forks.started_of(batches).parent,
+            continued_from=run.run_id,
+            **changes,
+        )
+        *more, last = truncation.points(batches, op)
+        for point in more:
+            past = truncation.truncate(batches, point, started, now)
+            try:
+                await self._rehearse(run.id, run_id, past)
+                return past
+            except ForkRefused:
+                continue
+        # If this does not fit either, the run is parked again, and says why.
+        return truncation.truncate(batches, last, started, now)
+
+    async def _check_latest(self, run: RunRow) -> None:
+        latest, _ = await self._require(run.id)
+        if latest.run_id != run.run_id:
+            raise UsageError(
+                f"{run.run_id} is not the latest run under the id {run.id!r}; give the id, or fork this one"
+            )
