@@ -84,8 +84,8 @@ EVERY_EVENT: list[AnyEvent] = [
 ]
 
 
-class AppendConformance(StoreConformance):
-    """Writing a journal."""
+class StartConformance(StoreConformance):
+    """Runs that begin in the commit of another."""
 
     async def test_runs_that_an_append_starts_are_created_with_it(self, store: Store) -> None:
         """`starts` are new journals: there with the append that names them."""
@@ -136,6 +136,10 @@ class AppendConformance(StoreConformance):
         assert await numbered(store.journal, "new") == listed(begin)
         assert await store.runs.get("new/part:0") == child
         assert await store.runs.get("old") == over.row
+
+
+class AppendConformance(StoreConformance):
+    """Writing a journal."""
 
     async def test_rows_of_children_live_with_the_journal_of_their_root(self, store: Store) -> None:
         """A row of a child is put with an append to its root, found by its id, and has the root's head."""
@@ -473,5 +477,5 @@ class RewriteConformance(StoreConformance):
         assert store.version() == version
 
 
-class JournalConformance(AppendConformance, ReadConformance, RewriteConformance):
+class JournalConformance(StartConformance, AppendConformance, ReadConformance, RewriteConformance):
     """The journal of a store."""
