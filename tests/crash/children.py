@@ -322,3 +322,21 @@ def send(db: str, acks: str, sender: int, count: int) -> int:
         return count - first
 
     return asyncio.run(main())
+
+
+def crowded(db: str, effects: str, room: int, blocked: bool) -> str:
+    """Work on a run that waits and has a step to begin; `blocked`: beside one that takes the only room."""
+    programs.log_effects(effects)
+
+    async def main() -> str:
+        known: list[Program] = [programs.crowded_out, *([programs.blocking] if blocked else [])]
+        async with Engine(f"sqlite:///{db}", known, max_concurrency=room) as engine:
+            if blocked:
+                _ = await engine.start(programs.blocking(), id="blocking")
+                while not os.path.getsize(effects):
+                    await asyncio.sleep(0.01)
+                _ = await engine.start(programs.crowded_out(), id="crowded")
+            await asyncio.sleep(3600)
+        return ""
+
+    return asyncio.run(main())

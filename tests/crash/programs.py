@@ -528,3 +528,29 @@ async def elder(n: int, more: int) -> list[int]:
 async def mailbox(count: int) -> list[list[int]]:
     """Take so many signals, one after another."""
     return [await wait_signal("item", type=list[int]) for _ in range(count)]
+
+
+# --- a step that finds no room --------------------------------------------------------------------------------------
+
+
+@step
+async def block() -> None:
+    effect()
+    await asyncio.sleep(3600)
+
+
+@workflow
+async def blocking() -> None:
+    await block()
+
+
+@step
+async def squeezed() -> int:
+    effect()
+    return 7
+
+
+@workflow
+async def crowded_out() -> int:
+    first, _ = await asyncio.gather(squeezed(), wait_signal("never", type=int))
+    return first

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, Retry, RunHandle, Step, Workflow, step, step_context, workflow
-from perdure.kernel.events import AttemptFailed
+from perdure import Engine, Retry, RunHandle, RunStatus, Step, Workflow, step, step_context, wait_signal, workflow
+from perdure.kernel.events import AttemptFailed, StepsHeld, StepStarted, StepSucceeded, WaitOpened
+from perdure.kernel.ids import op_name
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, left_by_a_crash, replay
 
@@ -324,3 +325,142 @@ async def test_many_runs_with_little_room_all_end() -> None:
     async with Engine("memory://", [flow], max_concurrency=3) as engine:
         handles = [await engine.start(flow(n), max_concurrency=1 + n % 2) for n in range(100)]
         assert [await h.result(PATIENCE) for h in handles] == [3 * n for n in range(100)]
+
+
+# --- what cannot begin yet while the run only waits otherwise -------------------------------------------------------
+
+
+@step
+async def wanted(n: int) -> int:
+    return n
+
+
+@workflow
+async def waits_beside() -> int:
+    first, _ = await asyncio.gather(wanted(7), wait_signal("go", type=int))
+    return first
+
+
+def blocker(gates: Gates) -> Workflow[[], None]:
+    @step
+    async def block() -> None:
+        await gates.wait("room")
+
+    @workflow
+    async def blocking() -> None:
+        await block()
+
+    return blocking
+
+
+def is_held(event: object) -> bool:
+    return isinstance(event, StepsHeld) and event.count == 1
+
+
+async def test_a_step_that_found_no_room_is_begun_by_whoever_takes_over() -> None:
+    gates, store, recorded = Gates(), MemoryStore(), Recorded()
+    blocking = blocker(gates)
+    async with Engine(
+        store, [waits_beside, blocking], max_concurrency=1, on_commit=recorded, recovery=AT_ONCE
+    ) as engine:
+        _ = await engine.start(blocking(), id="b")
+        await recorded.until_started("block:0")
+        handle = await engine.start(waits_beside(), id="w")
+        await recorded.until(is_held)
+        assert [run.status for run in await engine.list(program="waits_beside")] == [RunStatus.RUNNING]
+        found = left_by_a_crash(store)
+    recorded = Recorded()
+    async with Engine(found, [waits_beside], on_commit=recorded) as engine:
+        await recorded.until_succeeded("wanted:0")
+        await engine.signal("w", "go", 1)
+        assert await (await engine.start(waits_beside(), id="w")).result(PATIENCE) == 7
+    await replay(waits_beside, handle.run_id, found)
+
+
+async def test_it_costs_nothing_where_the_run_looks_busy_anyway() -> None:
+    gates, recorded = Gates(), Recorded()
+    blocking = blocker(gates)
+    flow = fan_out(Meter(), 20, False)
+    async with Engine("memory://", [flow, blocking], max_concurrency=1, on_commit=recorded) as engine:
+        first = await engine.start(blocking())
+        await recorded.until_started("block:0")
+        handles = [await engine.start(flow()) for _ in range(3)]
+        gates.open("room")
+        assert [await h.result(PATIENCE) for h in handles] == [190] * 3
+        await first.result(PATIENCE)
+    assert not any(isinstance(event, StepsHeld) for event in recorded.events)
+
+
+async def test_it_is_written_with_what_led_to_it_and_once() -> None:
+    gates, recorded = Gates(), Recorded()
+    blocking = blocker(gates)
+    async with Engine("memory://", [waits_beside, blocking], max_concurrency=1, on_commit=recorded) as engine:
+        _ = await engine.start(blocking())
+        await recorded.until_started("block:0")
+        handle = await engine.start(waits_beside(), id="w")
+        await recorded.until(is_held)
+        await engine.signal("w", "other", 1)
+        gates.open("room")
+        await recorded.until_succeeded("wanted:0")
+        await engine.signal("w", "go", 1)
+        assert await handle.result(PATIENCE) == 7
+    [held] = [append for append in recorded.appends for b in append.batches if any(map(is_held, b.events))]
+    assert any(isinstance(event, WaitOpened) for batch in held.batches for event in batch.events)
+    assert sum(isinstance(event, StepsHeld) for event in recorded.events) == 1
+
+
+async def test_a_step_that_is_given_up_before_it_found_room_leaves_a_run_that_waits() -> None:
+    gates, recorded = Gates(), Recorded()
+    blocking = blocker(gates)
+
+    @workflow
+    async def fickle() -> str:
+        attempt = asyncio.ensure_future(wanted(1))
+        await wait_signal("enough", type=int)
+        attempt.cancel()
+        return await wait_signal("end", type=str)
+
+    async with Engine("memory://", [fickle, blocking], max_concurrency=1, on_commit=recorded) as engine:
+        _ = await engine.start(blocking())
+        await recorded.until_started("block:0")
+        handle = await engine.start(fickle(), id="f")
+        await recorded.until(is_held)
+        await engine.signal("f", "enough", 1)
+        await recorded.until(lambda event: isinstance(event, StepsHeld) and event.count == 0)
+        assert [run.status for run in await engine.list(program="fickle")] == [RunStatus.WAITING]
+        await engine.signal("f", "end", "done")
+        assert await handle.result(PATIENCE) == "done"
+        gates.open("room")
+    assert not any(isinstance(event, StepStarted) and event.op == "wanted:0" for event in recorded.events)
+
+
+async def test_what_is_next_when_an_engine_is_left_is_begun_by_the_next_though_the_run_waits() -> None:
+    gates, store, recorded = Gates(), MemoryStore(), Recorded()
+
+    @step
+    async def slow() -> int:
+        await gates.wait("slow")
+        return 1
+
+    @workflow
+    async def flow() -> int:
+        async def chain() -> int:
+            return await wanted(await slow())
+
+        result, _ = await asyncio.gather(chain(), wait_signal("go", type=int))
+        return result
+
+    def of(name: str, kind: type[StepStarted] | type[StepSucceeded]) -> Any:
+        return lambda event: isinstance(event, kind) and op_name(event.op) == name
+
+    async with Engine(store, [flow], on_commit=recorded) as engine:
+        handle = await engine.start(flow(), id="w")
+        await recorded.until(of("slow", StepStarted))
+        asyncio.get_running_loop().call_later(0.01, gates.open, "slow")
+    assert not any(map(of("wanted", StepStarted), recorded.events))
+    recorded = Recorded()
+    async with Engine(store, [flow], on_commit=recorded) as engine:
+        await recorded.until(of("wanted", StepSucceeded))
+        await engine.signal("w", "go", 1)
+        assert await (await engine.start(flow(), id="w")).result(PATIENCE) == 1
+    await replay(flow, handle.run_id, store)

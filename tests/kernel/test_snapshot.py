@@ -22,6 +22,7 @@ from perdure.kernel.events import (
     RunStatus,
     SnapshotTaken,
     StepProgressed,
+    StepsHeld,
     StepStarted,
     StepSucceeded,
 )
@@ -41,7 +42,7 @@ def told(state: RunState) -> dict[str, Any]:
     }
     plain = (
         "next_seq owner epoch session began_at created_at running steps parked paused cancel_requested inbox waits "
-        "signal_ids answers approvals locks lock_waits values ended child_ids at wake_at status"
+        "signal_ids answers approvals held locks lock_waits values ended child_ids at wake_at status"
     )
     return {"ops": ops, "row": row(state), **{name: getattr(state, name) for name in plain.split()}}
 
@@ -115,3 +116,12 @@ def test_a_compacted_journal_has_everything_but_what_steps_showed() -> None:
 def test_what_is_no_snapshot_of_the_run_is_refused(data: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_snapshot(data, "r1", 1)
+
+
+def test_what_could_not_begin_is_kept_only_while_it_could_not() -> None:
+    begin: list[AnyEvent] = [RunStarted("a", "p", "1", Raw(b"[]")), RunClaimed("m1", 1), StepStarted("a:0")]
+    failed = AttemptFailed("a:0", 1, Failure("E", "no"), 3.0)
+    again: list[AnyEvent] = [failed, StepsHeld(1), StepStarted("a:0", 2), StepSucceeded("a:0", Raw(b"1"))]
+    for events in ([*begin, failed, StepsHeld(1)], [*begin, *again], [*begin, *again, StepsHeld(3)]):
+        journal = [Batch(0, 1.0, events)]
+        assert fold("r1", needed(journal)).held == fold("r1", journal).held

@@ -20,6 +20,7 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     StepFailed,
+    StepsHeld,
     StepStarted,
     StepSucceeded,
     ValueRecorded,
@@ -188,3 +189,30 @@ def test_a_run_knows_when_it_began_and_ended() -> None:
 def test_events_of_one_batch_share_a_moment() -> None:
     state = fold("r1", [Batch(0, 7.0, [STARTED, CLAIMED]), Batch(2, 8.0, [RunFinished(RunStatus.COMPLETED)])])
     assert (state.created_at, state.finished_at, state.next_seq) == (7.0, 8.0, 3)
+
+
+WAITS: list[AnyEvent] = [CLAIMED, WaitOpened("wait:0", "signal", None, name="go")]
+
+
+@pytest.mark.parametrize(
+    ("events", "held", "status"),
+    [
+        ([], 0, RunStatus.WAITING),
+        ([StepsHeld(2)], 2, RunStatus.RUNNING),
+        ([StepsHeld(2), StepsHeld()], 0, RunStatus.WAITING),
+        ([StepsHeld(2), StepStarted("a:0")], 0, RunStatus.RUNNING),
+        ([StepsHeld(2), StepStarted("a:0"), StepSucceeded("a:0", Raw(b"1"))], 0, RunStatus.WAITING),
+        ([StepsHeld(2), RunClaimed("host-2", 2)], 2, RunStatus.RUNNING),
+        ([StepsHeld(2), RunFinished(RunStatus.CANCELLED)], 0, RunStatus.CANCELLED),
+    ],
+)
+def test_a_run_that_has_something_to_begin_does_not_only_wait(
+    events: list[AnyEvent], held: int, status: RunStatus
+) -> None:
+    state = after(*WAITS, *events)
+    assert (state.held, state.status) == (held, status)
+
+
+def test_a_run_that_was_released_with_something_to_begin_wants_to_be_looked_at_at_once() -> None:
+    assert after(*WAITS, RunReleased("host-1")).wake_at is None
+    assert after(*WAITS, StepsHeld(1), RunReleased("host-1")).wake_at == 104.0

@@ -29,6 +29,7 @@ from perdure.kernel.events import (
     Batch,
     RunReleased,
     RunStatus,
+    StepsHeld,
 )
 from perdure.kernel.failures import describe
 from perdure.kernel.plan import Plan, adopt, deliver, plan, wake
@@ -226,6 +227,8 @@ class Driver:
                 planned = None
                 continue
             planned = plan(self.state, commands, self.moment())
+        if wishes or held or self.state.held:
+            self._note_held(len(wishes) + len(held))
         self._unsaved += 1
         if self.durability.waits:
             if self.outbox.events:
@@ -241,6 +244,14 @@ class Driver:
         if self.outbox.committed > 0:
             self._act()
             self._set_alarm()
+
+    def _note_held(self, count: int) -> None:
+        """Have the journal say that something is still to begin, where it looks as if the run only waited."""
+        state = self.state
+        if count and not state.advancing and state.paused is None and state.finished is None:
+            self._fold(event := StepsHeld(count), event)
+        elif state.held and not count:
+            self._fold(event := StepsHeld(), event)
 
     def _free(self) -> int:
         """How many more steps may begin: of this run, and of the engine."""

@@ -161,6 +161,16 @@ class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
     queue: str = ""
 
 
+class StepsHeld(Event, frozen=True, tag=True, omit_defaults=True):
+    """The program wants `count` things that cannot begin yet, though the run only waits otherwise; 0: no longer.
+
+    For want of room, because their values are being stored apart, or because the engine is being left. Written so that
+    whoever comes after a crash knows of them: nothing else in the journal does.
+    """
+
+    count: int = 0
+
+
 class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
     """The step has its result, for ever. `fallback`: it comes from the fallback, after the last attempt failed."""
 
@@ -401,6 +411,7 @@ AnyEvent = (
     | RunClaimed
     | RunReleased
     | StepStarted
+    | StepsHeld
     | StepSucceeded
     | AttemptFailed
     | StepFailed

@@ -21,6 +21,7 @@ from perdure.kernel.events import (
     SnapshotTaken,
     StepFailed,
     StepProgressed,
+    StepsHeld,
     StepSkipped,
     StepStarted,
     StepSucceeded,
@@ -43,6 +44,7 @@ def needed(batches: Sequence[Batch]) -> list[Batch]:
     """The events that the state of a run, and its replay, come from."""
     ended = {event.op for batch in batches for event in batch.events if isinstance(event, OUTCOMES)}
     last = max((n for n, event in _numbered(batches) if isinstance(event, RunClaimed)), default=0)
+    begun = max((n for n, event in _numbered(batches) if isinstance(event, StepStarted)), default=0)
 
     def keep(number: int, event: AnyEvent) -> bool:
         if isinstance(event, OF_ATTEMPTS):
@@ -51,6 +53,8 @@ def needed(batches: Sequence[Batch]) -> list[Batch]:
             return event.epoch == 1 or number == last
         if isinstance(event, RunReleased):
             return number > last
+        if isinstance(event, StepsHeld):
+            return number > begun  # before, it is over, and the attempt that ended it may be left out
         return not isinstance(event, SnapshotTaken)
 
     return _kept(batches, keep)

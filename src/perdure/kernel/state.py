@@ -33,6 +33,7 @@ from perdure.kernel.events import (
     StateSet,
     StepFailed,
     StepProgressed,
+    StepsHeld,
     StepSkipped,
     StepStarted,
     StepSucceeded,
@@ -71,6 +72,7 @@ class RunState:
         "epoch",
         "finished",
         "finished_at",
+        "held",
         "inbox",
         "lock_waits",
         "locks",
@@ -105,6 +107,8 @@ class RunState:
         self.session = ""
         self.ops: dict[str, OpenOp] = {}
         self.running = 0
+        # How much the program wants that cannot begin yet, where the journal has to say so.
+        self.held = 0
         self.steps = 0
         self.parked: RunParked | None = None
         self.paused: RunPaused | None = None
@@ -171,7 +175,7 @@ class RunState:
         """Whether the run needs its owner now, and not only when something comes or is due."""
         # No op but children: a body is between two of them, and its owner is about to say what comes next. A lock must
         # be renewed, and asked for, also while the run waits for something else.
-        return bool(self.running or len(self.ops) == len(self.children) or self.locks or self.lock_waits)
+        return bool(self.running or self.held or len(self.ops) == len(self.children) or self.locks or self.lock_waits)
 
     @property
     def imported(self) -> bool:
@@ -248,6 +252,7 @@ class RunState:
         if op is None:
             op = self.ops[event.op] = OpenOp("remote" if event.queue else "step", event.source)
             op.name = event.queue
+        self.held = 0
         if not op.running and op.kind == "step":
             op.running = True
             self.running += 1
@@ -256,6 +261,9 @@ class RunState:
         if op.due is not None:
             op.due = None
             self._clear_due(event.op)
+
+    def _steps_held(self, event: StepsHeld, at: float) -> None:
+        self.held = event.count
 
     def _step_ended(self, event: StepSucceeded | StepFailed | StepSkipped, at: float) -> None:
         op = self.ops.pop(event.op, None)
@@ -425,7 +433,7 @@ class RunState:
         self._due.clear()
         self.locks.clear()
         self.lock_waits.clear()
-        self.running = self.approvals = 0
+        self.running = self.approvals = self.held = 0
 
 
 # Events that anyone may append; everything else is the owner's word, who has seen what stands before it.
@@ -437,6 +445,7 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     RunClaimed: RunState._run_claimed,
     RunReleased: RunState._run_released,
     StepStarted: RunState._step_started,
+    StepsHeld: RunState._steps_held,
     StepSucceeded: RunState._step_ended,
     StepFailed: RunState._step_ended,
     StepSkipped: RunState._step_ended,
