@@ -43,7 +43,7 @@ from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
-from perdure.stores.open import open_store
+from perdure.stores.open import open_store, with_leases
 
 R = TypeVar("R")
 
@@ -72,14 +72,15 @@ class Engine(Client):
         steps: Iterable[Step[..., Any]] = (),
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
-        leases: Leases | None = None,
+        leases: str | Leases | None = None,
         rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
         clock: Clock | None = None,
         on_commit: Callable[[str, Append], None] | None = None,
     ) -> None:
-        super().__init__(open_store(store), limits=limits, codecs=codecs, clock=clock, durability=durability)
+        opened = with_leases(open_store(store), leases)
+        super().__init__(opened, limits=limits, codecs=codecs, clock=clock, durability=durability)
         if max_concurrency < 1:
             raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
         # A name of its own by default: two processes on one store are two orchestrators.
@@ -93,7 +94,6 @@ class Engine(Client):
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
-        self._leases = leases or self.store.leases
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
@@ -302,12 +302,16 @@ class Engine(Client):
 def connect(
     store: str | os.PathLike[str] | Store = DEFAULT_STORE,
     *,
+    leases: str | Leases | None = None,
     limits: Limits | None = None,
     codecs: Iterable[TypeCodec[Any]] = (),
     clock: Clock | None = None,
 ) -> Client:
-    """A client of a store: `async with connect(url) as client` or `client = await connect(url)`."""
-    return Client(open_store(store), limits=limits, codecs=codecs, clock=clock)
+    """A client of a store: `async with connect(url) as client` or `client = await connect(url)`.
+
+    Give it the `leases` of the engines, if theirs are kept elsewhere: its locks are theirs then.
+    """
+    return Client(with_leases(open_store(store), leases), limits=limits, codecs=codecs, clock=clock)
 
 
 def run(

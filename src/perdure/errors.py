@@ -96,9 +96,9 @@ class InvalidName(UsageError, ValueError):
 class InvalidStoreUrl(UsageError):
     """A store URL names no known backend, or lacks something the backend needs."""
 
-    def __init__(self, url: str, reason: str) -> None:
-        self.url, self.reason = url, reason
-        super().__init__(f"cannot open the store {url!r}: {reason}")
+    def __init__(self, url: str, reason: str, what: str = "store") -> None:
+        self.url, self.reason, self.what = url, reason, what
+        super().__init__(f"cannot open the {what} {url!r}: {reason}")
 
 
 class UnknownProgram(UsageError):

@@ -246,7 +246,7 @@ class Engine(Client):
         steps: Iterable[Step[..., Any]] = (),
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
-        leases: Leases | None = None,
+        leases: str | Leases | None = None,
         rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
@@ -357,9 +357,10 @@ class Locks:
 def connect(
     store: str | os.PathLike[str] | Store = DEFAULT_STORE,
     *,
+    leases: str | Leases | None = None,
     limits: Limits | None = None,
     codecs: Iterable[TypeCodec[Any]] = (),
     clock: Clock | None = None,
 ) -> Client:
     """A client of a store: `with connect(url) as client`, or `client = connect(url).open()`."""
-    return Client(assembly.connect(store, limits=limits, codecs=codecs, clock=clock))
+    return Client(assembly.connect(store, leases=leases, limits=limits, codecs=codecs, clock=clock))

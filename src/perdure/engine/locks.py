@@ -294,11 +294,26 @@ class Locker:
 
     async def _watch(self) -> None:
         looked = -LOOK_SECONDS
-        while self._outside:
-            await asyncio.sleep(WATCH_SECONDS)
-            if self.loop.time() - looked >= LOOK_SECONDS:
-                looked = self.loop.time()
-                await self.look()
+        listening = self.loop.create_task(self._listen())
+        try:
+            while self._outside:
+                await asyncio.sleep(WATCH_SECONDS)
+                if self.loop.time() - looked >= LOOK_SECONDS:
+                    looked = self.loop.time()
+                    await self.look()
+        finally:
+            listening.cancel()
+
+    async def _listen(self) -> None:
+        """Hear of locks that come free, from leases that tell: what is kept beside the store shows in no version."""
+        while True:
+            try:
+                async for name in self._leases.watch(PREFIX):
+                    for key in [key for key in self._outside if lease_key(key) == name]:
+                        self._wake(key)
+            except StoreUnavailable:
+                pass
+            await asyncio.sleep(RETRY_SECONDS * 5)
 
     def look_soon(self) -> None:
         """As `look`, in the background."""

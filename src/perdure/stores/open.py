@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from perdure.errors import InvalidStoreUrl
+from perdure.ports.leases import Leases
 from perdure.ports.store import Store
 
-LATER = {"postgresql", "postgres", "redis", "nats", "etcd", "file"}
+if TYPE_CHECKING:
+    from perdure.stores.etcd.leases import EtcdLeases
+
+LATER = {"postgresql", "postgres", "redis", "nats", "file"}
+ETCD = {"etcd", "etcds"}
+STORES = {"memory", "sqlite", *LATER}
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
@@ -33,6 +40,40 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         from perdure.stores.sql.sqlite import SqliteStore
 
         return SqliteStore(path)
+    if scheme in ETCD:
+        from perdure.stores.etcd.address import hidden
+
+        url = hidden(url)
+        raise InvalidStoreUrl(url, f"etcd keeps leases, beside a store for the runs: Engine(store, leases={url!r})")
     if scheme in LATER:
         raise InvalidStoreUrl(url, f"this version of perdure has no {scheme} store; use 'sqlite:///...' or 'memory://'")
     raise InvalidStoreUrl(url, f"{scheme!r} is no known backend; use 'sqlite:///...' or 'memory://'")
+
+
+def with_leases(store: Store, leases: str | Leases | None) -> Store:
+    """The store with leases that are kept elsewhere: at a URL, by an object, or for `"none"` nowhere."""
+    if leases is None:
+        return store
+    from perdure.stores.beside import WithLeases
+
+    if not isinstance(leases, str):
+        return WithLeases(store, leases)
+    if leases == "none":
+        from perdure.stores.none import NoLeases
+
+        return WithLeases(store, NoLeases(store.leases))
+    opened = open_leases(leases)
+    return WithLeases(store, opened, opened.close)
+
+
+def open_leases(url: str) -> EtcdLeases:
+    """The leases that a URL names, not connected yet."""
+    scheme = url.partition("://")[0]
+    if scheme not in ETCD:
+        near = f"; for those of the store leave leases={url!r} out" if scheme in STORES else ""
+        raise InvalidStoreUrl(url, f"leases are kept at 'etcd://host:2379', or nowhere with 'none'{near}", "leases")
+    try:
+        from perdure.stores.etcd.leases import EtcdLeases
+    except ImportError as error:
+        raise InvalidStoreUrl(url, "it needs a library: pip install 'perdure[etcd]'", "leases") from error
+    return EtcdLeases(url)

@@ -1,0 +1,1 @@
+"""Leases in etcd, beside a store that keeps the journals."""
