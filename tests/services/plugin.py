@@ -60,9 +60,9 @@ class Servers:
         """Redis with these settings."""
         return self._keep(Redis(self._directory(), settings=settings))
 
-    def etcd(self) -> Etcd:
-        """etcd."""
-        return self._keep(Etcd(self._directory()))
+    def etcd(self, settings: Mapping[str, str] = {}) -> Etcd:
+        """etcd with these settings."""
+        return self._keep(Etcd(self._directory(), settings=settings))
 
     def end(self) -> None:
         """End all of them."""
@@ -107,5 +107,5 @@ def redis_url(services: Shared) -> Iterator[str]:
 
 @pytest.fixture
 def etcd_url(services: Shared) -> str:
-    """An empty part of the keys of etcd: `etcd://127.0.0.1:PORT?prefix=...`."""
+    """An empty part of the keys of etcd: `etcd://127.0.0.1:PORT/...`."""
     return empty_etcd(services)

@@ -415,9 +415,17 @@ class Etcd(Server):
 
     kind = "etcd"
 
-    def __init__(self, directory: Path, *, port: int | None = None, watch: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        watch: int | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(directory, port=port, watch=watch)
-        self._peers = free_port()
+        self._peers, self._health = free_port(), free_port()
+        self.settings = dict(settings or {})
 
     @property
     def url(self) -> str:
@@ -425,10 +433,11 @@ class Etcd(Server):
 
     def url_of(self, prefix: str) -> str:
         """The URL of a part of its keys."""
-        return f"{self.url}?prefix={prefix}"
+        return f"{self.url}/{prefix}"
 
     def _command(self) -> list[str]:
-        clients, peers = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peers}"
+        scheme = "https" if "cert-file" in self.settings else "http"
+        clients, peers = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peers}"
         options = {
             "name": "test",
             "data-dir": str(self.directory / "data"),
@@ -440,14 +449,16 @@ class Etcd(Server):
             # There is nobody to elect. A short term also allows short leases: etcd grants none below one and a half.
             "heartbeat-interval": "20",
             "election-timeout": "200",
+            # How it is can be asked without a certificate there.
+            "listen-metrics-urls": f"http://127.0.0.1:{self._health}",
             "logger": "zap",
             "log-level": "warn",
-        }
+        } | self.settings
         return [str(binaries("etcd") / "etcd"), *(f"--{name}={value}" for name, value in options.items())]
 
     def _move(self) -> None:
         super()._move()
-        self._peers = free_port()
+        self._peers, self._health = free_port(), free_port()
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -455,7 +466,7 @@ class Etcd(Server):
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=PATIENCE) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._health}/health", timeout=PATIENCE) as response:
                 return bool(json.load(response)["health"] == "true")
         except (OSError, urllib.error.URLError, ValueError):
             return False

@@ -120,7 +120,7 @@ def empty_etcd(shared: Shared) -> str:
     url = existing("etcd")
     if url is None:
         url = shared.server("etcd").url
-    return f"{url}?prefix=test-{uuid.uuid4().hex[:16]}/"
+    return f"{url}/test-{uuid.uuid4().hex[:16]}"
 
 
 def _in_thread(make: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -83,7 +83,7 @@ def test_each_test_has_an_empty_redis(redis_url: str, time: str) -> None:
 
 
 def test_each_test_has_keys_of_its_own_in_etcd(etcd_url: str, services: Shared) -> None:
-    assert etcd_url.startswith(services.server("etcd").url + "?prefix=test-")
+    assert etcd_url.startswith(services.server("etcd").url + "/test-")
 
 
 def test_a_shared_server_is_started_once(services: Shared) -> None:

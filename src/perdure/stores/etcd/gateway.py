@@ -21,6 +21,8 @@ from perdure.stores.etcd.address import Address
 INVALID, DEADLINE, NOT_FOUND, DENIED, EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 3, 4, 5, 7, 8, 14, 16
 # A stream that says nothing for so long is opened anew: its connection may be gone without anybody having noticed.
 QUIET_SECONDS = 60.0
+# What OpenSSL says of a server that answers the first words of TLS with something else, or not at all.
+NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER", "record layer failure")
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -195,16 +197,18 @@ class Gateway:
     # --- what went wrong ------------------------------------------------------------------------------------------
 
     def _reason(self, error: BaseException) -> str:
-        said = str(error) or type(error).__name__
+        said = _said(error)
         if "CERTIFICATE_VERIFY_FAILED" in said:
             return f"shows a certificate that cannot be trusted ({said}); name its authority with ?ca=FILE"
-        if "WRONG_VERSION_NUMBER" in said or "record layer failure" in said or "RECORD_LAYER" in said:
-            return "does not speak TLS; write etcd:// and leave ca, cert and key out"
+        if any(sign in said for sign in NO_TLS):
+            return f"does not seem to speak TLS ({said}); if so, write etcd:// and leave ca, cert and key out"
         if "certificate required" in said.lower() or "bad certificate" in said.lower():
             return "wants a certificate from us that it trusts; give ?cert=FILE&key=FILE"
         if isinstance(error, httpx2.ConnectError):
             return f"cannot be reached ({said}); start it, or mend host and port"
-        if self.address.tls and not self.address.cert:
+        if not self.address.tls:
+            return f"broke the connection off ({said}); it may be starting, or speak TLS: etcds://host:2379?ca=FILE"
+        if not self.address.cert:
             return f"broke the connection off ({said}); it may want a certificate from us: ?cert=FILE&key=FILE"
         return f"broke the connection off ({said})"
 
@@ -221,6 +225,14 @@ class Gateway:
         if error.code in (DEADLINE, EXHAUSTED, UNAVAILABLE):
             return StoreUnavailable(url, said)
         return error
+
+
+def _said(error: BaseException | None) -> str:
+    """What an error says, or what it came from when it says nothing."""
+    name = type(error).__name__
+    while error is not None and not str(error):
+        error = error.__cause__ or error.__context__
+    return str(error) if error is not None else name
 
 
 def _headers(token: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ the milliseconds of the clock when it is given: what comes after is higher, unle
 
 from __future__ import annotations
 
+import asyncio
 import math
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -170,15 +171,33 @@ class EtcdLeases:
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` whose lease has ended, as etcd tells of them."""
+        heard: asyncio.Queue[str | StoreUnavailable] = asyncio.Queue()
+        # A stream is read and closed by one task, whoever iterates here and wherever that is given up.
+        listening = asyncio.create_task(self._listen(prefix, heard))
+        try:
+            while True:
+                news = await heard.get()
+                if isinstance(news, StoreUnavailable):
+                    raise news
+                yield news
+        finally:
+            listening.cancel()
+            await asyncio.wait([listening])
+
+    async def _listen(self, prefix: str, heard: asyncio.Queue[str | StoreUnavailable]) -> None:
         body = {"create_request": {**_span(self._held(prefix)), "filters": ["NOPUT"]}}
-        while True:
-            async with self._gateway.stream("watch", body) as results:
-                async for result in results:
-                    if result.get("canceled"):
-                        raise StoreUnavailable(self.url, f"the watch ended: {result.get('cancel_reason', 'unknown')}")
-                    for event in result.get("events", ()):
-                        if event.get("type") == "DELETE":
-                            yield self._name(_unb64(event["kv"]["key"]))
+        try:
+            while True:
+                async with self._gateway.stream("watch", body) as results:
+                    async for result in results:
+                        if result.get("canceled"):
+                            reason = result.get("cancel_reason", "unknown")
+                            raise StoreUnavailable(self.url, f"the watch ended: {reason}")
+                        for event in result.get("events", ()):
+                            if event.get("type") == "DELETE":
+                                heard.put_nowait(self._name(_unb64(event["kv"]["key"])))
+        except StoreUnavailable as error:
+            heard.put_nowait(error)
 
     async def close(self) -> None:
         """Let go of connections. Leases stay until they run out or are given back."""

@@ -1,0 +1,144 @@
+"""Leases in etcd that was wiped, put back or away while engines work: who may write, the journal decides all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from perdure import Engine, Recovery, RunHandle, connect, step, workflow
+from perdure.kernel.events import RunClaimed, RunFinished, StepSucceeded
+from perdure.ports.journal import Append
+from tests.services.plugin import Servers
+from tests.services.servers import Etcd
+
+RUNS, STEPS = 12, 40
+RECOVERY = Recovery(lease=0.6, check_interval=0.1, grace=0.1)
+
+
+@step
+async def work(number: int) -> int:
+    await asyncio.sleep(0.05)
+    return number
+
+
+@workflow
+async def labour() -> int:
+    return sum([await work(number) for number in range(STEPS)])
+
+
+class Pair:
+    """Two engines on one file whose leases are in etcd, and what each of them wrote."""
+
+    def __init__(self, db: str, server: Etcd) -> None:
+        self.db, self.server = db, server
+        # By run, the numbers of entries, and by whom each was written.
+        self.wrote: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[tuple[Engine, Engine]]:
+        async with self._engine("a") as a, self._engine("b") as b:
+            yield a, b
+
+    def _engine(self, name: str) -> Engine:
+        def note(id: str, append: Append) -> None:
+            for seq in range(append.expected_next, append.next_seq):
+                self.wrote[append.run_id][seq].append(name)
+
+        url = f"{self.server.url}?timeout=0.5"
+        return Engine(self.db, [labour], name=name, leases=url, recovery=RECOVERY, on_commit=note)
+
+    async def check(self, handles: list[RunHandle[int]]) -> int:
+        """Every entry was written once, by whoever had claimed the run last; returns how often runs changed hands."""
+        handed = 0
+        async with connect(self.db) as client:
+            for handle in handles:
+                entries = await client.journal(handle.id)
+                owner, epoch = "", 0
+                for entry in entries:
+                    event = entry.event
+                    if isinstance(event, RunClaimed):
+                        assert event.epoch > epoch
+                        handed += owner not in ("", event.owner)
+                        owner, epoch = event.owner, event.epoch
+                    writers = self.wrote[handle.run_id][entry.seq]
+                    if owner:
+                        assert writers == [owner], f"entry {entry.seq} of {handle.id}: {writers}, owned by {owner}"
+                outcomes = Counter(e.event.op for e in entries if isinstance(e.event, StepSucceeded))
+                assert set(outcomes.values()) == {1}
+                assert len(outcomes) == STEPS
+                assert sum(isinstance(e.event, RunFinished) for e in entries) == 1
+        return handed
+
+
+def wipe(server: Etcd, old: Path) -> None:
+    server.kill()
+    server.wipe()
+    server.start()
+
+
+def rewind(server: Etcd, old: Path) -> None:
+    server.kill()
+    server.wipe()
+    shutil.copytree(old, server.directory / "data")
+    (server.directory / "data").chmod(0o700)
+    server.start()
+
+
+@pytest.mark.parametrize("lose", [wipe, rewind])
+async def test_an_etcd_that_forgot_lets_nobody_write_twice(
+    servers: Servers, tmp_path: Path, lose: Callable[[Etcd, Path], None]
+) -> None:
+    with servers.etcd() as server:
+        server.stop()
+        old = tmp_path / "old"
+        shutil.copytree(server.directory / "data", old)
+        server.start()
+        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server)
+        async with pair.open() as (a, b):
+            handles = [await (a, b)[n % 2].start(labour(), id=f"run-{n}") for n in range(RUNS)]
+            for _ in range(3):
+                await asyncio.sleep(0.3)
+                await asyncio.to_thread(lose, server, old)
+            async with asyncio.timeout(60):
+                assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
+        await pair.check(handles)
+
+
+async def test_both_think_that_they_are_alone_and_one_writes(servers: Servers, tmp_path: Path) -> None:
+    """The keys of etcd are taken away again and again: each finds nobody else alive, and takes the other's runs."""
+    with servers.etcd() as server:
+        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server)
+        async with pair.open() as (a, b):
+            handles = [await (a, b)[n % 2].start(labour(), id=f"run-{n}") for n in range(RUNS)]
+            thief = asyncio.create_task(_steal(a.store.leases.release_all))
+            async with asyncio.timeout(60):
+                assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
+            thief.cancel()
+        assert await pair.check(handles) > 0
+
+
+async def _steal(release_all: Callable[[str], Awaitable[int]]) -> None:
+    while True:
+        for name in "ab":
+            await release_all(name)
+        await asyncio.sleep(0.02)
+
+
+async def test_engines_go_on_when_etcd_was_away_for_longer_than_a_lease(servers: Servers, tmp_path: Path) -> None:
+    with servers.etcd() as server:
+        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server)
+        async with pair.open() as (a, b):
+            handles = [await (a, b)[n % 2].start(labour(), id=f"run-{n}") for n in range(RUNS)]
+            await asyncio.sleep(0.3)
+            server.kill()
+            await asyncio.sleep(3 * RECOVERY.lease)
+            await asyncio.to_thread(server.start)
+            async with asyncio.timeout(60):
+                assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
+        await pair.check(handles)
