@@ -15,7 +15,7 @@ class WithLeases:
         self._store, self._close = store, close
         self.url = store.url
         self.journal, self.runs, self.timers = store.journal, store.runs, store.timers
-        self.queues, self.blobs, self.leases = store.queues, store.blobs, leases
+        self.queues, self.blobs, self.upkeep, self.leases = store.queues, store.blobs, store.upkeep, leases
         self.open = store.open
         # Of leases elsewhere nothing shows here: who waits for one watches it, or asks.
         self.version, self.trace, self.promise = store.version, store.trace, store.promise
