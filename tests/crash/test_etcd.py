@@ -1,4 +1,4 @@
-"""Leases in etcd that was wiped, put back or away while engines work: who may write, the journal decides all the same."""
+"""Engines whose etcd was wiped, put back or away while they work: who may write, the journal decides all the same."""
 
 from __future__ import annotations
 
