@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import sys
 import time
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 from perdure.errors import Corrupt, SchemaMismatch
 from perdure.kernel.events import NULL, StepStarted, StepSucceeded, encode_events
 from perdure.ports.journal import Append
 from perdure.ports.upkeep import Collected
-from perdure.stores.sql import database
-from perdure.stores.sql.database import APPLICATION_ID, MIGRATIONS
+from perdure.stores.sql import migrating
 from perdure.stores.sql.entries import checksum
 from perdure.stores.sql.journal import INSERT_RUN
+from perdure.stores.sql.migrating import APPLICATION_ID, MIGRATIONS
 from perdure.stores.sql.rows import run_bindings
 from perdure.stores.sql.schema import migration
 from perdure.stores.sql.sqlite import SqliteStore
@@ -145,11 +148,11 @@ def newer(path: Path, monkeypatch: pytest.MonkeyPatch) -> apsw.Connection:
     """A file that a newer perdure has migrated, which says that it works with this one."""
     known = list(MIGRATIONS)
     mild = migration(f"{len(known) + 1:04}_more.sql", f"-- works with: {len(known)}\ncreate table more (x);")
-    monkeypatch.setattr(database, "MIGRATIONS", [*known, mild])
+    monkeypatch.setattr(migrating, "MIGRATIONS", [*known, mild])
     store = SqliteStore(str(path))
     store._database.open(migrate=True)
     store._database.close()
-    monkeypatch.setattr(database, "MIGRATIONS", known)
+    monkeypatch.setattr(migrating, "MIGRATIONS", known)
     return apsw.Connection(str(path))
 
 
@@ -180,3 +183,73 @@ async def test_a_file_whose_migration_is_another_one_is_refused(path: Path) -> N
     db.close()
     with pytest.raises(SchemaMismatch, match="0001_initial is not the one of that number here"):
         await SqliteStore(str(path)).open(migrate=True)
+
+
+# --- perdure migrate ----------------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_not_there_needs_every_migration(path: Path) -> None:
+    migrations = SqliteStore(str(path)).migrations
+    assert list(await migrations.applied()) == []
+    assert list(await migrations.pending()) == MIGRATIONS
+    assert list(await migrations.apply(dry_run=True)) == MIGRATIONS
+    assert not path.exists()
+    assert list(await migrations.apply()) == MIGRATIONS
+    assert list(await migrations.apply()) == []
+    assert [one.number for one in await migrations.applied()] == [one.number for one in MIGRATIONS]
+    store = SqliteStore(str(path))
+    await store.open(migrate=False)
+    await store.close()
+
+
+async def test_trying_a_migration_leaves_the_file_as_it_was(path: Path) -> None:
+    old = FirstSchema(path)
+    old.append(History("r1").begin())
+    old.db.close()
+    before = path.read_bytes()
+    migrations = SqliteStore(str(path)).migrations
+    assert [one.number for one in await migrations.apply(dry_run=True)] == [one.number for one in MIGRATIONS[1:]]
+    assert path.read_bytes() == before
+
+
+async def test_the_script_does_what_migrating_does(path: Path, tmp_path: Path) -> None:
+    FirstSchema(path).db.close()
+    by_hand = apsw.Connection(str(path))
+    by_hand.execute(await SqliteStore(str(path)).migrations.sql())
+    by_hand.close()
+    other = tmp_path / "other.db"
+    await SqliteStore(str(other)).migrations.apply()
+    dumps = []
+    for file in (path, other):
+        db = apsw.Connection(str(file))
+        schema = db.execute("select type, name, sql from sqlite_schema order by name").fetchall()
+        rows = db.execute("select number, name, checksum, works_with from perdure_migrations").fetchall()
+        dumps.append((schema, rows, db.pragma("user_version"), db.pragma("application_id")))
+        db.close()
+    assert dumps[0] == dumps[1]
+    assert await SqliteStore(str(path)).migrations.sql() == ""
+
+
+async def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await (await opened(path)).close()
+    before = path.read_bytes()
+    broken = migration(f"{len(MIGRATIONS) + 1:04}_broken.sql", "create table more (x); select no_such_function();")
+    monkeypatch.setattr(migrating, "MIGRATIONS", [*MIGRATIONS, broken])
+    with pytest.raises(Corrupt, match="no_such_function"):
+        await SqliteStore(str(path)).migrations.apply()
+    assert path.read_bytes() == before
+
+
+async def test_processes_that_migrate_at_once_do_it_once(path: Path) -> None:
+    old = FirstSchema(path)
+    old.append(History("r1").begin())
+    command = [sys.executable, "-m", "perdure.cli", "migrate", "--json", "--store", f"sqlite:///{path}"]
+    processes = [await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(4)]
+    told = [msgspec.json.decode((await process.communicate())[0])["applied"] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    assert sorted(told) == [[], [], [], [one.name for one in MIGRATIONS[1:]]]
+    assert old.db.execute("select number from perdure_migrations").fetchall() == [(one.number,) for one in MIGRATIONS]
+    old.db.close()
+    store = await opened(path)
+    assert len(await store.journal.read("r1")) == 1
+    await store.close()

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import resources
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import apsw
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreError, StoreUnavailable
-from perdure.stores.sql.schema import Applied, load_migrations, pending
+from perdure.stores.sql import migrating
+from perdure.stores.sql.migrating import APPLICATION_ID
+from perdure.stores.sql.schema import pending
 
 T = TypeVar("T")
 
-APPLICATION_ID = 0x70657264  # "perd"
 BUSY_SECONDS = 10.0
 # Below this a commit costs less than the hop to a thread and back; see docs/decisions/0003-*.md.
 INLINE_SECONDS = 0.001
@@ -34,10 +35,6 @@ LOG_PAGES = 120
 SETTLED_SECONDS = 0.04
 HEADER = 108
 MAGIC = b"SQLite format 3\x00"
-_APPLIED = "select number, name, checksum, works_with, applied_at from perdure_migrations order by number"
-# The first schema did not say yet whom a migration works with.
-_APPLIED_FIRST = "select number, name, checksum, 1, applied_at from perdure_migrations order by number"
-_SAY_WORKS_WITH = "update perdure_migrations set works_with = ? where number = ?"
 
 
 class Database:
@@ -62,30 +59,51 @@ class Database:
 
     def open(self, *, migrate: bool) -> None:
         """Connect and check that the file is ours and of our schema; create or migrate it when allowed."""
+        if not self.exists() and not migrate:
+            raise InvalidStoreUrl(self.url, "there is no such file; start a run with an Engine to create it")
+        opened: list[apsw.Connection] = []
+        with self._refusing(opened):
+            opened.append(self._connect())
+            self._prepare(opened[0], migrate)
+            opened += (self._connect(), self._connect())
+        self._writer, self._reader, self._bulk = opened
+        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
+        self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-read")
+
+    def exists(self) -> bool:
+        """Whether there is a file, which may be ours; raises when it is not, or when there could be none."""
         folder = os.path.dirname(os.path.abspath(self.path))
         if not os.path.isdir(folder):
             raise InvalidStoreUrl(self.url, f"the directory {folder} does not exist; create it first")
         if os.path.isdir(self.path):
             raise NotAStore(self.url, "it is a directory")
-        if os.path.exists(self.path):
-            self._check_header()
-        elif not migrate:
-            raise InvalidStoreUrl(self.url, "there is no such file; start a run with an Engine to create it")
+        if not os.path.exists(self.path):
+            return False
+        self._check_header()
+        return True
+
+    @contextmanager
+    def connection(self) -> Iterator[apsw.Connection]:
+        """One more connection, for as long as it takes: to a file that need not be open, nor of our schema."""
+        self.exists()
         opened: list[apsw.Connection] = []
+        with self._refusing(opened):
+            opened.append(self._connect())
+            yield opened[0]
+        opened[0].close()
+
+    @contextmanager
+    def _refusing(self, opened: list[apsw.Connection]) -> Iterator[None]:
+        """Close what was opened when something goes wrong, and say what that means."""
         logged = self._has_log()
         try:
-            opened.append(self._connect())
-            self._prepare(opened[0], migrate)
-            opened += (self._connect(), self._connect())
+            yield
         except BaseException as error:
             for db in opened:
                 # Refused: whatever lies in the write-ahead log stays where its application left it.
                 db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(logged))
                 db.close()
             self._reraise(error)
-        self._writer, self._reader, self._bulk = opened
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
-        self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-read")
 
     def _check_header(self) -> None:
         """Refuse a file that is not ours before SQLite works on it, so that it stays as it is."""
@@ -125,39 +143,20 @@ class Database:
         return db
 
     def _prepare(self, db: apsw.Connection, migrate: bool) -> None:
-        # In one transaction: another process may be creating the store at this moment.
-        db.execute("begin")
-        application = db.pragma("application_id")
-        empty = not db.execute("select exists (select 1 from sqlite_schema)").get
-        if application != APPLICATION_ID and not empty:
-            raise NotAStore(self.url, "it is an SQLite database of another application")
-        applied = self._applied(db)
-        db.execute("commit")
-        needed = pending(self.url, applied, MIGRATIONS)
+        found = migrating.applied(db, self.url)
+        needed = pending(self.url, found, migrating.MIGRATIONS)
         if needed and not migrate:
-            raise SchemaMismatch(self.url, len(applied), len(MIGRATIONS))
+            raise SchemaMismatch(self.url, len(found), len(migrating.MIGRATIONS))
         if db.readonly("main"):
             if migrate:
                 raise StoreUnavailable(self.url, READ_ONLY)
             return  # enough to look at it
-        self._use_log(db)
+        self.use_log(db)
         db.pragma("synchronous", "full")
         if needed:
-            self._migrate(db)
+            migrating.migrate(db, self.url)
 
-    def _applied(self, db: apsw.Connection) -> list[Applied]:
-        """The migrations that the database has."""
-        found = db.pragma("user_version")
-        if found == 0:
-            return []
-        statement = _APPLIED if found > 1 else _APPLIED_FIRST
-        applied = [Applied(*columns) for columns in db.execute(statement)]
-        if len(applied) != found:
-            # What made it so is unknown, so is what it says about this code.
-            raise SchemaMismatch(self.url, found, len(MIGRATIONS))
-        return applied
-
-    def _use_log(self, db: apsw.Connection) -> None:
+    def use_log(self, db: apsw.Connection) -> None:
         """Switch a new file to write-ahead logging. SQLite does not wait for others here, so wait for it."""
         deadline = time.monotonic() + BUSY_SECONDS
         while db.pragma("journal_mode") != "wal":
@@ -167,25 +166,6 @@ class Database:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
-
-    def _migrate(self, db: apsw.Connection) -> None:
-        # Immediate: of two processes that meet here, one migrates and the other finds it done.
-        db.execute("begin immediate")
-        try:
-            for one in pending(self.url, self._applied(db), MIGRATIONS):
-                db.execute(one.sql)
-                noted = (one.number, one.name, one.checksum, time.time())
-                db.execute(
-                    "insert into perdure_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)", noted
-                )
-                if one.number > 1:
-                    db.execute(_SAY_WORKS_WITH, (one.works_with, one.number))
-                db.pragma("user_version", one.number)
-            db.pragma("application_id", APPLICATION_ID)
-            db.execute("commit")
-        except BaseException:
-            db.execute("rollback")
-            raise
 
     def close(self) -> None:
         """Disconnect. The last connection to leave folds the write-ahead log into the file."""
@@ -391,6 +371,3 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except FileNotFoundError:
         return 0
-
-
-MIGRATIONS = load_migrations(resources.files(__package__) / "migrations")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources.abc import Traversable
+from typing import Protocol
 
 import msgspec
 
@@ -38,6 +39,37 @@ class Applied(msgspec.Struct, frozen=True):
     checksum: str
     works_with: int
     applied_at: float = 0.0
+
+
+class Migrations(Protocol):
+    """The migrations of one database, as a store with a schema offers them under `store.migrations`.
+
+    None of it needs the store to be open: opening it is refused while the schema is not right.
+    """
+
+    async def applied(self) -> Sequence[Applied]:
+        """The migrations that the database has, in order."""
+        ...
+
+    async def pending(self) -> Sequence[Migration]:
+        """The migrations that it needs; raises SchemaMismatch as the function `pending` does."""
+        ...
+
+    async def sql(self) -> str:
+        """What `apply` would do, as a script for people who do it by hand; empty when that is nothing."""
+        ...
+
+    async def apply(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        """Apply what the database needs, all or nothing, and say what that was; with `dry_run`, take it back.
+
+        Of several that do this at once, one applies, and the others find it done.
+        """
+        ...
+
+
+def migrations_of(store: object) -> Migrations | None:
+    """The migrations of a store; None for one that has no schema."""
+    return getattr(store, "migrations", None)
 
 
 def load_migrations(folder: Traversable) -> list[Migration]:

@@ -10,6 +10,7 @@ from perdure.stores.sql.blobs import SqlBlobs
 from perdure.stores.sql.database import Database
 from perdure.stores.sql.journal import SqlJournal
 from perdure.stores.sql.leases import SqlLeases
+from perdure.stores.sql.migrating import SqliteMigrations
 from perdure.stores.sql.queues import SqlQueues
 from perdure.stores.sql.runs import SqlRuns, SqlTimers
 from perdure.stores.sql.upkeep import SqlUpkeep
@@ -30,6 +31,7 @@ class SqliteStore:
         self.leases = SqlLeases(self._database)
         self.blobs = SqlBlobs(self._database)
         self.upkeep = SqlUpkeep(self._database)
+        self.migrations = SqliteMigrations(self._database)
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, create the file or bring its schema up to date."""
