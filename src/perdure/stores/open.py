@@ -12,9 +12,10 @@ from perdure.ports.store import Store
 if TYPE_CHECKING:
     from perdure.stores.etcd.leases import EtcdLeases
 
-LATER = {"postgresql", "postgres", "redis", "nats", "file"}
+POSTGRES = {"postgresql", "postgres"}
+LATER = {"redis", "nats", "file"}
 ETCD = {"etcd", "etcds"}
-STORES = {"memory", "sqlite", *LATER}
+STORES = {"memory", "sqlite", *POSTGRES, *LATER}
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
@@ -40,6 +41,10 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         from perdure.stores.sql.sqlite import SqliteStore
 
         return SqliteStore(path)
+    if scheme in POSTGRES:
+        from perdure.stores.postgres.store import PostgresStore
+
+        return PostgresStore(url)
     if scheme in ETCD:
         from perdure.stores.etcd.address import hidden
 
