@@ -110,7 +110,7 @@ def replay(code: Code, batches: Sequence[Batch]) -> Divergence | None:
     try:
         follow(first, batches)
     except Diverged as error:
-        said = explained(error, opened(Tracing), batches, code.programs)
+        said = explained(error, opened(Tracing), batches, Programs(code.programs.values()))
         assert isinstance(said, Diverged)
         return said.divergence
     finally:

@@ -232,6 +232,72 @@ async def test_the_next_incarnation_has_the_version_of_the_code_that_asked_for_i
     assert view.version == "2"
 
 
+# --- explanations ----------------------------------------------------------------------------------------------------
+
+
+@step
+async def audit(name: str) -> str:
+    return name
+
+
+@workflow(name="fulfil", version="1")
+async def first_with_audit() -> str:
+    await audit("one")  # of the first version
+    await work("one")
+    await wait_signal("go")
+    return "first " + await work("end")
+
+
+@workflow(name="fulfil", version="9")
+async def ninth() -> str:
+    # It asks for the same, and never for what has come into version 1.
+    await work("one")
+    await wait_signal("go")
+    return "ninth " + await work("end")
+
+
+@workflow(name="part", version="1")
+async def part_1_with_audit() -> str:
+    await audit("part")  # of the first version of the part
+    await wait_signal("go")
+    return await work("part 1")
+
+
+@workflow(name="part", version="9")
+async def part_9() -> str:
+    await wait_signal("go")
+    return await work("part 9")
+
+
+async def test_what_does_not_fit_is_explained_with_the_code_of_the_version_that_the_run_goes_on_with() -> None:
+    store = MemoryStore()
+    run_id = await begun(store)
+    async with Engine(store, [first_with_audit, ninth], recovery=AT_ONCE) as engine:
+        _ = await engine.signal("it", "go")
+        reason = await parked(store, run_id)
+        view = await engine.get("it")
+    assert view is not None
+    assert view.divergence is not None
+    assert view.divergence.change == "inserted"
+    assert view.divergence.current is not None
+    assert view.divergence.current.code == 'await audit("one")'
+    assert 'if patched("add-audit"):\n        await audit("one")' in reason
+
+
+async def test_so_is_what_does_not_fit_in_a_child() -> None:
+    store = MemoryStore()
+    async with Engine(store, [whole, part_1], recovery=AT_ONCE) as engine:
+        handle = await engine.start(whole(), id="it")
+        await waiting(store, handle.run_id)
+    async with Engine(store, [whole, part_1_with_audit, part_9], recovery=AT_ONCE) as engine:
+        _ = await engine.signal("it/part:0", "go")
+        assert 'await audit("part")' in await parked(store, handle.run_id)
+        view = await engine.get("it")
+    assert view is not None
+    assert view.divergence is not None
+    assert (view.divergence.change, view.divergence.op) == ("inserted", "part:0/go:0")
+
+
 # --- resolving -------------------------------------------------------------------------------------------------------
 
 

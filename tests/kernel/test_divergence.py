@@ -28,6 +28,7 @@ from perdure.kernel.mentions import Arms, Mentions
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from perdure.kernel.tracing import Tracing, explained, follow
+from perdure.kernel.versions import Programs
 from tests.kernel.table import CODEC, Story, batches, stories, total
 
 CHANGES = {"inserted", "removed", "renamed", "reordered", "inputs", "type", "fewer", "more", "branch"}
@@ -167,7 +168,7 @@ def test_any_journal_fits_any_program_or_is_explained(story: Story, other: Story
     except Diverged as raised:
         error = raised
     if error is not None:
-        found = explained(error, opened(Tracing), journal, {})
+        found = explained(error, opened(Tracing), journal, Programs())
         assert isinstance(found, Diverged)
         assert (found.seq, found.op) == (error.seq, error.op)
         assert found.change in CHANGES

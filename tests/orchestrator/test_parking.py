@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from perdure import Accepted, Engine, RunStatus, Workflow, call, sleep, step, wait_signal, workflow
+from perdure import Accepted, Engine, Recovery, RunStatus, Workflow, call, sleep, step, wait_signal, workflow
+from perdure.kernel.events import RunClaimed, RunResumed
 from perdure.kernel.events import RunParked as RunParkedEvent
-from perdure.kernel.events import RunResumed
+from perdure.orchestrator.recovery import recover
+from perdure.ports.runs import RunFilter
 from perdure.stores.memory.store import MemoryStore
+from perdure.testing.conformance.history import History, write_all
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, left_by_a_crash, replay
 
 called: list[str] = []
@@ -397,3 +401,27 @@ async def test_a_parked_run_accepts_signals_and_finds_them_when_it_goes_on() -> 
     assert called == []
     async with Engine(store, [listening], recovery=AT_ONCE) as engine:
         assert await (await engine.start(listening(), id="it")).result(PATIENCE) == "first"
+
+
+async def test_parked_runs_are_looked_through_a_page_at_a_check() -> None:
+    store, pages = MemoryStore(), Counter[int]()
+    listed = store.runs.list
+
+    async def counted(filter: RunFilter) -> Any:
+        found = await listed(filter)
+        pages[len(found)] += filter.status == [RunStatus.PARKED]
+        return found
+
+    async with Engine(store, [other], recovery=Recovery(max_startup=4, check_interval=3600)) as engine:
+        _ = await engine.run(other(1), id="model")
+        [model] = store.journal.rows.values()
+        runs = [History(f"r{n:02}", program="other", version=model.version, input=model.input) for n in range(10)]
+        await write_all(store, *(run.begin(RunClaimed("somebody", 1), RunParkedEvent("old code")) for run in runs))
+        assert engine._orchestrator is not None
+        assert engine._ownership is not None
+        store.runs.list = counted  # type: ignore[method-assign]
+        for left in (6, 2, 0):
+            await recover(engine._orchestrator, engine._ownership, startup=False)
+            assert sum(row.status is RunStatus.PARKED for row in store.journal.rows.values()) == left
+        await recover(engine._orchestrator, engine._ownership, startup=False)
+        assert pages == {4: 2, 2: 1, 0: 1}

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 
 from perdure import Engine, RunStatus, RunView, UsageError
-from perdure.kernel.events import Batch, RunForked, StepFailed, StepSkipped, StepSucceeded, WaitResolved, entries
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    ChildFinished,
+    RunForked,
+    StepFailed,
+    StepSkipped,
+    StepSucceeded,
+    WaitResolved,
+    entries,
+)
 from perdure.kernel.fork import ops
 from perdure.testing.simulation import Faults, Simulation
 from tests.simulation.grammar import Tree, interpret, trees
@@ -24,11 +34,16 @@ def outcomes(batches: Sequence[Batch], before: int | None = None) -> dict[str, A
     found: dict[str, Any] = {}
     for batch in batches:
         for seq, event in enumerate(batch.events, batch.seq):
-            # What was given up with the end of a run or a child is given up with the end of the fork.
-            given_up = getattr(event, "cancelled", False) or getattr(event, "by", "") == "cancelled"
-            if isinstance(event, (*OUTCOMES, WaitResolved)) and (before is None or seq < before) and not given_up:
+            if isinstance(event, (*OUTCOMES, WaitResolved)) and (before is None or seq < before):
                 found[event.op] = event
     return found
+
+
+def given_up(event: AnyEvent) -> bool:
+    """Whether an event says that the program, or its end, gave an op up."""
+    cancelled = isinstance(event, StepFailed) and event.cancelled
+    closed = isinstance(event, ChildFinished) and event.status is RunStatus.CANCELLED
+    return cancelled or closed or (isinstance(event, WaitResolved) and event.by == "cancelled")
 
 
 async def ended(engine: Engine, id: str) -> RunView:
@@ -55,8 +70,13 @@ def goes_on_from_everywhere(tree: Tree, seed: int) -> None:
                 fork = await engine.fork("original", at=place)
                 view = await ended(engine, fork.id)
                 assert view.status in (RunStatus.COMPLETED, RunStatus.FAILED), (place, view.status, view.reason)
+                past = await sim.store.journal.read(view.run_id)
+                point = next(e.event for e in entries(view.run_id, past) if isinstance(e.event, RunForked))
                 if isinstance(place, int):
-                    kept, mine = outcomes(journal, place), outcomes(await sim.store.journal.read(view.run_id))
+                    # Never later than asked for, and earlier only by what an end gave up, in whose midst that lies.
+                    assert point.seq <= place
+                    assert all(given_up(e.event) for e in entries(original.run_id, journal)[point.seq : place])
+                    kept, mine = outcomes(journal, point.seq), outcomes(past)
                     # What had an outcome has the same, and (as the monitor sees to) is not called again.
                     assert {op: mine[op] for op in kept} == kept
                     again = {e.op for e in sim.monitor.executions if e.run_id == view.run_id}

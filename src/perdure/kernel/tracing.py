@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from perdure.kernel.events import Batch, ChildStarted
 from perdure.kernel.failures import rebuild, type_name
 from perdure.kernel.mentions import mentions_of
 from perdure.kernel.replay import Replay, Resolve
+from perdure.kernel.versions import Programs
 
 _UNDECODABLE = type_name(NotDecodable)
 
@@ -50,9 +51,7 @@ def follow(replay: Replay, batches: Sequence[Batch]) -> None:
         raise unread
 
 
-def explained(
-    error: Diverged, trace: Replay, batches: Sequence[Batch], programs: Mapping[str, Program]
-) -> PerdureError:
+def explained(error: Diverged, trace: Replay, batches: Sequence[Batch], programs: Programs) -> PerdureError:
     """A divergence with all that can be said of it: from the journal to its end, and from what the code mentions.
 
     `trace` is a Tracing of the same run that has seen nothing yet. Where the code goes elsewhere because it cannot read
@@ -77,7 +76,9 @@ def explained(
         return unread
     before: list[OpView] = []
     after: list[OpView] = []
-    children: dict[str, str] = {"": trace.state.started.program if trace.state.started is not None else ""}
+    started = trace.state.started
+    # Which program of which version each execution in the journal is one of, by its path.
+    children = {"": (started.program, started.version) if started is not None else ("", "")}
     seq = 0
     for batch in batches:
         for event in batch.events:
@@ -85,13 +86,18 @@ def explained(
             if op is not None and seq != error.seq:
                 (before if seq < error.seq else after).append(op)
             if isinstance(event, ChildStarted) and not event.detached:
-                children[event.op] = event.program
+                children[event.op] = event.program, event.version
             seq += 1
     asker = max((path for path in children if not path or error.op.startswith(path + "/")), key=len)
     evidence = msgspec.structs.replace(
-        evidence, before=before, after=after, mentions=mentions_of(programs.get(children[asker]))
+        evidence, before=before, after=after, mentions=mentions_of(_program(programs, *children[asker]))
     )
     return Diverged(error.seq, explain(evidence))
+
+
+def _program(programs: Programs, name: str, version: str) -> Program | None:
+    """The program that a run of this version goes on with, where there is one."""
+    return programs.find(name, version) if programs.serves(name, version) else None
 
 
 def undecodable(replay: Replay) -> NotDecodable | None:

@@ -48,6 +48,8 @@ class Parking:
         self.unreadable: dict[str, Corrupt] = {}
         # Runs that do not fit the code of this process: trying them again is for another one.
         self.tried: set[str] = set()
+        # Up to where parked runs were looked through, newest first, since the last look began.
+        self.looked_to: str | None = None
         self._waiting: list[tuple[Append, asyncio.Future[bool]]] = []
         # How many runs were parked, by the reason.
         self._told: dict[str, int] = {}

@@ -25,7 +25,7 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
     programs = list(orchestrator.programs)
     owners = await runs.owners()
     if not owners and not startup:
-        return await _retry_parked(orchestrator)
+        return await _retry_parked(orchestrator, startup)
     if startup or any(owner != orchestrator.name for owner in owners):
         await ownership.look_around()
     # Our own name too: at start-up it belongs to a process that is gone, and later there may be runs of ours that we
@@ -44,25 +44,28 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
         seen.update(fresh)
         loaded += await orchestrator.load(fresh, dead)
         await asyncio.sleep(0 if startup else 0.01)
-    return loaded + await _retry_parked(orchestrator)
+    return loaded + await _retry_parked(orchestrator, startup)
 
 
-async def _retry_parked(orchestrator: Orchestrator) -> int:
+async def _retry_parked(orchestrator: Orchestrator, startup: bool) -> int:
     """Load parked runs of programs we have, whoever parked them, each once; those that do not fit stay parked.
 
-    Not at start-up only: what an engine with other code has parked since may fit ours.
+    Not at start-up only: what an engine with other code has parked since may fit ours. But then one page at a time,
+    each from where the last one ended: after a bad deploy there may be thousands, and nearly all were tried.
     """
-    cursor, loaded = None, 0
+    parking, limit, loaded = orchestrator.parking, orchestrator.recovery.max_startup, 0
+    cursor = None if startup else parking.looked_to
     while True:
-        filter = RunFilter(status=[RunStatus.PARKED], limit=orchestrator.recovery.max_startup, cursor=cursor)
+        filter = RunFilter(status=[RunStatus.PARKED], limit=limit, cursor=cursor)
         page = [row for row, _ in await orchestrator.store.runs.list(filter)]
-        if not page:
-            return loaded
-        cursor = page[-1].run_id
-        tried = orchestrator.parking.tried
-        ours = [r.run_id for r in page if r.program in orchestrator.programs and r.run_id not in tried and not r.root]
+        cursor = page[-1].run_id if len(page) == limit else None
+        known = [r.run_id for r in page if r.program in orchestrator.programs and not r.root]
+        ours = [run_id for run_id in known if run_id not in parking.tried]
         if ours:
             loaded += await orchestrator.load(ours)
+        if cursor is None or not startup:
+            parking.looked_to = cursor
+            return loaded
 
 
 async def park_unknown(orchestrator: Orchestrator, ownership: Ownership, programs: Sequence[str]) -> None:

@@ -31,13 +31,15 @@ _FILTER = """
     order by r.run_id desc limit :limit
 """
 LIST_FILTER = " where " + _FILTER
-# A condition that only sometimes holds uses no index, so those that ask have a statement of their own.
+# A condition that only sometimes holds uses no index: those that ask and those that stand still have statements of
+# their own.
 _ASKING = """
     where r.run_id in (
         select run_id from perdure_runs indexed by perdure_runs_by_approvals where approvals > 0 and root = '')
       and
 """
 ASKING_FILTER = _ASKING + _FILTER
+PARKED_FILTER = " where r.status = 'parked' and " + _FILTER
 ENDED = """
     where r.run_id in (select value from json_each(?)) and (r.finished_at is not null or r.status = 'parked')
 """
@@ -45,6 +47,7 @@ _GET = RUN + " where r.run_id = ?"
 _FIND = RUN_AND_HEAD + " where r.id = ? order by r.root = '' desc, r.incarnation desc, r.run_id desc limit 1"
 _LIST = RUN_AND_HEAD + LIST_FILTER
 _LIST_ASKING = RUN_AND_HEAD + ASKING_FILTER
+_LIST_PARKED = RUN_AND_HEAD + PARKED_FILTER
 _OWNED = """
     select run_id from perdure_runs
     where finished_at is null and owner in (select value from json_each(?1)) and status = ?2
@@ -125,7 +128,8 @@ class SqlRuns:
             "limit": filter.limit,
             "built_in": filter.built_in,
         }
-        rows = await self._database.read(_LIST_ASKING if filter.asking else _LIST, bindings)
+        parked = list(filter.status) == [RunStatus.PARKED]
+        rows = await self._database.read(_LIST_ASKING if filter.asking else _LIST_PARKED if parked else _LIST, bindings)
         return [listed(row) for row in rows]
 
     async def owned(

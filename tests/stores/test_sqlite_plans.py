@@ -1,0 +1,55 @@
+"""How SQLite finds what is looked for again and again: by an index, however many runs there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.kernel.events import RunStatus
+from perdure.ports.runs import RunFilter
+from perdure.stores.sql.sqlite import SqliteStore
+from perdure.testing.conformance.history import History, finished, parked, write_all
+
+
+async def plan_of(store: SqliteStore, filter: RunFilter, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The plan of the statement that lists these runs."""
+    asked: list[tuple[str, Any]] = []
+
+    async def read(sql: str, bindings: Any = ()) -> list[Any]:
+        asked.append((sql, bindings))
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "read", read)
+        await store.runs.list(filter)
+    [(sql, bindings)] = asked
+    return [str(row[-1]) for row in store._database.ask("explain query plan " + sql, bindings)]
+
+
+@pytest.mark.parametrize(
+    ("filter", "index"),
+    [
+        (RunFilter(status=[RunStatus.PARKED]), "perdure_runs_parked"),
+        (RunFilter(status=[RunStatus.PARKED], program="p", cursor="r5", limit=3), "perdure_runs_parked"),
+        (RunFilter(asking=True), "perdure_runs_by_approvals"),
+    ],
+)
+async def test_few_among_many_are_found_by_their_index(
+    store: SqliteStore, filter: RunFilter, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = await plan_of(store, filter, monkeypatch)
+    assert any(index in line for line in plan), plan
+    assert not any("TEMP B-TREE" in line for line in plan), plan
+
+
+async def test_parked_runs_are_listed_newest_first_and_page_by_page(store: SqliteStore) -> None:
+    runs = [History(f"r{n:02}") for n in range(30)]
+    await write_all(store, *(run.begin_as("a") for run in runs))
+    await write_all(store, *(run.then(parked() if n % 3 == 0 else finished()) for n, run in enumerate(runs)))
+    found: list[str] = []
+    cursor = None
+    while page := await store.runs.list(RunFilter(status=[RunStatus.PARKED], limit=4, cursor=cursor)):
+        found += [row.run_id for row, _ in page]
+        cursor = found[-1]
+    assert found == [f"r{n:02}" for n in range(27, -1, -3)]
