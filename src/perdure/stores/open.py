@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from perdure.stores.etcd.leases import EtcdLeases
 
 POSTGRES = {"postgresql", "postgres"}
-LATER = {"redis", "nats", "file"}
+REDIS = {"redis", "rediss"}
+LATER = {"nats", "file"}
 ETCD = {"etcd", "etcds"}
-STORES = {"memory", "sqlite", *POSTGRES, *LATER}
+STORES = {"memory", "sqlite", *POSTGRES, *REDIS, *LATER}
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
@@ -45,10 +46,18 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         from perdure.stores.postgres.store import PostgresStore
 
         return PostgresStore(url)
-    if scheme in ETCD:
-        from perdure.stores.etcd.address import hidden
+    if scheme in REDIS:
+        from perdure.stores.redis.address import hidden
 
-        url = hidden(url)
+        try:
+            from perdure.stores.redis.store import RedisStore
+        except ImportError as error:
+            raise InvalidStoreUrl(hidden(url), "it needs a library: pip install 'perdure[redis]'") from error
+        return RedisStore(url)
+    if scheme in ETCD:
+        from perdure.stores.etcd.address import hidden as shown
+
+        url = shown(url)
         raise InvalidStoreUrl(url, f"etcd keeps leases, beside a store for the runs: Engine(store, leases={url!r})")
     if scheme in LATER:
         raise InvalidStoreUrl(url, f"this version of perdure has no {scheme} store; use 'sqlite:///...' or 'memory://'")
