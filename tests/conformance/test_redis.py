@@ -15,6 +15,7 @@ from perdure.testing.conformance import (
     QueuesConformance,
     RunsConformance,
     TimersConformance,
+    UpkeepConformance,
 )
 
 
@@ -52,3 +53,6 @@ class TestRedisLeases(OnRedis, LeasesConformance): ...
 
 
 class TestRedisBlobs(OnRedis, BlobsConformance): ...
+
+
+class TestRedisUpkeep(OnRedis, UpkeepConformance): ...

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 from perdure.errors import Corrupt, StoreUnavailable
 from perdure.kernel.events import Batch, encode_events
-from perdure.kernel.queues import Queue
 from perdure.kernel.projection import RunRow
+from perdure.kernel.queues import Queue
+from perdure.kernel.references import mentions_blob, references
 from perdure.ports.journal import Append, Appended, Conflict, Full, Head, Outcome
-from perdure.stores.redis.entries import batches as decode
-from perdure.stores.redis.entries import cut, entry
+from perdure.stores.redis.entries import decode, entry
 from perdure.stores.redis.news import News
 from perdure.stores.redis.rows import head_of, pack
 from perdure.stores.redis.scripts import APPEND, HEADS, READ, REWRITE, SETTLE
-from perdure.stores.redis.server import LostReply, Server
+from perdure.stores.redis.server import LostReply, Server, Texts
+from perdure.stores.sql.entries import cut
 
 APPENDED = Appended()
 # So many journals are read by one script: others wait while it runs.
 READ_AT_ONCE = 50
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
-VOID = -1
 
 
 class RedisJournal:
@@ -37,36 +37,40 @@ class RedisJournal:
         if not appends:
             return []
         # Encoded at once: the caller may change its lists when it has the awaitable.
-        return self._append(appends, [_prepare(append) for append in appends])
+        texts = Texts()
+        return self._append(appends, [_prepare(append, texts) for append in appends], texts)
 
-    async def _append(self, appends: Sequence[Append], prepared: list[tuple[Any, ...]]) -> Sequence[Outcome]:
+    async def _append(
+        self, appends: Sequence[Append], prepared: list[tuple[Any, ...]], texts: Texts
+    ) -> Sequence[Outcome]:
         token = secrets.token_hex(8)
         try:
-            answers = await self._server.once(APPEND, (token, prepared))
+            answers = await self._server.once(APPEND, (token, prepared), *texts.all)
         except LostReply as lost:
-            return await self._settle(appends, prepared, token, lost)
+            return await self._settle(appends, prepared, texts, token, lost)
         self._news.heard(answers[0])
         return [_outcome(append, answer) for append, answer in zip(appends, answers[1:], strict=True)]
 
     async def _settle(
-        self, appends: Sequence[Append], prepared: list[tuple[Any, ...]], token: str, lost: LostReply
+        self, appends: Sequence[Append], prepared: list[tuple[Any, ...]], texts: Texts, token: str, lost: LostReply
     ) -> Sequence[Outcome]:
         """Find out by reading what became of an append. What is not written yet is written now, or refused."""
         places = [(one[0], one[1], one[5][0]) for one in prepared]
-        answers = await self._persist((token, places), lost)
+        answers = await self._persist((token, places), lost, *texts.all)
         self._news.heard(answers[0])
         done = [bool(answer) for answer in answers[1:]]
         left = [i for i, written in enumerate(done) if not written]
-        again = await self._append([appends[i] for i in left], [prepared[i] for i in left]) if left else []
-        rest = iter(again)
+        rest: Iterator[Outcome] = iter(())
+        if left:
+            rest = iter(await self._append([appends[i] for i in left], [prepared[i] for i in left], texts))
         return [APPENDED if written else next(rest) for written in done]
 
-    async def _persist(self, arguments: Any, lost: LostReply) -> Any:
+    async def _persist(self, arguments: Any, lost: LostReply, *texts: bytes) -> Any:
         """Ask until there is an answer: nobody may be told that nothing was written while that is not known."""
         delay = FIRST_RETRY
         while True:
             try:
-                return await self._server.once(SETTLE, arguments)
+                return await self._server.once(SETTLE, arguments, *texts)
             except (LostReply, StoreUnavailable):
                 if not self._server.is_open:
                     raise self._server.unreachable(lost) from lost
@@ -76,11 +80,12 @@ class RedisJournal:
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
         """Put batches in the place of a whole journal."""
         append = Append(run_id, expected_next, batches)
-        one = _prepare(append)
+        texts = Texts()
+        one = _prepare(append, texts)
         while True:
             token = secrets.token_hex(8)
             try:
-                answers = await self._server.once(REWRITE, (*one[:6], one[9], token))
+                answers = await self._server.once(REWRITE, (*one[:6], one[9], token), *texts.all)
             except LostReply as lost:
                 await self._persist((token, ()), lost)
                 head = await self.head(run_id)
@@ -123,13 +128,16 @@ class RedisJournal:
         return head_of(await self._server.ask("HMGET", key, "n", "t", "s"))
 
 
-def _prepare(append: Append) -> tuple[Any, ...]:
+def _prepare(append: Append, texts: Texts) -> tuple[Any, ...]:
     """An append as the script takes it; lua/append.lua has the same places, from 1 on."""
     run_id, size, entries = append.run_id, 0, []
+    blobs: list[str] = []
     for batch in append.batches:
         data = encode_events(batch.events)
         size += len(data)
-        entries.append(entry(run_id, batch.seq, batch.at, data))
+        entries.append(texts.put(entry(run_id, batch.seq, batch.at, data)))
+        if mentions_blob(data):
+            blobs += references(batch.events)
     return (
         run_id,
         append.expected_next,
@@ -137,10 +145,10 @@ def _prepare(append: Append) -> tuple[Any, ...]:
         repr(append.batches[-1].at),
         size,
         entries,
-        None if append.row is None else pack(append.row),
-        [pack(child) for child in append.children],
-        [_prepare(start) for start in append.starts],
-        (),
+        None if append.row is None else pack(append.row, texts),
+        [pack(child, texts) for child in append.children],
+        [_prepare(start, texts) for start in append.starts],
+        blobs,
         None if append.admit is None or append.row is None else _limits(append.admit, append.row),
     )
 

@@ -1,4 +1,4 @@
-"""Leases in Redis. They run out by the callers' clocks, not by the server's: keys of ours never expire by themselves."""
+"""Leases in Redis. They run out by the callers' clocks, not by the server's: no lease expires by itself."""
 
 from __future__ import annotations
 

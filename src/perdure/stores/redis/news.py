@@ -121,7 +121,7 @@ class News:
 
     async def _listen_once(self) -> None:
         news, ended = self._server.channel + b"news", self._server.channel + b"ended"
-        connection = await self._server.connect(timeout=None)
+        connection = await self._server.connect()
         try:
             self._server.tell("SUBSCRIBE")
             await connection.send_command("SUBSCRIBE", news, ended, check_health=False)

@@ -37,10 +37,12 @@ class RedisQueues:
         turns = Turns(room, queue.per_key)
         for priority in priorities:
             wanted = (queue.name, priority.decode(), queue.per_key, repr(now), programs, turns.left, turns.keys)
-            turns.serve([
-                Line(key.decode(), float(served) or None, [run_id.decode() for run_id in runs], running_of_key)
-                for key, served, running_of_key, runs in await self._server.call(LINES, wanted)
-            ])
+            turns.serve(
+                [
+                    Line(key.decode(), float(served) or None, [run_id.decode() for run_id in runs], running_of_key)
+                    for key, served, running_of_key, runs in await self._server.call(LINES, wanted)
+                ]
+            )
             if turns.left == 0:
                 break
         return Picks(turns.picked, None if later is None else float(later))

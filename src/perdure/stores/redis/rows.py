@@ -12,15 +12,16 @@ from perdure.errors import Corrupt
 from perdure.kernel.events import NULL, RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
+from perdure.stores.redis.server import Texts
 
 _row = msgspec.json.Decoder(RunRow)
 # Where in the index things are; lua/common.lua has the same numbers, from 1 on.
 _STATUS, _PROGRAM, _OWNER, _WAKE, _ROOT, _ID, _CREATED = 0, 1, 2, 3, 11, 12, 14
 
-PackedRow = tuple[str, tuple[Any, ...], bytes]
+PackedRow = tuple[str, tuple[Any, ...], int]
 
 
-def pack(row: RunRow) -> PackedRow:
+def pack(row: RunRow, texts: Texts) -> PackedRow:
     """What a script needs to write a row: its run_id, what the indexes are made of, and its text."""
     index = (
         row.status.value,
@@ -40,7 +41,8 @@ def pack(row: RunRow) -> PackedRow:
         _moment(row.created_at),
     )
     packed, body = msgspec.msgpack.encode(index), msgspec.json.encode(row)
-    return row.run_id, index, b"%04x%s%08x%s" % (len(packed), packed, zlib.crc32(body, zlib.crc32(packed)), body)
+    text = b"%04x%s%08x%s" % (len(packed), packed, zlib.crc32(body, zlib.crc32(packed)), body)
+    return row.run_id, index, texts.put(text)
 
 
 def unpack(run_id: str, text: bytes) -> RunRow:

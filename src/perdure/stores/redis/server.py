@@ -25,8 +25,8 @@ from perdure.stores.redis.scripts import Script
 # What a server says before it has done anything, and what to do about it.
 _REFUSALS: Final = {
     "READONLY": "the server is a read-only replica; give the address of its primary",
-    "OOM": "the server has reached its maxmemory, and takes no more; raise it, or prune runs that have ended. Runs that "
-    "wait go on by themselves",
+    "OOM": "the server has reached its maxmemory, and takes no more; raise it, or prune runs that have ended. Runs "
+    "that wait go on by themselves",
     "MISCONF": "the server cannot write to its disk, and takes nothing until it can; make room there, and see its log",
     "NOREPLICAS": "the server has too few replicas in sync, and takes nothing until it has enough "
     "(min-replicas-to-write)",
@@ -35,15 +35,29 @@ _REFUSALS: Final = {
     "MOVED": "the server is part of a cluster, and our keys are on another of its nodes; give the address of that one",
     "ASK": "the cluster is moving our keys to another node; give the address of that one",
     "TRYAGAIN": "the cluster is moving our keys to another node; try again when that is done",
-    "CROSSSLOT": "the server is part of a cluster, and our keys must share a slot; give them a prefix with braces, such "
-    "as ?prefix={perdure}:",
+    "CROSSSLOT": "the server is part of a cluster, and our keys must share a slot; give them a prefix with braces, "
+    "such as ?prefix={perdure}:",
     "BUSY": "the server is busy with a script that takes long; try again when it is done",
     "LOADING": "the server is still reading its data from disk; try again when it has",
-    "NOPERM": "the user lacks a right; give it all commands on the keys and channels that begin with our prefix, but for "
-    "the dangerous ones (ACL SETUSER ... ~{prefix}* &{prefix}* +@all -@dangerous)",
+    "NOPERM": "the user lacks a right; give it all commands on the keys and channels that begin with our prefix, but "
+    "for the dangerous ones (ACL SETUSER ... ~{prefix}* &{prefix}* +@all -@dangerous)",
 }
 LOGIN = "the server refuses the user and password; check both, and that the user is switched on"
 NEEDS_LOGIN = "the server asks for a password; write it into the URL, as in redis://user:password@host:6379/0"
+
+
+class Texts:
+    """Texts and bytes that go with the arguments of a script, each with the number by which the script knows it."""
+
+    __slots__ = ("all",)
+
+    def __init__(self) -> None:
+        self.all: list[bytes] = []
+
+    def put(self, text: bytes) -> int:
+        """Add one; returns its number."""
+        self.all.append(text)
+        return len(self.all) + 3
 
 
 class LostReply(Exception):
@@ -83,8 +97,8 @@ class Server:
             await connection.disconnect(nowait=True)
         self._idle.clear()
 
-    async def connect(self, *, timeout: float | None) -> Connection:
-        """A new connection; an answer is waited for `timeout` seconds, or for ever."""
+    async def connect(self) -> Connection:
+        """A new connection. How long to wait for its answers is for the caller to say."""
         address = self.address
         options: dict[str, Any] = {
             "host": address.host,
@@ -92,15 +106,17 @@ class Server:
             "db": address.db,
             "username": address.username,
             "password": address.password,
-            "socket_timeout": timeout,
-            "socket_connect_timeout": address.timeout,
+            # Not here: the library's timeouts lose a cancellation that comes at the same time.
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
             "socket_keepalive": True,
             "protocol": 2,
         }
         connection = SSLConnection(**options, **address.tls_options) if address.tls else Connection(**options)
         self.tell("CONNECT")
         try:
-            await connection.connect()
+            async with asyncio.timeout(address.timeout):
+                await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -112,7 +128,7 @@ class Server:
         if self._idle:
             return self._idle.pop()
         try:
-            return await self.connect(timeout=self.address.timeout)
+            return await self.connect()
         except (RedisError, OSError) as error:
             raise self.explain(error) from error
 
@@ -125,8 +141,9 @@ class Server:
             self._used.add(connection)
             try:
                 self.tell(label or str(command[0]))
-                await connection.send_command(*command, check_health=False)
-                answer = await connection.read_response()
+                async with asyncio.timeout(self.address.timeout):
+                    await connection.send_command(*command, check_health=False)
+                    answer = await connection.read_response()
             except ResponseError:
                 self._idle.append(connection)
                 raise
@@ -137,7 +154,7 @@ class Server:
                 # The others are as old as this one: if the server went away, it went away for all of them.
                 await self._drop(connection, *self._idle)
                 self._idle.clear()
-                raise LostReply(str(error)) from error
+                raise LostReply(str(error) or self._silence()) from error
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise
@@ -199,12 +216,15 @@ class Server:
 
     # --- errors ---------------------------------------------------------------------------------------------------
 
+    def _silence(self) -> str:
+        return f"no answer within {self.address.timeout:g} s"
+
     def unreachable(self, error: BaseException) -> StoreUnavailable:
         """No answer."""
         return StoreUnavailable(
             self.url,
-            f"no server answers at {self.address.place} ({error}); check that it runs and can be reached from here. "
-            "Runs that wait go on when it is back",
+            f"no server answers at {self.address.place} ({str(error) or self._silence()}); check that it runs and can "
+            "be reached from here. Runs that wait go on when it is back",
         )
 
     def explain(self, error: BaseException) -> StoreError | InvalidStoreUrl:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal
 
 from perdure.errors import InvalidStoreUrl, SchemaMismatch
+from perdure.kernel.durability import Durability
+from perdure.ports.store import Survives
 from perdure.stores.redis.address import parse
 from perdure.stores.redis.blobs import RedisBlobs
 from perdure.stores.redis.journal import RedisJournal
@@ -17,6 +18,7 @@ from perdure.stores.redis.runs import RedisRuns, RedisTimers
 from perdure.stores.redis.scripts import OPEN
 from perdure.stores.redis.server import Server
 from perdure.stores.redis.setup import Setup, check, read_setup
+from perdure.stores.redis.upkeep import RedisUpkeep
 
 log = logging.getLogger("perdure")
 
@@ -39,6 +41,7 @@ class RedisStore:
         self.queues = RedisQueues(self._server)
         self.leases = RedisLeases(self._server, self._news)
         self.blobs = RedisBlobs(self._server)
+        self.upkeep = RedisUpkeep(self._server, self._news)
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, begin a store under the prefix when there is none."""
@@ -69,9 +72,12 @@ class RedisStore:
         await self._server.close()
 
     @property
-    def survives(self) -> Literal["power_loss", "kill", "nothing"]:
+    def survives(self) -> Survives:
         """What an acknowledged append survives: our own end always, the server's only if it keeps a log on its disk."""
         return "power_loss" if self._setup is not None and self._setup.survives_power_loss else "kill"
+
+    def promise(self, durability: Durability) -> None:
+        """Refuses nothing: what the server does not promise is said when the store is opened."""
 
     def version(self) -> object:
         """Changes when anyone writes: moved by messages, and by what answers say."""

@@ -59,7 +59,7 @@ local function append(one)
     end
     wrote = true
     for _, entry in ipairs(one[ENTRIES]) do
-        call('RPUSH', journal, entry)
+        call('RPUSH', journal, ARGV[entry])
     end
     call('HINCRBY', head, 's', one[SIZE])
     call('HSET', head, 'n', one[NEXT], 't', one[AT])

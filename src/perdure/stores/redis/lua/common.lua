@@ -1,5 +1,6 @@
 -- What all scripts share. KEYS[1] is the hash of the store itself; ARGV[1] is the prefix of all keys, ARGV[2] what news is
--- published under, and ARGV[3] the arguments of the script, as one value in MessagePack.
+-- published under, and ARGV[3] the arguments of the script, as one value in MessagePack. Texts and bytes follow, and the
+-- arguments have their numbers.
 
 local P, CHANNEL = ARGV[1], ARGV[2]
 local META = KEYS[1]

@@ -177,9 +177,9 @@ local function reindex(run_id, old, new)
     end
 end
 
--- A row is {run_id, index, text}; the text begins with the index.
+-- A row is {run_id, index, number of its text}; the text begins with the index.
 local function put_row(row)
-    local run_id, new, text = row[1], row[2], row[3]
+    local run_id, new, text = row[1], row[2], ARGV[row[3]]
     reindex(run_id, index_of(run_id), new)
     call('SET', P .. 'row:' .. run_id, text)
     if new[ROOT] ~= '' then

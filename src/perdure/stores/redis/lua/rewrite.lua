@@ -12,7 +12,7 @@ end
 call('HSET', head, 'n', next_seq, 't', at, 's', size)
 call('DEL', journal)
 for _, entry in ipairs(entries) do
-    call('RPUSH', journal, entry)
+    call('RPUSH', journal, ARGV[entry])
 end
 local kept = set_of(blobs)
 for _, blob in ipairs(call('SMEMBERS', P .. 'refers:' .. run_id)) do

@@ -7,6 +7,6 @@ local answers = { commits() }
 for i, place in ipairs(places) do
     local key = P .. 'journal:' .. place[1]
     local found = call('LINDEX', key, place_of(key, place[2]))
-    answers[i + 1] = (found == place[3]) and 1 or 0
+    answers[i + 1] = (found == ARGV[place[3]]) and 1 or 0
 end
 return answers
