@@ -16,8 +16,9 @@ from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
 from perdure.client.forking import refused
+from perdure.client.pruning import PruneReport
 from perdure.client.watch import Watch
-from perdure.config import Limits, Recovery
+from perdure.config import Limits, Recovery, Retention
 from perdure.engine.remote import RemoteStep, Report
 from perdure.errors import Corrupt, PerdureError, UsageError
 from perdure.kernel.codec import TypeCodec
@@ -37,6 +38,7 @@ from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.recovery import park_unknown, recover, warn_of_unknown
 from perdure.orchestrator.rehearsal import rehearse
+from perdure.orchestrator.retention import Retainer
 from perdure.orchestrator.service import Service
 from perdure.orchestrator.sweep import SweepReport, sweep
 from perdure.ports.clock import Clock
@@ -73,6 +75,7 @@ class Engine(Client):
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: str | Leases | None = None,
+        retention: Retention | None = None,
         rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
@@ -94,6 +97,7 @@ class Engine(Client):
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
+        self._retention = retention
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
@@ -152,6 +156,9 @@ class Engine(Client):
         self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
         await self._ownership.take()
         self._service = Service(orchestrator, self._ownership, self._queues, self._max_concurrency)
+        if self._retention is not None and look:
+            keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)
+            self._service.chores.append((keeper.first, self._retention.every, keeper.run_once))
         unknown = await warn_of_unknown(orchestrator)
         if look:
             await recover(orchestrator, self._ownership, startup=True)
@@ -201,6 +208,9 @@ class Engine(Client):
             self._news.committed(append.run_id, append.next_seq)
         if self._on_commit is not None:
             self._on_commit(id, append)
+
+    async def _retain(self, retention: Retention) -> PruneReport:
+        return await self.prune(retention.older_than, retention.statuses, archive=retention.archive)
 
     async def _abandon(self, id: str) -> None:
         """Nobody waits for a remote step any more: ask its run to end. If that fails, its outcome is dropped."""

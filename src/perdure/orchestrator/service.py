@@ -48,6 +48,8 @@ class Service:
         # The queues that have queued runs, as of the last look.
         self._waiting: Sequence[Waiting] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        # What else is to be done now and then: how soon first, how often, and what.
+        self.chores: list[tuple[float, float, Callable[[], Awaitable[object]]]] = []
         orchestrator.on_due = self.note
 
     def start(self, *, look: bool = True) -> None:
@@ -62,6 +64,9 @@ class Service:
             interval = settings.check_interval
             # Half a beat off, so that two statements never fall together.
             self._tasks.append(loop.create_task(self._every(interval - beat / 2, interval, self._orphans)))
+
+        for first, interval, chore in self.chores:
+            self._tasks.append(loop.create_task(self._every(first, interval, chore)))
 
     async def stop(self) -> None:
         """End, and wait until nothing is under way."""
