@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 POSTGRES = {"postgresql", "postgres"}
 REDIS = {"redis", "rediss"}
-LATER = {"nats", "file"}
+LATER = {"nats"}
 ETCD = {"etcd", "etcds"}
-STORES = {"memory", "sqlite", *POSTGRES, *REDIS, *LATER}
+STORES = {"memory", "sqlite", "file", *POSTGRES, *REDIS, *LATER}
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
@@ -42,6 +42,13 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         from perdure.stores.sql.sqlite import SqliteStore
 
         return SqliteStore(path)
+    if scheme == "file":
+        if not rest.startswith("/") or not rest.strip("/"):
+            example = f"file:///{rest.strip('/') or 'runs'}"
+            raise InvalidStoreUrl(url, f"write three slashes before a relative path: {example!r}")
+        from perdure.stores.file.store import FileStore
+
+        return FileStore(rest[1:])
     if scheme in POSTGRES:
         from perdure.stores.postgres.store import PostgresStore
 
