@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,8 +17,11 @@ from perdure.stores.open import open_store
 from tests.crash.harness import Children
 from tests.crash.histories import record
 from tests.linearizability.checker import check, lost
-from tests.linearizability.history import Conflicted, Granted, Operation, Refused, Unknown, Written
+from tests.linearizability.history import Conflicted, Granted, Operation, Refused, Unknown, Written, at_least_once
+from tests.services.proxy import Proxy
 
+# Stores wait at least this long, in nanoseconds, before they send something again.
+PAUSE = 40_000_000
 FEW, MANY = range(4), range(100, 200)
 
 
@@ -53,6 +58,31 @@ def test_a_history_of_sqlite_under_kills_and_pauses_has_an_explanation(
 @pytest.mark.parametrize("seed", MANY)
 def test_a_hundred_histories_of_sqlite_have_an_explanation(seed: int, tmp_path: Path, children: Children) -> None:
     explained(*record(sqlite(tmp_path), children, tmp_path, seed))
+
+
+def through_trouble(url: str, children: Children, folder: Path, seed: int, **options: Any) -> None:
+    """Clients reach the server through a network that fails; whoever looks in the end does not."""
+    asyncio.run(migrated(url))
+    port = urlsplit(url).port
+    assert port is not None
+    with Proxy(port) as proxy:
+        history, journals = record(url, children, folder, seed, proxy=proxy, **options)
+    explained(at_least_once(history, PAUSE), journals)
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_a_history_of_postgres_under_kills_pauses_and_network_faults_has_an_explanation(
+    seed: int, postgres_url: str, tmp_path: Path, children: Children
+) -> None:
+    through_trouble(postgres_url, children, tmp_path, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", MANY)
+def test_a_hundred_histories_of_postgres_have_an_explanation(
+    seed: int, postgres_url: str, tmp_path: Path, children: Children
+) -> None:
+    through_trouble(postgres_url, children, tmp_path, seed)
 
 
 @pytest.mark.parametrize("seed", FEW)

@@ -141,3 +141,20 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 History = Sequence[Operation]
+
+
+def at_least_once(history: History, pause: int) -> list[Operation]:
+    """The history of a store that sends a call to a lease again, after a pause, when the connection breaks.
+
+    Leases may be asked for twice: who may try is no promise, and the journal decides. So whatever took longer than the
+    pause may have its effect once more, at any later time; and giving back, which finds nothing to give back the second
+    time, tells nothing. Calls to journals have their effect once.
+    """
+    explained = []
+    for operation in history:
+        if isinstance(operation.call, Acquire | Renew | Release) and operation.ended - operation.began >= pause:
+            explained.append(msgspec.structs.replace(operation, answer=Unknown()))
+            if isinstance(operation.call, Release):
+                continue
+        explained.append(operation)
+    return explained
