@@ -20,7 +20,7 @@ from perdure.client.views import (
     run_view,
     step_view,
 )
-from perdure.errors import UsageError
+from perdure.errors import Corrupt, UsageError
 from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import fold
@@ -88,10 +88,15 @@ class Asking(Connection):
         run, _ = await self._require(id)
         root = await self.store.runs.get(run.root) if run.root else run
         lives = run.status.finished or (root is not None and await self._lives(root.owner))
-        records = steps_of(await self.store.journal.read(run.root or run.run_id))
-        if run.root:
-            records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
-        return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives or r.remote) for r in records]
+        batches = await self.store.journal.read(run.root or run.run_id)
+        try:
+            records = steps_of(batches)
+            if run.root:
+                records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
+            return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives or r.remote) for r in records]
+        except (LookupError, msgspec.MsgspecError, RecursionError) as error:
+            reason = f"it is none that an engine could have written ({type(error).__name__}: {error})"
+            raise Corrupt(f"the journal of run {run.id!r}", reason, run.root or run.run_id) from error
 
     async def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
