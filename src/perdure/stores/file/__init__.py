@@ -1,1 +1,0 @@
-"""A directory of JSON lines that a person can read: for prototypes."""

@@ -1,1 +1,0 @@
-"""The PostgreSQL store: many orchestrators on one database, over asyncpg."""

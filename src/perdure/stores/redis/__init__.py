@@ -1,1 +1,0 @@
-"""The Redis store: everything in one server's memory, written by scripts that compare and swap."""
