@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from perdure.client.compacting import CompactReport
     from perdure.client.handle import RunHandle
     from perdure.client.locks import Locks, LockView
+    from perdure.client.pruning import KeptRun, PruneReport
+    from perdure.client.rebuilding import DamagedJournal, Difference, RebuildReport
     from perdure.client.schedules import ScheduleHandle, ScheduleView
     from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
-    from perdure.config import Limits, Queue, Rate, Recovery
+    from perdure.config import Limits, Queue, Rate, Recovery, Retention
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
         AlreadyExists,
@@ -124,7 +126,9 @@ __all__ = [
     "CompactReport",
     "CompensationFailed",
     "Corrupt",
+    "DamagedJournal",
     "DeadlineExceeded",
+    "Difference",
     "Diverged",
     "Duplicate",
     "Durability",
@@ -144,6 +148,7 @@ __all__ = [
     "InvalidRule",
     "InvalidStoreUrl",
     "Invocation",
+    "KeptRun",
     "Limits",
     "Lock",
     "LockLost",
@@ -165,10 +170,13 @@ __all__ = [
     "PerdureError",
     "Policy",
     "Program",
+    "PruneReport",
     "Queue",
     "QueueView",
     "Rate",
+    "RebuildReport",
     "Recovery",
+    "Retention",
     "Retry",
     "Rule",
     "Rules",
@@ -259,9 +267,11 @@ _HOMES = {
         "perdure.client.compacting": ("CompactReport"),
         "perdure.client.handle": ("RunHandle"),
         "perdure.client.locks": ("LockView Locks"),
+        "perdure.client.pruning": ("KeptRun PruneReport"),
+        "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
         "perdure.client.schedules": ("ScheduleHandle ScheduleView"),
         "perdure.client.views": ("ApprovalView Chunk QueueView RunPage RunResult RunView StepView"),
-        "perdure.config": ("Limits Queue Rate Recovery"),
+        "perdure.config": ("Limits Queue Rate Recovery Retention"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected CannotRetry CompensationFailed Corrupt DeadlineExceeded "

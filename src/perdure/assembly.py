@@ -16,8 +16,9 @@ from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
 from perdure.client.forking import refused
+from perdure.client.pruning import PruneReport
 from perdure.client.watch import Watch
-from perdure.config import Limits, Recovery
+from perdure.config import Limits, Recovery, Retention
 from perdure.engine.remote import RemoteStep, Report
 from perdure.errors import Corrupt, PerdureError, UsageError
 from perdure.kernel.codec import TypeCodec
@@ -37,6 +38,7 @@ from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.recovery import park_unknown, recover, warn_of_unknown
 from perdure.orchestrator.rehearsal import rehearse
+from perdure.orchestrator.retention import Retainer
 from perdure.orchestrator.service import Service
 from perdure.orchestrator.sweep import SweepReport, sweep
 from perdure.ports.clock import Clock
@@ -73,6 +75,7 @@ class Engine(Client):
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: str | Leases | None = None,
+        retention: Retention | None = None,
         rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
@@ -94,6 +97,7 @@ class Engine(Client):
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
+        self._retention = retention
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
@@ -149,11 +153,12 @@ class Engine(Client):
         )
         orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
-        self._ownership = Ownership(
-            self._leases, self.name, orchestrator.session, self._recovery.lease, self.clock, orchestrator.tenure
-        )
+        self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
         await self._ownership.take()
-        self._service = Service(orchestrator, self._ownership, self._leases, self._queues, self._max_concurrency)
+        self._service = Service(orchestrator, self._ownership, self._queues, self._max_concurrency)
+        if self._retention is not None and look:
+            keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)
+            self._service.chores.append((keeper.first, self._retention.every, keeper.run_once))
         unknown = await warn_of_unknown(orchestrator)
         if look:
             await recover(orchestrator, self._ownership, startup=True)
@@ -204,6 +209,9 @@ class Engine(Client):
         if self._on_commit is not None:
             self._on_commit(id, append)
 
+    async def _retain(self, retention: Retention) -> PruneReport:
+        return await self.prune(retention.older_than, retention.statuses, archive=retention.archive)
+
     async def _abandon(self, id: str) -> None:
         """Nobody waits for a remote step any more: ask its run to end. If that fails, its outcome is dropped."""
         try:
@@ -241,11 +249,6 @@ class Engine(Client):
         orchestrator = self._orchestrator
         if orchestrator is None or orchestrator.closing:
             raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
-        if orchestrator.retired.is_set():
-            raise UsageError(
-                f"another process has been started as {self.name!r}, and goes on with what this Engine had; give each "
-                "process a name of its own: Engine(name=...)"
-            )
         foreign = started.program not in self._programs
         if started.queue or started.not_before is not None or self._serves is not None or foreign:
             accepted = await super()._submit(run_id, started, recorded)
@@ -264,7 +267,7 @@ class Engine(Client):
         orchestrator = self._orchestrator
         # One that waits here is read once, and goes on in the commit that accepts what it waits for.
         if orchestrator is not None and run.owner == self.name and run.status is RunStatus.WAITING:
-            await orchestrator.loading.load([run.run_id])
+            await orchestrator.load([run.run_id])
 
     async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
         orchestrator = self._orchestrator
@@ -276,7 +279,7 @@ class Engine(Client):
         if isinstance(verdict, Accepted):
             # It sleeps, and may be ours: no need to wait for the next look at the store. In the background, since what
             # was accepted stays accepted whatever becomes of the reading.
-            orchestrator.loading.load_soon(run_id)
+            orchestrator.load_soon(run_id)
         return verdict
 
     async def _rehearse(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
@@ -292,7 +295,7 @@ class Engine(Client):
 
     def _take_up(self, run_id: str, started: RunStarted) -> None:
         if self._orchestrator is not None and started.program in self._programs:
-            self._orchestrator.loading.load_soon(run_id)
+            self._orchestrator.load_soon(run_id)
 
     def _program_of(self, started: RunStarted) -> Program | None:
         known = self._programs.serves(started.program, started.version)

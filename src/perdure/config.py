@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perdure.errors import UsageError
+from perdure.kernel.durations import ENDLESS, Duration, duration
+from perdure.kernel.events import FINISHED, RunStatus
 from perdure.kernel.payload import Limits
 from perdure.kernel.queues import Queue, Rate
 
-__all__ = ["Limits", "Queue", "Rate", "Recovery"]
+__all__ = ["Limits", "Queue", "Rate", "Recovery", "Retention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +32,6 @@ class Recovery:
     grace: float = 1.0
     """How long steps under way may go on when the engine is left; then they are cancelled and handed over."""
 
-    quarantine: int = 3
-    """How many orchestrators in a row may be gone before a run gets any further; then it is parked as `poisoned`, for a
-    person to look at. 0: however many."""
-
     snapshot: int = 1000
     """How many events of a journal are over and done with (chunks, progress, failed attempts of steps that have ended)
     before a snapshot without them is stored, from which the run is loaded more quickly. 0: never."""
@@ -38,11 +39,34 @@ class Recovery:
     def __post_init__(self) -> None:
         if self.snapshot < 0:
             raise ValueError(f"Recovery(snapshot={self.snapshot!r}) must be at least 0; 0 takes none")
-        if self.quarantine < 0:
-            raise ValueError(f"Recovery(quarantine={self.quarantine!r}) must be at least 0; 0 parks none")
         for name in ("check_interval", "lease"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be more than 0")
         for name in ("max_startup", "max_claims"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which runs an engine prunes by itself. Without one it prunes nothing. Durations are seconds or timedeltas."""
+
+    older_than: Duration
+    """How long ago a run has to have ended."""
+    statuses: RunStatus | str | Sequence[RunStatus | str] = RunStatus.COMPLETED
+    """How it has to have ended."""
+    every: float = 3600.0
+    """Seconds from one pass to the next; of all engines on a store, one makes each."""
+    archive: str | os.PathLike[str] | None = None
+    """A directory where each run is written into a capsule before it goes."""
+
+    def __post_init__(self) -> None:
+        number = duration(self.older_than)
+        if number is None or not 0 <= number < ENDLESS:
+            raise UsageError(f"Retention(older_than={self.older_than!r}) must be seconds or a timedelta, not negative")
+        if not isinstance(self.every, int | float) or isinstance(self.every, bool) or not 0 < self.every < ENDLESS:
+            raise UsageError(f"Retention(every={self.every!r}) must be a number of seconds, more than 0")
+        given = [self.statuses] if isinstance(self.statuses, str) else list(self.statuses)
+        if not given or any(status not in FINISHED for status in given):
+            over = ", ".join(sorted(FINISHED))
+            raise UsageError(f"Retention(statuses={self.statuses!r}): runs are pruned that have ended, as {over}")

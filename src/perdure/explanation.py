@@ -32,14 +32,20 @@ class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
     recorded: OpView
     current: OpView | None
     fix: str
+    # What the code asked for last, where it asks for nothing in place of the recorded op.
+    last: OpView | None = None
 
     def __str__(self) -> str:
         """The change, both sides with their lines, and the fix."""
-        now = self.current
+        now, last = self.current, self.last
         shown = "nothing of the kind" if now is None else now.code or "the end" if now.kind == "end" else str(now)
-        sides = [("recorded", str(self.recorded), self.recorded.source), ("now", shown, now.source if now else "")]
+        where = now.source if now is not None else ""
+        if last is not None and not where:
+            shown, where = f"{shown}, after {last}", last.source
+        sides = [("recorded", str(self.recorded), self.recorded.source), ("now", shown, where)]
         width = max(len(what) for _, what, _ in sides)
         lines = [f"  {side:<8}  {what:<{width}}  {where}".rstrip() for side, what, where in sides]
-        if now is not None and now.code and now.kind != "end":
-            lines.append(f"            {now.code[:88]}")
+        code = now.code if now is not None and now.kind != "end" else last.code if last is not None else ""
+        if code:
+            lines.append(f"            {code[:88]}")
         return "\n".join([self.title, "", *lines, "", self.fix])

@@ -14,7 +14,7 @@ from perdure import assembly
 from perdure.cli import options
 from perdure.cli.exits import ENDS, EPILOGUE, Exit
 from perdure.cli.output import clean, cut, span, value_text
-from perdure.client.client import Client
+from perdure.client.asking import Asking
 from tests.cli.conftest import Cli
 
 COMMANDS = ["demo", "run", "runs", "runs ls", "runs show", "runs steps", "runs journal", "runs watch", "doctor"]
@@ -102,7 +102,7 @@ def test_a_mistake_of_ours_is_told_in_one_line_and_without_a_traceback(
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a wire came loose")
 
-    monkeypatch.setattr(Client, "list", broken)
+    monkeypatch.setattr(Asking, "list", broken)
     ended = cli("runs", "ls")
     assert ended.code == Exit.BUG
     assert "please report it: RuntimeError: a wire came loose" in ended.err
@@ -114,7 +114,7 @@ def test_an_interrupted_command_ends_with_130(cli: Cli, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     cli("run", "flows.py:early", "--input", "1")
-    monkeypatch.setattr(Client, "list", interrupted)
+    monkeypatch.setattr(Asking, "list", interrupted)
     ended = cli("runs", "ls")
     assert (ended.code, ended.err) == (130, "perdure: interrupted\n")
 
@@ -163,6 +163,24 @@ def test_a_small_question_loads_neither_rich_nor_other_commands(cli: Cli) -> Non
 def test_help_loads_no_command(cli: Cli) -> None:
     ended = subprocess.run([sys.executable, "-c", LOADED, "--help"], capture_output=True, text=True, cwd=cli.folder)
     assert ended.stderr == "True False False\n"
+
+
+def test_a_list_of_runs_loads_nothing_that_goes_on_with_them(cli: Cli) -> None:
+    cli("run", "flows.py:early", "--input", "1")
+    code = LOADED.rpartition("print(")[0] + "print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run([sys.executable, "-c", code, "runs", "ls"], capture_output=True, text=True, cwd=cli.folder)
+    unwanted = (
+        "authoring",
+        "orchestrator",
+        "client.client",
+        "kernel.fork",
+        "kernel.capsule",
+        "kernel.diff",
+        "kernel.rules",
+    )
+    heavy = tuple(f"perdure.{name}" for name in unwanted)
+    assert "perdure.client.asking" in ended.stderr
+    assert [name for name in ended.stderr.split() if name.startswith(heavy)] == []
 
 
 # --- text -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 
 from perdure import Engine, StoreUnavailable, rule, step, wait_signal, workflow
 from perdure.cli import runs
-from perdure.client.client import Client
+from perdure.client.asking import Asking
 from perdure.kernel.events import Entry
 from tests.cli.conftest import Cli
 
@@ -262,14 +262,14 @@ async def test_a_run_is_followed_from_another_process_until_it_ends(tmp_path: Pa
 
 
 def test_watching_goes_on_by_number_when_the_store_went_away(filled: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Client.follow
+    whole = Asking.follow
 
-    async def breaks(self: Client, id: str, start: int = 0) -> AsyncIterator[Entry]:
+    async def breaks(self: Asking, id: str, start: int = 0) -> AsyncIterator[Entry]:
         async for entry in whole(self, id, start):
             yield entry
             raise StoreUnavailable("sqlite:///x", "it went away")
 
-    monkeypatch.setattr(Client, "follow", breaks)
+    monkeypatch.setattr(Asking, "follow", breaks)
     monkeypatch.setattr(runs, "RECONNECT_SECONDS", 0)
     ended = filled("runs", "watch", "one", "--start", "1", "--json")
     count = len(ended.lines)
@@ -358,7 +358,11 @@ def test_show_explains_why_a_run_is_parked_within_100_columns(diverged: Cli) -> 
     explanation = out[out.index("\n\n") :]
     assert re.search(rf"^  recorded  step pay:0     \S+test_runs.py:{before}$", explanation, re.M)
     assert re.search(rf"^  now       step settle:0  \S+test_runs.py:{after}$", explanation, re.M)
-    assert '    if patched("pay-to-settle"):\n        await settle(n)\n    else:\n        await pay(n)' in explanation
+    assert (
+        '    if patched("pay-to-settle"):  # from perdure import patched\n        await settle(n)\n    else:'
+        in explanation
+    )
+    assert "        await pay(n)" in explanation
     assert "Traceback" not in out
     assert all(len(line) <= 100 for line in out.splitlines() if "test_runs.py" not in line)
 

@@ -122,10 +122,11 @@ class Children:
         self._listener.start()
 
     def start(self, target: str, folder: Path, **arguments: Any) -> Child:
-        """Start `tests.crash.children:<target>` in a process of its own."""
+        """Start `tests.crash.children:<target>`, or a target of another module, in a process of its own."""
         with self._asking:
             out = folder / f"out-{next(self._numbers)}.json"
-            request = {"target": f"tests.crash.children:{target}", "arguments": arguments, "out": str(out)}
+            place = target if ":" in target else f"tests.crash.children:{target}"
+            request = {"target": place, "arguments": arguments, "out": str(out)}
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()

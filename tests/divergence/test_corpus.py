@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import dedent, indent
 from types import ModuleType
 from typing import Any
 
@@ -209,3 +211,26 @@ async def test_explanations_name_the_change_and_the_lines(stories: dict[str, Sto
             assert all(len(line) <= 100 for line in str(why).splitlines() if "orders.py" not in line), why
     assert len(UNSAFE) - len(wrong) >= 50, "\n\n".join(wrong)
     assert not wrong, f"{len(wrong)} of {len(UNSAFE)} are wrong\n\n" + "\n\n".join(wrong)
+
+
+@pytest.mark.parametrize("case", UNSAFE, ids=name)
+async def test_an_explanation_shows_both_sides_with_file_and_line_and_code_to_paste(
+    case: Case, stories: dict[str, Story]
+) -> None:
+    story = stories[name(case)]
+    last = (await story.cuts())[-1]
+    why = await in_callback(lambda: replay(story.after, last))
+    assert why is not None
+    sides = {line.split()[0]: line for line in str(why).splitlines() if line.startswith(("  recorded ", "  now "))}
+    assert f"{story.after.file}:" in sides["now"]
+    # That something was given up is not asked for at any line.
+    assert (f"{story.before.file}:" in sides["recorded"]) or why.recorded.kind == "cancel"
+    assert "Traceback" not in str(why)
+    assert "perdure/kernel" not in str(why)
+    code = dedent("\n".join(line for line in why.fix.splitlines() if line.startswith("    ")))
+    if why.current is not None and why.current.name == "failed":
+        assert not code
+        return
+    assert 'patched("' in code
+    whole = f"{code}\n    ..." if why.change == "branch" else code
+    _ = ast.parse(f"async def body():\n{indent(whole, '    ')}")

@@ -182,7 +182,7 @@ def test_what_inflates_to_more_than_was_declared_is_never_inflated_whole(monkeyp
     class Inflater:
         def __init__(self) -> None:
             self.inner = make()
-            self.eof, self.unused_data = False, b""
+            self.eof, self.unused_data, self.unconsumed_tail = False, b"", b""
 
         def decompress(self, data: bytes, most: int) -> bytes:
             asked.append(most)

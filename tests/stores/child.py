@@ -1,4 +1,4 @@
-"""Another process on the same file. Says on standard output what it has done, and goes on when it is told to.
+"""Another process on the same file or URL. Says on standard output what it has done, and goes on when it is told to.
 
 python child.py append PATH NAME COUNT     one run of its own, and COUNT events in a run shared with others
 python child.py hold PATH                  hold the write lock until a line comes in
@@ -19,6 +19,8 @@ import apsw
 
 from perdure.kernel.events import Batch, RunReleased
 from perdure.ports.journal import Append, Appended, Conflict
+from perdure.ports.store import Store
+from perdure.stores.open import open_store
 from perdure.stores.sql.sqlite import SqliteStore
 from perdure.testing.conformance.history import History, write
 
@@ -29,8 +31,12 @@ def say(word: str) -> None:
     print(word, flush=True)
 
 
+def opened(place: str) -> Store:
+    return open_store(place if "://" in place else f"sqlite:///{place}")
+
+
 async def append(path: str, name: str, count: str) -> None:
-    store = SqliteStore(path)
+    store = opened(path)
     await store.open(migrate=True)
     say("ready")
     sys.stdin.readline()
@@ -61,7 +67,7 @@ async def hold(path: str) -> None:
 
 
 async def lease(path: str, owner: str) -> None:
-    store = SqliteStore(path)
+    store = opened(path)
     await store.open(migrate=True)
     say(type(await store.leases.acquire(f"orchestrator:{owner}", owner, 1e9, 100.0)).__name__)
     sys.stdin.readline()

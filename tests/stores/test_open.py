@@ -42,7 +42,7 @@ def test_a_store_is_taken_as_it_is() -> None:
         ("sqlite:///", "memory://"),
         ("sqlite:///:memory:", "memory://"),
         ("mysql://x", "use 'sqlite:///...' or 'memory://'"),
-        ("postgresql://x", "no postgresql store"),
+        ("nats://x", "no nats store"),
     ],
 )
 def test_a_url_that_names_no_store_is_refused_with_one_that_does(url: str, cure: str) -> None:

@@ -34,11 +34,12 @@ from perdure.blocking.handle import RunHandle
 from perdure.blocking.loop import Loop as _Loop
 from perdure.blocking.resolving import Resolving
 from perdure.blocking.schedules import ScheduleHandle, Scheduling
+from perdure.blocking.upkeep import Upkeep
 from perdure.client import client as asynchronous
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
 from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
-from perdure.config import Limits, Recovery
+from perdure.config import Limits, Recovery, Retention
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -62,7 +63,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Client(Scheduling, Forking, Capsules, Resolving):
+class Client(Scheduling, Forking, Capsules, Resolving, Upkeep):
     """A connection to a store: starts runs for engines elsewhere to execute, and reads. Made by `connect`."""
 
     def __init__(self, client: asynchronous.Client) -> None:
@@ -247,6 +248,7 @@ class Engine(Client):
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: str | Leases | None = None,
+        retention: Retention | None = None,
         rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
@@ -265,6 +267,7 @@ class Engine(Client):
             limits=limits,
             recovery=recovery,
             leases=leases,
+            retention=retention,
             rules=rules,
             codecs=codecs,
             executor=executor,

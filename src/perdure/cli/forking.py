@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from perdure.cli.exits import Problem
-from perdure.cli.inputs import parse, read
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
 from perdure.cli.output import note, write_json
-from perdure.client.client import Client
-from perdure.client.handle import RunHandle
 from perdure.client.views import RunView
 from perdure.stores.open import open_store
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+    from perdure.client.handle import RunHandle
 
 NewId = Annotated[str | None, Parameter(help="The id of the new run; one is made when this is left out.")]
 
@@ -64,6 +65,9 @@ def retry(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False
 
 
 def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], Awaitable[RunHandle[Any]]]) -> None:
+    # Loaded when it is needed: whoever lists runs need not wait for what forks them.
+    from perdure.client.client import Client
+
     async def begin() -> RunView | None:
         async with Client(open_store(store)) as client:
             return await client.get((await work(client)).run_id)
@@ -79,6 +83,8 @@ def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], 
 
 
 def _assigned(given: list[str], option: str, example: str) -> dict[str, Any]:
+    from perdure.cli.inputs import parse
+
     found = {}
     for one in given:
         name, equals, value = one.partition("=")
@@ -91,6 +97,8 @@ def _assigned(given: list[str], option: str, example: str) -> dict[str, Any]:
 def _object(given: str | None) -> dict[str, Any] | None:
     if given is None:
         return None
+    from perdure.cli.inputs import read
+
     value = read(given)
     if not isinstance(value, dict):
         raise Problem("--input gives arguments by their names: a JSON object, as in --input '{\"amount\": 12}'")

@@ -13,11 +13,9 @@ from cyclopts import Parameter
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
 from perdure.cli.output import clean, note, write_json
-from perdure.cli.targets import load
-from perdure.client.client import Client
+from perdure.client.asking import Asking
 from perdure.errors import Diverged, NoSuchRun
 from perdure.kernel.events import Batch, RunStarted
-from perdure.kernel.versions import Programs
 from perdure.stores.open import open_store
 
 if TYPE_CHECKING:
@@ -38,6 +36,8 @@ def inspect(
 ) -> None:
     """Replay a run up to an op, with no effects, and show the line it stands on and the variables there."""
     from perdure.authoring.code.inspection import inspect as look
+    from perdure.cli.targets import load
+    from perdure.kernel.versions import Programs
 
     run_id, started, batches, client = asyncio.run(_read(store, id))
     target = load(module or _named(batches, id))
@@ -57,8 +57,8 @@ def inspect(
         _show(found, id, at)
 
 
-async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Client]:
-    async with Client(open_store(store)) as client:
+async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Asking]:
+    async with Asking(open_store(store)) as client:
         view = await client.get(id)
         if view is None:
             raise NoSuchRun(id)

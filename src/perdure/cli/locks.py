@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
 from perdure.cli.output import note, table, when, write_json
-from perdure.client.client import Client
+from perdure.client.asking import Asking
 from perdure.client.locks import LockView
 from perdure.stores.open import open_store
 
@@ -52,7 +52,7 @@ def release(
         note(f"the lock {key!r} was taken away from {released.owner}, and is free")
 
 
-async def _release(client: Client, key: str, force: bool) -> LockView | None:
+async def _release(client: Asking, key: str, force: bool) -> LockView | None:
     held = await client.locks.get(key)
     if held is None or force:
         return await client.locks.force_release(key) if held is not None else None
@@ -67,9 +67,9 @@ async def _release(client: Client, key: str, force: bool) -> LockView | None:
     return held
 
 
-def _ask(store: str, question: Callable[[Client], Awaitable[T]]) -> T:
+def _ask(store: str, question: Callable[[Asking], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with Client(open_store(store)) as client:
+        async with Asking(open_store(store)) as client:
             return await question(client)
 
     return asyncio.run(ask())

@@ -9,7 +9,7 @@ from cyclopts import App
 
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
 from perdure.cli.output import note, span, table, write_json
-from perdure.client.client import Client
+from perdure.client.asking import Asking
 from perdure.client.views import QueueView
 from perdure.stores.open import open_store
 
@@ -21,7 +21,7 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List the queues that have runs which wait or are under way."""
 
     async def ask() -> Sequence[QueueView]:
-        async with Client(open_store(store)) as client:
+        async with Asking(open_store(store)) as client:
             return await client.queues()
 
     queues = asyncio.run(ask())

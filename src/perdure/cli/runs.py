@@ -29,11 +29,10 @@ from perdure.cli.output import (
     when,
     write_json,
 )
-from perdure.client.client import Client
+from perdure.client.asking import Asking
 from perdure.client.views import RunView, StepView
 from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.kernel.events import Entry, RunParked, RunStatus
-from perdure.ports.leases import ORCHESTRATOR
 from perdure.stores.open import open_store
 
 app = App(name="runs", help="Look at runs, and go back in them.")
@@ -83,7 +82,7 @@ def ls(
 def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show a run as it stands."""
 
-    async def ask(client: Client) -> tuple[RunView, Sequence[StepView]]:
+    async def ask(client: Asking) -> tuple[RunView, Sequence[StepView]]:
         return await _view(client, id), await client.steps(id)
 
     view, steps = _ask(store, ask)
@@ -120,7 +119,7 @@ def journal(
 ) -> None:
     """Show the journal of a run: every event, numbered from 0. --json gives one event a line."""
 
-    async def ask(client: Client) -> tuple[RunView, Sequence[Entry]]:
+    async def ask(client: Asking) -> tuple[RunView, Sequence[Entry]]:
         return await _view(client, id), await client.journal(id, _number(start))
 
     view, entries = _ask(store, ask)
@@ -171,7 +170,7 @@ class _Follower:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow(self) -> int:
-        async with Client(open_store(self._store)) as client:
+        async with Asking(open_store(self._store)) as client:
             view = await _view(client, self._id)
             if self._shown is None:
                 self._shown = Journal(view, self._json)
@@ -187,15 +186,17 @@ class _Follower:
                 self._conclude(view, await client.steps(view.run_id))
         return ENDS[view.status]
 
-    async def _stands_still(self, client: Client, run_id: str) -> bool:
+    async def _stands_still(self, client: Asking, run_id: str) -> bool:
         """Whether the run is parked now, and not only was so once."""
         view = await _view(client, run_id)
         return view.status is RunStatus.PARKED and view.next_seq == self._next
 
-    async def _warn_of_standstill(self, client: Client, view: RunView) -> None:
+    async def _warn_of_standstill(self, client: Asking, view: RunView) -> None:
         if view.status is not RunStatus.RUNNING or not sys.stderr.isatty():
             return
-        alive = view.owner is not None and await client.store.leases.get(ORCHESTRATOR + view.owner, client.clock.now())
+        alive = view.owner is not None and await client.store.leases.get(
+            f"orchestrator:{view.owner}", client.clock.now()
+        )
         if not alive:
             note(f"no process advances run {view.id!r} now; it goes on when an engine with {view.program} is started")
 
@@ -210,15 +211,15 @@ class _Follower:
 # --- asking ---------------------------------------------------------------------------------------------------------
 
 
-def _ask(store: str, question: Callable[[Client], Awaitable[T]]) -> T:
+def _ask(store: str, question: Callable[[Asking], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with Client(open_store(store)) as client:
+        async with Asking(open_store(store)) as client:
             return await question(client)
 
     return asyncio.run(ask())
 
 
-async def _view(client: Client, id: str) -> RunView:
+async def _view(client: Asking, id: str) -> RunView:
     view = await client.get(id)
     if view is None:
         raise NoSuchRun(id)

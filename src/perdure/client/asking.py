@@ -20,13 +20,12 @@ from perdure.client.views import (
     run_view,
     step_view,
 )
-from perdure.errors import UsageError
+from perdure.errors import Corrupt, UsageError
 from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import fold
 from perdure.kernel.steps import steps as steps_of
 from perdure.kernel.streams import Reading
-from perdure.ports.leases import ORCHESTRATOR
 from perdure.ports.runs import RunFilter
 
 # How many events of a journal are read at a time by whoever follows it.
@@ -89,10 +88,15 @@ class Asking(Connection):
         run, _ = await self._require(id)
         root = await self.store.runs.get(run.root) if run.root else run
         lives = run.status.finished or (root is not None and await self._lives(root.owner))
-        records = steps_of(await self.store.journal.read(run.root or run.run_id))
-        if run.root:
-            records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
-        return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives or r.remote) for r in records]
+        batches = await self.store.journal.read(run.root or run.run_id)
+        try:
+            records = steps_of(batches)
+            if run.root:
+                records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
+            return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives or r.remote) for r in records]
+        except (LookupError, msgspec.MsgspecError, RecursionError) as error:
+            reason = f"it is none that an engine could have written ({type(error).__name__}: {error})"
+            raise Corrupt(f"the journal of run {run.id!r}", reason, run.root or run.run_id) from error
 
     async def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
@@ -119,7 +123,7 @@ class Asking(Connection):
     async def _lives(self, owner: str | None) -> bool:
         if owner is None:
             return False
-        return await self._leases.get(ORCHESTRATOR + owner, self.clock.now()) is not None
+        return await self.store.leases.get(f"orchestrator:{owner}", self.clock.now()) is not None
 
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
         """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""

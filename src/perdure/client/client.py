@@ -10,11 +10,12 @@ import msgspec
 from msgspec import Raw
 
 from perdure.client.asking import Asking
-from perdure.client.capsules import Capsules
 from perdure.client.compacting import Compacting
 from perdure.client.connection import checked_tags
 from perdure.client.handle import RunHandle
 from perdure.client.places import Place, debounced_id, placed, seconds
+from perdure.client.pruning import Pruning
+from perdure.client.rebuilding import Rebuilding
 from perdure.client.resolving import Resolving
 from perdure.client.schedules import Scheduling
 from perdure.client.views import RunResult
@@ -39,7 +40,7 @@ from perdure.kernel.state import RunState, fold
 R = TypeVar("R")
 
 
-class Client(Scheduling, Resolving, Capsules, Compacting, Asking):
+class Client(Scheduling, Resolving, Pruning, Compacting, Rebuilding, Asking):
     """A connection to a store: starts runs for engines elsewhere to execute, tells them things, and reads."""
 
     async def start(

@@ -98,8 +98,8 @@ class Connection:
 
     @property
     def blobs(self) -> Blobs:
-        """The blob store: `put(bytes) -> id`, `get(id) -> bytes | None`."""
-        return self.store.blobs
+        """The blob store: `put(bytes) -> id`, `get(id) -> bytes | None`. What is put here is never collected."""
+        return _KeptBlobs(self.store)
 
     @property
     def locks(self) -> Locks:
@@ -145,6 +145,23 @@ class Connection:
             await self.payloads.load(run.input_blob, run.input),
             await self.payloads.load(run.output_blob, run.output),
         )
+
+
+class _KeptBlobs:
+    """Blobs that callers put by hand: what refers to them is in their values, or elsewhere, so they stay."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def put(self, data: bytes) -> str:
+        """Store the bytes durably and return their id, the SHA-256 in hex."""
+        id = await self._store.blobs.put(data)
+        await self._store.upkeep.keep(id)
+        return id
+
+    async def get(self, blob_id: str) -> bytes | None:
+        """The bytes, or None when there is no such blob. Raises Corrupt when they are not what was put."""
+        return await self._store.blobs.get(blob_id)
 
 
 def checked_tags(tags: dict[str, str] | None) -> dict[str, str] | None:

@@ -12,8 +12,9 @@ from msgspec import Raw
 from perdure.client.handle import RunHandle
 from perdure.client.telling import Telling
 from perdure.engine.outbox import create
-from perdure.errors import AlreadyExists, CannotRetry, ForkRefused, PerdureError, UsageError
+from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, PerdureError, UsageError
 from perdure.kernel import fork as forks
+from perdure.kernel.capsule import blobs_of
 from perdure.kernel.commands import Program
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.fork import Point, Value
@@ -89,7 +90,7 @@ class Forking(Telling):
         )
         run_id = self._fork_id(now)
         past = await self._retried(run.id, run_id, batches, started, now)
-        if await self._append(create(run_id, past)):
+        if await self._create(run_id, past):
             self._take_up(run_id, started)
             return self._handle(run.id, run_id, started)
         # Somebody else has retried it, or started another one under its id.
@@ -140,11 +141,21 @@ class Forking(Telling):
         started = forks.beginning(batches, run.run_id, now, id=id, **changes)
         past = forks.fork(batches, point, started, now, **edits)
         await self._rehearse(run.id, run_id, past)
-        if not await self._append(create(run_id, past)):
+        if not await self._create(run_id, past):
             existing, _ = await self._require(id)
             raise AlreadyExists(id, existing.status, "fork")
         self._take_up(run_id, started)
         return self._handle(id, run_id, started)
+
+    async def _create(self, run_id: str, past: Sequence[Batch]) -> bool:
+        """Put a run with a past into the store; False when its id is not free."""
+        for blob in blobs_of(list(past)):
+            # Put again, so that it stays even if the run that it comes from is pruned at this moment.
+            data = await self.store.blobs.get(blob)
+            if data is None:
+                raise Corrupt(f"the blob {blob}", "it is missing", run_id)
+            await self.store.blobs.put(data)
+        return await self._append(create(run_id, past))
 
     def _handle(self, id: str, run_id: str, started: RunStarted) -> RunHandle[Any]:
         return RunHandle(cast("Client", self), id, run_id, self._program_of(started))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from perdure.errors import Corrupt, PerdureError, UsageError
+from perdure.errors import Corrupt, NoSuchRun, PerdureError, UsageError
 from perdure.kernel.projection import RunRow
 from perdure.ports.store import Store
 
@@ -16,6 +16,8 @@ log = logging.getLogger("perdure")
 # How often the store's version is looked at while somebody waits, and how often its rows are read regardless.
 WATCH_SECONDS = 0.05
 POLL_SECONDS = 5.0
+# How often somebody looks whether the runs are still there: they may have ended, and been pruned since.
+GONE_SECONDS = 60.0
 # How many runs are asked about at a time: thousands of waiters must not keep the loop from the runs they wait for.
 BATCH = 500
 
@@ -70,7 +72,7 @@ class Watch:
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
         version: object = object()
-        polled = 0.0
+        polled, sought = 0.0, loop.time()
         # Runs to be asked about, those first that have not been asked about for longest.
         asking: dict[str, None] = {}
         while self._waiters:
@@ -89,7 +91,27 @@ class Watch:
                         self.resolve(row)
                 except PerdureError as error:
                     log.warning("%s", error)
+            if loop.time() - sought > GONE_SECONDS:
+                sought = loop.time()
+                await self._forget_gone()
             await asyncio.sleep(WATCH_SECONDS)
+
+    async def _forget_gone(self) -> None:
+        """Tell those who wait for a run that is not in the store any more."""
+        waiting = [run_id for run_id in self._waiters if not self._is_local(run_id)]
+        for start in range(0, len(waiting), BATCH):
+            # A child lives in the journal of its root, whose run_id its own begins with.
+            some = {run_id: run_id.partition("/")[0] for run_id in waiting[start : start + BATCH]}
+            try:
+                there = await self._store.journal.heads(list(set(some.values())))
+            except PerdureError as error:
+                log.warning("%s", error)
+                return
+            for run_id, root in some.items():
+                if root not in there:
+                    for waiter in self._waiters.pop(run_id, ()):
+                        if not waiter.done():
+                            waiter.set_exception(NoSuchRun(run_id))
 
     async def close(self) -> None:
         """Nobody will be told anything any more."""

@@ -28,6 +28,9 @@ MAGIC = b"PERDURE\x1a"
 FORMAT = 1
 # How large a capsule may be, as JSON. A journal is at most 50 MiB, unless its limit was raised; the rest are blobs.
 MOST = 256 * 1024 * 1024
+# How many events it may hold: more than fit into a journal of 50 MiB, and no more than are read in a moment.
+MOST_EVENTS = 1_000_000
+_PIECE = 256 * 1024
 _HEAD = struct.Struct(">8sHQQ")
 HEAD_SIZE = _HEAD.size + 32
 # zlib adds a little to what it cannot compress.
@@ -130,7 +133,7 @@ def read_capsule(data: bytes) -> tuple[Capsule, RunState]:
     return capsule, check(capsule)
 
 
-def _open(data: bytes) -> bytes:
+def _open(data: bytes) -> bytearray:
     """What was sealed, after everything about its size and hash was found right."""
     if data[: len(MAGIC)] != MAGIC[: len(data)] or not data:
         _refuse("it does not begin as one; `perdure export` writes them")
@@ -148,13 +151,24 @@ def _open(data: bytes) -> bytes:
     digest.update(view[HEAD_SIZE:])
     if digest.digest() != data[_HEAD.size : HEAD_SIZE]:
         _refuse("its hash does not match: it was damaged or changed")
-    inflater = zlib.decompressobj()
+    return _inflate(view[HEAD_SIZE:], declared)
+
+
+def _inflate(body: memoryview, declared: int) -> bytearray:
+    """What is in a body that says how long that is: never more of it than was declared, and a piece at a time."""
+    inflater, plain = zlib.decompressobj(), bytearray()
     try:
-        plain = inflater.decompress(view[HEAD_SIZE:], declared + 1)
+        for start in range(0, len(body), _PIECE):
+            piece: bytes | memoryview = body[start : start + _PIECE]
+            while piece and len(plain) <= declared:
+                plain += inflater.decompress(piece, min(_PIECE, declared + 1 - len(plain)))
+                piece = inflater.unconsumed_tail
     except zlib.error as error:
         _refuse(f"it cannot be inflated: {error}")
     if len(plain) != declared or not inflater.eof or inflater.unused_data:
         _refuse(f"it says that it holds {declared:,} bytes, and holds another number of them")
+    if plain.count(b'{"type":') > MOST_EVENTS:
+        _refuse(f"it holds more than {MOST_EVENTS:,} events")
     return plain
 
 

@@ -142,11 +142,25 @@ def explain(evidence: Evidence) -> Divergence:
     mentions = evidence.mentions
     current = _current(evidence)
     change = _change(evidence, current)
+    last: OpView | None = None
     if current is not None and current.kind != "end":
         current = msgspec.structs.replace(current, code=mentions.code.get(current.source, ""))
+    elif current is None or not current.source:
+        last = _last(evidence)
     recorded = evidence.recorded
     title = title_for(change, recorded, current)
-    return Divergence(change, recorded.path, title, recorded, current, fix_for(change, recorded, current))
+    fix = fix_for(change, recorded, current, mentions.condition(recorded, current) if change == "branch" else None)
+    return Divergence(change, recorded.path, title, recorded, current, fix, last)
+
+
+def _last(evidence: Evidence) -> OpView | None:
+    """What the same execution has asked for last, with the line."""
+    runs = {op.path for op in (*evidence.before, *evidence.asked) if op.kind == "child"}
+    mine = _asker(evidence.recorded.path, runs)
+    asked = [op for op in evidence.asked if op.kind not in ("end", "cancel") and _asker(op.path, runs) == mine]
+    if not asked:
+        return None
+    return msgspec.structs.replace(asked[-1], code=evidence.mentions.code.get(asked[-1].source, ""))
 
 
 def _current(evidence: Evidence) -> OpView | None:

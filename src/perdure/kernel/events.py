@@ -354,8 +354,7 @@ class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
 class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
     """The run stands still, visibly, until a person or a deploy resolves it.
 
-    `kind`: `diverged`, and then `divergence` says how; `no_program`; `no_version`; `undecodable`; `damaged`;
-    `poisoned`, which took down its orchestrators.
+    `kind`: `diverged`, and then `divergence` says how; `no_program`; `no_version`; `undecodable`; `damaged`.
     """
 
     reason: str
@@ -465,19 +464,17 @@ def entries(run_id: str, batches: Sequence[Batch], start: int = 0) -> list[Entry
 
 def weight(event: AnyEvent) -> int:
     """About how many bytes an event takes in a journal."""
-    if isinstance(event, ChunkAppended):
-        return EVENT_BYTES + sum(map(len, event.chunks))
-    return EVENT_BYTES + len(getattr(event, "value", b""))
+    chunks = event.chunks if isinstance(event, ChunkAppended) else ()
+    return EVENT_BYTES + len(getattr(event, "value", b"")) + sum(map(len, chunks))
 
 
 def journal_size(batches: Sequence[Batch]) -> int:
     """About how many bytes a journal takes; what a snapshot leaves out of it is counted as well."""
     size = 0
-    for batch in batches:
-        for event in batch.events:
-            size += weight(event)
-            if isinstance(event, SnapshotTaken):
-                size = max(size, event.size)
+    for event in (event for batch in batches for event in batch.events):
+        size += weight(event)
+        if isinstance(event, SnapshotTaken):
+            size = max(size, event.size)
     return size
 
 
@@ -496,5 +493,8 @@ def encode_events(events: Sequence[AnyEvent]) -> bytes:
 
 
 def decode_events(data: bytes) -> list[AnyEvent]:
-    """The inverse of `encode_events`; raises msgspec.DecodeError when the bytes are something else."""
-    return _decode(data)
+    """The inverse of `encode_events`; raises ValueError or a msgspec.DecodeError when the bytes are something else."""
+    try:
+        return _decode(data)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None

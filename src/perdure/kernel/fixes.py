@@ -39,7 +39,11 @@ def _title(change: str, recorded: OpView, current: OpView | None) -> str:
     if change == "reordered":
         return f"The order has changed: {old} came first, and now {new} does."
     if change == "inputs":
-        return f"The inputs of {old} have changed." if recorded.kind != "lock" else f"{_upper(old)} has another key."
+        if recorded.kind == "lock":
+            return f"{_upper(old)} has another key."
+        if current is not None and (ids := _ids(recorded, current)):
+            return f"{_upper(old)} has another id: it was {ids[0] or 'none'!r}, and now is {ids[1] or 'none'!r}."
+        return f"The inputs of {old} have changed."
     if change == "type":
         return f"{_upper(old)} is something else now: {new}."
     if change == "fewer":
@@ -53,22 +57,43 @@ def _title(change: str, recorded: OpView, current: OpView | None) -> str:
     return f"{_upper(new)} was inserted before {old}."
 
 
-def fix_for(change: str, recorded: OpView, current: OpView | None) -> str:
-    """What to write, so that runs which began before the change keep their path."""
+def fix_for(change: str, recorded: OpView, current: OpView | None, condition: tuple[str, str] | None = None) -> str:
+    """What to write, so that runs which began before the change keep their path. `condition` decides the branch."""
     if current is not None and current.kind == "end" and current.name == "failed":
         return f"Mend the error and deploy again.\n{_VERSION}"
     name = f"{_slug(change, recorded, current)}"
-    advice = _advice(change, recorded, current is not None and _moved(recorded, current))
-    return f"{advice}\n\n{_indented(_code(change, name, recorded, current))}\n\n{_VERSION}"
+    advice = _advice(change, recorded, current)
+    code = _branch(name, condition) if condition is not None else _code(change, name, recorded, current)
+    return f"{advice}\n\n{_indented(_with_import(code))}\n\n{_VERSION}"
 
 
-def _advice(change: str, recorded: OpView, moved: bool) -> str:
-    if change == "renamed" and moved:
+def _with_import(code: str) -> str:
+    """Say where `patched` comes from: a workflow that does not know the name would fail."""
+    first, _, rest = code.partition("\n")
+    return f"{first}  # from perdure import patched\n{rest}" if first.endswith(":") else code
+
+
+def _branch(name: str, condition: tuple[str, str]) -> str:
+    where, code = condition
+    head, _, now = code.partition(" ")
+    if head not in ("if", "elif", "while") or not now.endswith(":"):
+        return f'condition = new_condition if patched("{name}") else old_condition  # {where}'
+    return f'{head} ({now[:-1]}) if patched("{name}") else old_condition:  # {where}'
+
+
+def _advice(change: str, recorded: OpView, current: OpView | None) -> str:
+    if change == "renamed" and current is not None and _moved(recorded, current):
         return "Ops are named after the tasks that ask for them. Keep the name of the function, or guard the change:"
+    if change == "renamed" and current is not None and "step_inline(" in current.code:
+        return f'Keep the name "{recorded.name}" in step_inline(), or guard the change:'
     if change == "renamed" and recorded.kind == "step":
         return f'Keep the name in the journal with @step(name="{recorded.name}"), or guard the change:'
+    if change == "inputs" and recorded.kind == "lock":
+        return "Keep the key, or guard the change:"
+    if change == "inputs" and current is not None and _ids(recorded, current):
+        return "Keep the id, or guard the change:"
     if change == "inputs":
-        return "Pass the inputs that were recorded, or guard the change:"
+        return "Pass what the old code passed (the journal has its hash), or guard the change:"
     if change in ("fewer", "more"):
         return "Keep the old number, or the old tasks, for runs that began with it:"
     if change == "removed":
@@ -80,6 +105,9 @@ def _code(change: str, name: str, recorded: OpView, current: OpView | None) -> s
     old = _call(recorded)
     if recorded.kind == "cancel":
         return f'if not patched("{name}"):\n    ...  # give {recorded.path} up, as before'
+    if change == "removed" and recorded.kind == "timer" and recorded.name != "sleep":
+        # One and the same in the journal.
+        return f'if not patched("{name}"):\n    ...  # the sleep or the timeout that was at {recorded.source}'
     if change == "removed":
         return f'if not patched("{name}"):\n    {old}{_was_at(recorded)}'
     new = "..." if current is None or current.kind == "end" else _statement(current)
@@ -90,7 +118,7 @@ def _code(change: str, name: str, recorded: OpView, current: OpView | None) -> s
         here, there = _call(current), f"{old}  # in {_task(recorded)}"
         return f'if patched("{name}"):\n    {here}  # in {_task(current)}\nelse:\n    {there}{_was(recorded)}'
     if change == "more" and current is not None:
-        return f'count = new_count if patched("{name}") else old_count  # of {current.name}{_at(current)}'
+        return f'count = new_count if patched("{name}") else old_count  # of {current.name}, at {current.source}'
     if change == "fewer" and current is None:
         return _either(name, "...  # as it is now", f"...  # with {recorded.path} begun here", recorded)
     if change == "fewer":
@@ -107,6 +135,8 @@ def _code(change: str, name: str, recorded: OpView, current: OpView | None) -> s
     if current is not None and current.kind == recorded.kind and new != _call(current):
         # The line as it is, with what the run asked for in it.
         old = new.replace(current.name, recorded.name) if change == "renamed" else _with_other_arguments(new, current)
+        if ids := _ids(recorded, current):
+            old = new.replace(ids[1], ids[0]) if all(ids) else _call(recorded)
     return _either(name, new, old, recorded)
 
 
@@ -127,10 +157,16 @@ def _moved(recorded: OpView, current: OpView) -> bool:
     return current.name == recorded.name and _task(current) != _task(recorded)
 
 
+def _ids(recorded: OpView, current: OpView) -> tuple[str, str] | None:
+    """The ids of two children that are given the same, and are not called the same."""
+    (old, _, was), (new, _, now) = recorded.inputs.partition(" "), current.inputs.partition(" ")
+    return (was, now) if "child" in recorded.kind and old == new and was != now else None
+
+
 def _alone(code: str, op: OpView) -> bool:
     """Whether a statement asks for nothing but this op."""
     _, found, call = code.rpartition("await ")
-    return not found or call.startswith((op.name, *_ASKING)) or code.startswith("async with")
+    return (not found or call.startswith((op.name, *_ASKING))) and not code.startswith("async with")
 
 
 # The functions that take the name of an op as their argument, or stand for it.
@@ -166,7 +202,7 @@ def _said(op: OpView) -> str:
     if op.kind == "end":
         return op.code
     if op.kind == "timer":
-        return "the sleep" if op.name == "sleep" else "the timer"
+        return "the sleep" if op.name == "sleep" else "the timer of asyncio"
     if op.kind == "lock":
         return f"the lock {op.inputs!r}"
     if op.kind == "state":

@@ -32,6 +32,16 @@ class Mentions(msgspec.Struct, frozen=True):
         places = self.of(op)
         return bool(places) and all(self.arms.get(place) for place in places)
 
+    def condition(self, recorded: OpView, current: OpView | None) -> tuple[str, str] | None:
+        """The innermost condition that decides for or against one of the two: its line, and what stands there."""
+        current_places = () if current is None else (current.source,)
+        for place in (*self.of(recorded), *current_places):
+            for line, _ in reversed(self.arms.get(place, ())):
+                where = f"{place.rpartition(':')[0]}:{line}"
+                if where in self.code:
+                    return where, self.code[where]
+        return None
+
     def exclusive(self, recorded: OpView, current: OpView) -> bool:
         """Whether the code asks for the two in different arms of one `if`."""
         here = dict(self.arms.get(current.source, ()))

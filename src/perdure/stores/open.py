@@ -12,9 +12,11 @@ from perdure.ports.store import Store
 if TYPE_CHECKING:
     from perdure.stores.etcd.leases import EtcdLeases
 
-LATER = {"postgresql", "postgres", "redis", "nats", "file"}
+POSTGRES = {"postgresql", "postgres"}
+REDIS = {"redis", "rediss"}
+LATER = {"nats"}
 ETCD = {"etcd", "etcds"}
-STORES = {"memory", "sqlite", *LATER}
+STORES = {"memory", "sqlite", "file", *POSTGRES, *REDIS, *LATER}
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
@@ -40,10 +42,29 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         from perdure.stores.sql.sqlite import SqliteStore
 
         return SqliteStore(path)
-    if scheme in ETCD:
-        from perdure.stores.etcd.address import hidden
+    if scheme == "file":
+        if not rest.startswith("/") or not rest.strip("/"):
+            example = f"file:///{rest.strip('/') or 'runs'}"
+            raise InvalidStoreUrl(url, f"write three slashes before a relative path: {example!r}")
+        from perdure.stores.file.store import FileStore
 
-        url = hidden(url)
+        return FileStore(rest[1:])
+    if scheme in POSTGRES:
+        from perdure.stores.postgres.store import PostgresStore
+
+        return PostgresStore(url)
+    if scheme in REDIS:
+        from perdure.stores.redis.address import hidden
+
+        try:
+            from perdure.stores.redis.store import RedisStore
+        except ImportError as error:
+            raise InvalidStoreUrl(hidden(url), "it needs a library: pip install 'perdure[redis]'") from error
+        return RedisStore(url)
+    if scheme in ETCD:
+        from perdure.stores.etcd.address import hidden as shown
+
+        url = shown(url)
         raise InvalidStoreUrl(url, f"etcd keeps leases, beside a store for the runs: Engine(store, leases={url!r})")
     if scheme in LATER:
         raise InvalidStoreUrl(url, f"this version of perdure has no {scheme} store; use 'sqlite:///...' or 'memory://'")

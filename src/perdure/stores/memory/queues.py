@@ -80,6 +80,10 @@ class MemoryQueues:
         """A run of a queue is gone from the store."""
         self._queues[row.queue].remove(row.run_id)
 
+    def clear(self) -> None:
+        """Forget all runs."""
+        self._queues.clear()
+
     def refusal(self, queue: Queue, row: RunRow) -> Full | None:
         """Why a run may not begin now; None when it may."""
         found = self._queues.get(row.queue, _Queue())

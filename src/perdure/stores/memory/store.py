@@ -143,6 +143,15 @@ class MemoryJournal:
         """Where the journal ends."""
         return self.head_of.get(run_id)
 
+    def forget_row(self, row: RunRow) -> None:
+        """The row of a run is gone."""
+        named = self.children if row.root else self.latest
+        if named.get(row.id) == row.run_id:
+            del named[row.id]
+        if row.queue:
+            self.queues.remove(row)
+        del self.rows[row.run_id]
+
     def count(self, what: str) -> None:
         """Tell the tracer."""
         if self.callback is not None:
@@ -260,8 +269,8 @@ class MemoryTimers:
 class MemoryLeases:
     """Leases that run out by time."""
 
-    def __init__(self) -> None:
-        self._leases: dict[str, Lease] = {}
+    def __init__(self, leases: dict[str, Lease] | None = None) -> None:
+        self._leases = {} if leases is None else leases
         self._watchers: dict[asyncio.Queue[str], str] = {}
         self.changes = 0
 

@@ -52,8 +52,8 @@ class MemoryUpkeep:
         ]
         for row in gone:
             for child in self._children(row.run_id):
-                self._forget(child)
-            self._forget(row)
+                self._journal.forget_row(child)
+            self._journal.forget_row(row)
             del self._journal.batches[row.run_id], self._journal.head_of[row.run_id]
         self._journal.commits += bool(gone)
         return sorted(row.run_id for row in gone)
@@ -61,21 +61,9 @@ class MemoryUpkeep:
     def _children(self, run_id: str) -> list[RunRow]:
         return [row for row in self._journal.rows.values() if row.root == run_id]
 
-    def _forget(self, row: RunRow) -> None:
-        named = self._journal.children if row.root else self._journal.latest
-        if named.get(row.id) == row.run_id:
-            del named[row.id]
-        if row.queue:
-            self._journal.queues.remove(row)
-        del self._journal.rows[row.run_id]
-
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
         """Remove blobs that no journal refers to and that nobody has put for `age` seconds."""
-        used = set(self._kept)
-        for batches in self._journal.batches.values():
-            for _, _, data in batches:
-                if mentions_blob(data):
-                    used.update(references(decode_events(data)))
+        used = self.used() | self._kept
         before = time.time() - age
         gone = [blob for blob, at in self._blobs.put_at.items() if at <= before and blob not in used][:limit]
         collected = Collected(len(gone), sum(len(self._blobs.blobs[blob]) for blob in gone))
@@ -83,6 +71,15 @@ class MemoryUpkeep:
             for blob in gone:
                 del self._blobs.blobs[blob], self._blobs.put_at[blob]
         return collected
+
+    def used(self) -> set[str]:
+        """The blobs that journals refer to."""
+        found: set[str] = set()
+        for batches in self._journal.batches.values():
+            for _, _, data in batches:
+                if mentions_blob(data):
+                    found.update(references(decode_events(data)))
+        return found
 
     async def keep(self, blob_id: str) -> None:
         """Never collect this blob."""
@@ -99,7 +96,7 @@ class MemoryUpkeep:
             return False
         for row in (*self._children(run_id), self._journal.rows.get(run_id)):
             if row is not None:
-                self._forget(row)
+                self._journal.forget_row(row)
         for row in rows:
             self._journal.rows[row.run_id] = row
             if row.root:

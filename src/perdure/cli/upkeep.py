@@ -1,0 +1,115 @@
+"""`perdure prune` and `perdure rebuild`: what may go, and rows that say what their journals say."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from perdure.cli.exits import Exit, Problem
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.output import note, table, write_json
+from perdure.client.client import Client
+from perdure.client.pruning import NOT_ARCHIVED, PruneReport
+from perdure.client.rebuilding import RebuildReport
+from perdure.stores.open import open_store
+
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+# How many of what is wrong are told one by one.
+SHOWN = 20
+
+
+def prune(
+    *,
+    older_than: Annotated[str, Parameter(help="How long ago a run must have ended: 30d, 12h, 90m, 45s, 2w.")],
+    status: Annotated[
+        list[str] | None,
+        Parameter(help="How it must have ended: completed, failed, cancelled, bailed; may be repeated."),
+    ] = None,
+    archive: Annotated[str | None, Parameter(help="Write each run into a capsule in this directory first.")] = None,
+    grace: Annotated[str, Parameter(help="Leave blobs alone that somebody has put within this time.")] = "1h",
+    dry_run: Annotated[bool, Parameter(negative="", help="Say what would go, and leave it as it is.")] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Remove runs that ended long ago, with their children, and large values that nothing refers to any more.
+
+    Without --status only runs that completed go. Runs that have not ended never do. Exits with 1 when a run stays
+    because it could not be archived.
+    """
+    age, patience = _seconds(older_than, "--older-than"), _seconds(grace, "--grace")
+    statuses = [one for given in status or ["completed"] for one in given.split(",")]
+
+    async def ask() -> PruneReport:
+        async with Client(open_store(store)) as client:
+            return await client.prune(age, statuses, dry_run, archive=archive, grace=patience)
+
+    report = asyncio.run(ask())
+    if json:
+        write_json(report)
+    else:
+        _tell_pruned(report)
+    return Exit.FAILED if any(kept.reason.startswith(NOT_ARCHIVED) for kept in report.kept) else Exit.OK
+
+
+def _tell_pruned(report: PruneReport) -> None:
+    would = "would be " if report.dry_run else ""
+    archived = f", {report.archived:,} of them archived" if report.archived else ""
+    runs, blobs = _count(report.runs, "run"), _count(report.blobs, "blob")
+    note(f"{runs} {would}pruned ({report.bytes:,} bytes){archived}")
+    note(f"{blobs} {would}collected ({report.blob_bytes:,} bytes)")
+    for kept in report.kept[:SHOWN]:
+        note(f"run {kept.id!r} ({kept.run_id}) is kept: {kept.reason}")
+    if len(report.kept) > SHOWN:
+        note(f"and {len(report.kept) - SHOWN:,} more are kept")
+
+
+def rebuild(
+    *,
+    dry_run: Annotated[bool, Parameter(negative="", help="Say what differs, and leave it as it is.")] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Compute the rows of all runs from their journals, tell where they differ, and mend them.
+
+    Exits with 1 when a journal is damaged, and after a dry run that found differences.
+    """
+
+    async def ask() -> RebuildReport:
+        async with Client(open_store(store)) as client:
+            return await client.rebuild(dry_run=dry_run)
+
+    report = asyncio.run(ask())
+    if json:
+        write_json(report)
+    else:
+        rows = [(d.id, d.run_id, d.column, _text(d.stored), _text(d.computed)) for d in report.differences[:SHOWN]]
+        if rows:
+            table(("run", "run_id", "column", "stored", "computed"), rows, fold=("run", "stored", "computed"))
+        if len(report.differences) > SHOWN:
+            note(f"and {len(report.differences) - SHOWN:,} more differences")
+        for damaged in report.damaged:
+            note(f"the journal of run_id {damaged.run_id} is damaged: {damaged.reason}")
+        for run_id in report.busy:
+            note(f"run_id {run_id} went on too quickly to be compared; try again")
+        mended = "would be mended" if dry_run else "mended"
+        note(f"{_count(report.journals, 'journal')} read, the rows of {report.mended:,} {mended}")
+    return Exit.FAILED if report.damaged or (dry_run and report.differences) else Exit.OK
+
+
+def _seconds(text: str, option: str) -> float:
+    span = _SPAN.fullmatch(text.strip())
+    if span is None:
+        raise Problem(f"{option} {text!r} is no length of time; write 30d, 12h, 90m, 45s or 2w")
+    return float(span[1]) * _SECONDS[span[2]]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,182 @@
+"""Remove runs that ended long ago, and what only they needed. Only on request, and never a run that has not ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from perdure.client.capsules import Capsules
+from perdure.client.places import seconds
+from perdure.errors import PerdureError, UsageError
+from perdure.kernel.capsule import encode_capsule
+from perdure.kernel.durations import Duration
+from perdure.kernel.events import FINISHED, RunStatus
+from perdure.ports.upkeep import Ended
+
+# How many runs, and about how many bytes of journals, are removed in one commit.
+BATCH, BATCH_BYTES = 100, 4 * 1024 * 1024
+# How many blobs are.
+BLOBS = 100
+# How long a blob is left alone that nothing refers to: somebody may have put it for an event that is on its way.
+GRACE = 3600.0
+NOT_ARCHIVED = "it could not be archived"
+
+Statuses = RunStatus | str | Sequence[RunStatus | str]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRun:
+    """A run that was to be pruned and is still there, and why."""
+
+    id: str
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What is gone; with `dry_run`: what would be.
+
+    `bytes` are those of the journals of `runs`, `blob_bytes` those of `blobs`. A dry run cannot tell which blobs
+    nothing would refer to any more: it counts those that nothing refers to already.
+    """
+
+    runs: int = 0
+    bytes: int = 0
+    archived: int = 0
+    blobs: int = 0
+    blob_bytes: int = 0
+    kept: list[KeptRun] = field(default_factory=list)
+    dry_run: bool = False
+
+
+class Pruning(Capsules):
+    """Prunes runs."""
+
+    async def prune(
+        self,
+        older_than: Duration,
+        statuses: Statuses = RunStatus.COMPLETED,
+        dry_run: bool = False,
+        *,
+        archive: str | os.PathLike[str] | None = None,
+        grace: Duration = GRACE,
+    ) -> PruneReport:
+        """Remove the runs of these statuses that ended longer ago than that, their children, and their large values.
+
+        Runs that have not ended are never removed. The id of a run that is gone is free for another one. With
+        `archive` each run is first written into a capsule in that directory; one for which that fails is kept. Values
+        that went to the blob store go when no run refers to them and nobody has put them for `grace`; what was put
+        with `blobs.put` stays. Works in small commits beside engines that are at work; when it is broken off, what is
+        left is pruned next time.
+        """
+        self._check_open()
+        before = self.clock.now() - seconds(older_than, "older_than")
+        wanted, age = ended_statuses(statuses), seconds(grace, "grace")
+        folder = None if archive is None or dry_run else _folder(archive)
+        runs = size = archived = 0
+        kept: list[KeptRun] = []
+        cursor = ""
+        while page := await self.store.upkeep.ended(before, wanted, BATCH, cursor):
+            cursor = page[-1].run_id
+            for some in _portions(page):
+                going = some if folder is None else await self._archived(some, folder, kept)
+                archived += len(going) if folder is not None else 0
+                gone = await self._removed(going, kept) if not dry_run else going
+                runs, size = runs + len(gone), size + sum(run.size for run in gone)
+            await asyncio.sleep(0)  # others have their turn
+        blobs, blob_bytes = await self._collected(age, dry_run)
+        return PruneReport(runs, size, archived, blobs, blob_bytes, kept, dry_run)
+
+    async def _archived(self, runs: Sequence[Ended], folder: str, kept: list[KeptRun]) -> list[Ended]:
+        """Those of the runs that are in a file now."""
+        done = []
+        for run in runs:
+            try:
+                data = encode_capsule(await self._capsule(run.run_id))
+                await asyncio.to_thread(_write, os.path.join(folder, archive_name(run)), data)
+                done.append(run)
+            except (PerdureError, OSError) as error:
+                kept.append(KeptRun(run.id, run.run_id, f"{NOT_ARCHIVED}: {error}"))
+        return done
+
+    async def _removed(self, runs: Sequence[Ended], kept: list[KeptRun]) -> list[Ended]:
+        gone = set(await self.store.upkeep.remove([run.run_id for run in runs])) if runs else set()
+        for run in runs:
+            self._states.forget(run.run_id)
+            # One that is not there any more was removed by somebody else who prunes.
+            if run.run_id not in gone and await self.store.journal.head(run.run_id) is not None:
+                why = f"an earlier run under the id {run.id!r} stays, and would become its latest"
+                kept.append(KeptRun(run.id, run.run_id, why))
+        return [run for run in runs if run.run_id in gone]
+
+    async def _collected(self, age: float, dry_run: bool) -> tuple[int, int]:
+        if dry_run:
+            found = await self.store.upkeep.collect(age, 1_000_000, dry_run=True)
+            return found.blobs, found.bytes
+        blobs = size = 0
+        while True:
+            found = await self.store.upkeep.collect(age, BLOBS)
+            blobs, size = blobs + found.blobs, size + found.bytes
+            if found.blobs < BLOBS:
+                return blobs, size
+            await asyncio.sleep(0)
+
+
+def ended_statuses(statuses: Statuses) -> list[RunStatus]:
+    """The statuses, if runs in them have ended; or UsageError."""
+    given = [statuses] if isinstance(statuses, str) else list(statuses)
+    over = ", ".join(sorted(FINISHED))
+    for status in given:
+        if status not in FINISHED:
+            raise UsageError(f"statuses={status!r}: only runs that have ended can be pruned; give some of {over}")
+    if not given:
+        raise UsageError(f"statuses is empty, so there is nothing to prune; give some of {over}")
+    return sorted({RunStatus(status) for status in given})
+
+
+def archive_name(run: Ended) -> str:
+    """The name of the file of a run: its run_id, and as much of its id as a file name can bear."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", run.id)[:80]
+    return f"{quote(run.run_id, safe='')}-{readable}.capsule"
+
+
+def _portions(page: Sequence[Ended]) -> Iterator[list[Ended]]:
+    """Runs that are removed in one commit: not many bytes at a time, whatever the size of each."""
+    some: list[Ended] = []
+    size = 0
+    for run in page:
+        if some and size + run.size > BATCH_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(run)
+        size += run.size
+    yield some
+
+
+def _folder(archive: str | os.PathLike[str]) -> str:
+    folder = os.fspath(archive)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"archive={folder!r} is no directory to write to: {error.strerror}") from error
+    return folder
+
+
+def _write(path: str, data: bytes) -> None:
+    """Wholly and durably, or not at all: the run is removed once it is in its file."""
+    beside = f"{path}.part"
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

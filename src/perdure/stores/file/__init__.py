@@ -1,0 +1,1 @@
+"""A directory of JSON lines that a person can read: for prototypes."""

@@ -1,0 +1,94 @@
+"""Blobs as files, named by the hash of what is in them. When one was put is the time of its file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from perdure.errors import Corrupt, StoreUnavailable
+from perdure.kernel.payload import blob_id
+from perdure.stores.file.folder import Folder, sync_directory
+
+BLOBS, KEPT = "blobs", "kept"
+
+
+class FileBlobs:
+    """Immutable bytes in one directory."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    async def put(self, data: bytes) -> str:
+        """Store the bytes durably and return their id."""
+        id = blob_id(data)
+        # Alone, as who collects is: by its time that one sees whether somebody is about to refer to it.
+        with self._folder.writing():
+            self._put(self.path(id), data)
+        return id
+
+    def _put(self, path: str, data: bytes) -> None:
+        try:
+            if os.path.getsize(path) == len(data):
+                os.utime(path)
+                return
+        except FileNotFoundError:
+            self._make(os.path.dirname(path))
+        self._folder.replace(path, data)
+
+    def _make(self, folder: str) -> None:
+        if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
+            sync_directory(os.path.dirname(folder))
+            sync_directory(self._folder.path)
+
+    async def get(self, blob_id_: str) -> bytes | None:
+        """The bytes, or None. Raises Corrupt when they are not what was put."""
+        if not blob_id_.isalnum():
+            return None  # it is no hash, and must not become a path
+        data = self._read(self.path(blob_id_))
+        if data is not None and blob_id(data) != blob_id_:
+            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
+        return data
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnavailable(self._folder.url, str(error)) from error
+
+    def all(self) -> Iterator[tuple[str, float, int]]:
+        """Each blob, when it was last put, and how long it is."""
+        for place in _entries(self._folder.name(BLOBS)):
+            if place.is_dir():
+                for entry in _entries(place.path):
+                    if len(entry.name) == 64:
+                        found = entry.stat()
+                        yield entry.name, found.st_mtime, found.st_size
+
+    def remove(self, id: str) -> None:
+        """Remove a blob. While writing."""
+        os.unlink(self.path(id))
+
+    def keep(self, id: str) -> None:
+        """Remember that a blob is never collected. While writing."""
+        self._make(self._folder.name(KEPT))
+        self._folder.replace(self._folder.name(KEPT, id), b"")
+
+    def kept(self) -> set[str]:
+        """The blobs that are never collected."""
+        return {entry.name for entry in _entries(self._folder.name(KEPT))}
+
+    def path(self, id: str) -> str:
+        """Where a blob is."""
+        return self._folder.name(BLOBS, id[:2], id)
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []

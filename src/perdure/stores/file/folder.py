@@ -1,0 +1,373 @@
+"""The directory of a file store: one writer at a time, commits that are whole or not there, news of what others wrote.
+
+A commit is one line in `commits.jsonl`, which is on the disk before anything else happens; then its lines go to the
+files of the runs. Whoever finds that a writer died in between writes them again. When the file of commits has grown,
+the files of the runs are brought to the disk and it begins anew, with the next generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreUnavailable
+from perdure.stores.file.lines import Change, Commit, read_commit, sealed
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("perdure")
+
+FORMAT = 1
+COMMITS, LOCK, RUNS, MARK = "commits.jsonl", "lock", "runs", "perdure.json"
+# The file of commits begins anew when it is longer than this.
+LONGEST_LOG = 1024 * 1024
+# How long to wait for others who write.
+BUSY_SECONDS = 10.0
+
+
+class _Log:
+    """The file of commits as far as it was read."""
+
+    def __init__(self, file: int, generation: int, at: int) -> None:
+        self.file, self.generation, self.at = file, generation, at
+
+
+class Folder:
+    """One directory, opened by one process."""
+
+    def __init__(self, path: str, url: str) -> None:
+        self.path, self.url = path, url
+        self._lock = -1
+        self._log: _Log | None = None
+        self._wrote = False
+
+    # --- opening --------------------------------------------------------------------------------------------------
+
+    def open(self, *, create: bool) -> None:
+        """Check that the directory is ours, or make it; take part in its locking."""
+        if fcntl is None:
+            raise InvalidStoreUrl(
+                self.url, "this system has no file locks of the kind it needs; use 'sqlite:///runs.db'"
+            )
+        with self._reported():
+            self._prepare(create)
+            self._lock = os.open(self.name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _prepare(self, create: bool) -> None:
+        mark = self.name(MARK)
+        if os.path.lexists(self.path) and not os.path.isdir(self.path):
+            raise NotAStore(self.url, "it is a file, and not a directory")
+        if not os.path.exists(mark):
+            if not create:
+                raise InvalidStoreUrl(self.url, "there is no such store; start a run with an Engine to create it")
+            parent = os.path.dirname(os.path.abspath(self.path))
+            if not os.path.isdir(parent):
+                raise InvalidStoreUrl(self.url, f"the directory {parent} does not exist; create it first")
+            if os.path.isdir(self.path) and set(os.listdir(self.path)) - {LOCK, RUNS, COMMITS, MARK + ".new"}:
+                raise NotAStore(self.url, "it is a directory with other things in it")
+            os.makedirs(self.name(RUNS), exist_ok=True)
+            self.replace(mark, msgspec.json.encode({"perdure": "file store", "format": FORMAT}) + b"\n")
+            sync_directory(parent)
+        try:
+            with open(mark, "rb") as file:
+                found = int(msgspec.json.decode(file.read(), type=dict[str, Any])["format"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise NotAStore(self.url, f"{MARK} in it says something else") from error
+        if found != FORMAT:
+            raise SchemaMismatch(self.url, found, FORMAT)
+
+    def close(self) -> None:
+        """Leave the directory; what was written is in the files of the runs, on the disk."""
+        if self._lock < 0:
+            return
+        try:
+            if self._wrote:
+                with self.writing():
+                    self._begin_log_anew()
+        except StoreUnavailable as error:
+            log.warning("%s", error)  # nothing is lost: the file of commits has it
+        finally:
+            os.close(self._lock)
+            if self._log is not None:
+                os.close(self._log.file)
+            self._lock, self._log, self._wrote = -1, None, False
+
+    # --- locking --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Alone among all processes. Short: nothing is awaited inside."""
+        if self._lock < 0:
+            raise StoreUnavailable(self.url, "it is not open")
+        with self._reported():
+            self._take_lock()
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _take_lock(self) -> None:
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    reason = f"another process has been writing for {BUSY_SECONDS:g} s; is one of them stopped?"
+                    raise StoreUnavailable(self.url, reason) from None
+                time.sleep(0.001)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            place = f" ({error.filename})" if error.filename else ""
+            raise StoreUnavailable(self.url, f"{error.strerror or error}{place}") from error
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def version(self) -> object:
+        """Changes with every commit of any process."""
+        try:
+            found = os.stat(self.name(COMMITS))
+        except OSError:
+            return None
+        return found.st_ino, found.st_size
+
+    def news(self) -> list[Change] | None:
+        """What was committed since the last time; None when that is not known, and all must be read anew."""
+        if self._log is None:
+            return None
+        changes: list[Change] = []
+        while True:
+            with self._reported():
+                try:
+                    found = os.stat(self.name(COMMITS))
+                    moved = found.st_ino != os.fstat(self._log.file).st_ino
+                    if not moved and found.st_size <= self._log.at:
+                        return changes
+                except FileNotFoundError:
+                    moved = False
+                # One that was replaced gets no longer, so this is the rest of it.
+                for commit in self._rest(self._log):
+                    changes += commit.changes
+                if not moved:
+                    return changes
+                before = self._log
+                self._log = self._open_log()
+                os.close(before.file)
+                if self._log is None or self._log.generation != before.generation + 1:
+                    return None
+
+    def all(self) -> Iterator[tuple[str, bytes]]:
+        """The runs and the contents of their files, after what a dead writer left undone was done. While writing."""
+        with self._reported():
+            if self._log is not None:
+                os.close(self._log.file)
+            self._log = self._open_log()
+            if self._log is None:
+                self._write_log(1)
+                self._log = self._open_log()
+            self._redo()
+            self._cut_log()
+            for name in sorted(os.listdir(self.name(RUNS))):
+                if name.endswith(".jsonl"):
+                    with open(self.name(RUNS, name), "rb") as file:
+                        yield unquote(name.removesuffix(".jsonl")), file.read()
+
+    def size(self, run: str) -> int:
+        """How long the file of a run is."""
+        try:
+            return os.stat(self.run(run)).st_size
+        except FileNotFoundError:
+            return 0
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Sequence[Change], *, fsync: bool) -> None:
+        """Make all of these changes or none. While writing, and with all news known."""
+        with self._reported():
+            assert self._log is not None
+            self._cut_log()
+            if any(change.kind == "append" and self.size(change.run) != change.offset for change in changes):
+                self._redo()  # a writer died before it was done
+            data, start = sealed(Commit(list(changes))) + b"\n", self._log.at
+            try:
+                write_all(self._log.file, data, start)
+                if fsync:
+                    os.fdatasync(self._log.file)
+            except OSError:
+                os.ftruncate(self._log.file, start)
+                raise
+            self._log.at, self._wrote = start + len(data), True
+        try:
+            for change in changes:
+                self._apply(change)
+            if self._log.at > LONGEST_LOG:
+                self._begin_log_anew()
+        except OSError as error:
+            # Committed all the same: the next to write to that file, or the next to open the store, does this again.
+            log.warning("%s: %s; what was committed is in %s", self.url, error, COMMITS)
+
+    def cut(self, run: str, size: int) -> None:
+        """Take away what a power cut left of an append to a file."""
+        with self._reported():
+            os.truncate(self.run(run), size)
+
+    def _apply(self, change: Change) -> None:
+        path = self.run(change.run)
+        if change.kind == "remove":
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+        elif change.kind == "rewrite":
+            self.replace(path, bytes(change.line) + b"\n")
+        else:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                write_all(file, bytes(change.line) + b"\n", change.offset)
+            finally:
+                os.close(file)
+
+    def _redo(self) -> None:
+        """Make sure that the files of runs have what the file of commits says."""
+        assert self._log is not None
+        for commit in self._rest(_Log(self._log.file, 0, _header(self._log.file)[1])):
+            for change in commit.changes:
+                if not self._done(change):
+                    self._apply(change)
+        self._wrote = True
+
+    def _done(self, change: Change) -> bool:
+        if change.kind != "append":
+            return False
+        line = bytes(change.line) + b"\n"
+        try:
+            with open(self.run(change.run), "rb") as file:
+                if os.fstat(file.fileno()).st_size < change.offset:
+                    return True  # it was replaced by a shorter one or removed since, and that is done again too
+                file.seek(change.offset)
+                return file.read(len(line)) == line
+        except FileNotFoundError:
+            return change.offset > 0
+
+    # --- the file of commits ------------------------------------------------------------------------------------------
+
+    def _open_log(self) -> _Log | None:
+        try:
+            file = os.open(self.name(COMMITS), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        generation, at = _header(file)
+        if not generation:
+            os.close(file)
+            raise Corrupt(self.name(COMMITS), "it does not begin as it should")
+        return _Log(file, generation, at)
+
+    def _rest(self, log: _Log) -> Iterator[Commit]:
+        """The commits behind what was read; one that is not complete is not there yet."""
+        size = os.fstat(log.file).st_size
+        data = os.pread(log.file, size - log.at, log.at) if size > log.at else b""
+        whole = data.rfind(b"\n") + 1
+        for line in data[:whole].splitlines():
+            try:
+                commit = read_commit(line)
+            except ValueError as error:
+                raise Corrupt(self.name(COMMITS), f"the line at byte {log.at}: {error}") from error
+            log.at += len(line) + 1
+            yield commit
+
+    def _cut_log(self) -> None:
+        """Take away what a writer that died left of a commit."""
+        assert self._log is not None
+        for _ in self._rest(self._log):
+            pass  # read already, or about to be: this is called with all news known
+        if os.fstat(self._log.file).st_size > self._log.at:
+            os.ftruncate(self._log.file, self._log.at)
+
+    def _begin_log_anew(self) -> None:
+        assert self._log is not None
+        self._redo()
+        runs: set[str] = set()
+        for commit in self._rest(_Log(self._log.file, 0, _header(self._log.file)[1])):
+            runs.update(change.run for change in commit.changes)
+        for run in runs:
+            sync_file(self.run(run))
+        sync_directory(self.name(RUNS))
+        self._write_log(self._log.generation + 1)
+        os.close(self._log.file)
+        self._log = self._open_log()
+        self._wrote = False
+
+    def _write_log(self, generation: int) -> None:
+        self.replace(self.name(COMMITS), b'{"generation":%d}\n' % generation)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Put a whole file in the place of another, on the disk."""
+        file = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(file, data, 0)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(path + ".new", path)
+        sync_directory(os.path.dirname(path))
+
+    def name(self, *parts: str) -> str:
+        """A path in the directory."""
+        return os.path.join(self.path, *parts)
+
+    def run(self, run_id: str) -> str:
+        """The path of the file of a run."""
+        return self.name(RUNS, quote(run_id, safe="") + ".jsonl")
+
+
+def _header(file: int) -> tuple[int, int]:
+    """The generation of a file of commits, 0 when it has none, and where its first commit begins."""
+    first = os.pread(file, 100, 0).partition(b"\n")[0]
+    try:
+        return int(msgspec.json.decode(first, type=dict[str, int])["generation"]), len(first) + 1
+    except (ValueError, KeyError):
+        return 0, 0
+
+
+def write_all(file: int, data: bytes, at: int) -> None:
+    """Write at a place, however many calls it takes."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(file, view, at)
+        view, at = view[count:], at + count
+
+
+def sync_file(path: str) -> None:
+    """Bring a file to the disk, if it is still there."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sync_directory(path: str) -> None:
+    """Bring the names in a directory to the disk."""
+    file = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

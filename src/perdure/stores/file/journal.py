@@ -1,0 +1,258 @@
+"""Journals in files, one for each run. All of them are in memory too, where they are read and looked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+
+from perdure.errors import Corrupt, StoreUnavailable
+from perdure.kernel.events import Batch
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Append, Appended, Head, Outcome
+from perdure.stores.file.folder import Folder
+from perdure.stores.file.lines import Change, Line, changed, fields, merged, read_line, sealed, written
+from perdure.stores.memory.store import MemoryJournal, MemoryRuns
+
+log = logging.getLogger("perdure")
+
+# More than this is read whole by every process that opens the store: another backend does better.
+MANY_RUNS, MANY_BYTES = 5_000, 64 * 1024 * 1024
+
+
+class FileJournal(MemoryJournal):
+    """A journal in memory that writes what it does to files, and learns from them what others did."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__()
+        self._folder = folder
+        self._stale = True
+        # The length of each file, as it is when all that was committed is in it.
+        self._sizes: dict[str, int] = {}
+        self.damaged: dict[str, Corrupt] = {}
+        # What is being committed: each append, and the rows as they were before it.
+        self._done: list[tuple[Append, dict[str, RunRow | None]]] = []
+
+    # --- what others wrote ------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Learn what others have written."""
+        if not self._stale and self._learn():
+            return
+        with self._folder.writing():
+            self._load()
+
+    def _learn(self) -> bool:
+        """Whether what others wrote is known now; if not, all must be read anew."""
+        news = self._folder.news()
+        if news is None:
+            self._stale = True
+            return False
+        for change in news:
+            self._learn_of(change)
+        self.commits += bool(news)
+        return True
+
+    def _learn_of(self, change: Change) -> None:
+        if change.kind != "append":
+            self.forget(change.run)
+        if change.kind != "remove":
+            data = bytes(change.line)
+            self._take(change.run, read_line(data))
+            self._sizes[change.run] = change.offset + len(data) + 1
+
+    def _load(self) -> None:
+        """Read everything. While writing."""
+        for name in ("batches", "head_of", "rows", "latest", "children", "_sizes", "damaged"):
+            getattr(self, name).clear()
+        self.queues.clear()
+        for run_id, data in self._folder.all():
+            self._sizes[run_id] = self._load_run(run_id, data)
+        self._stale = False
+        self.commits += 1
+        total = sum(self._sizes.values())
+        if len(self._sizes) > MANY_RUNS or total > MANY_BYTES:
+            log.warning(
+                "%s holds %s runs in %s bytes, and every process reads all of it; for more than a prototype use "
+                "'sqlite:///runs.db'",
+                self._folder.url,
+                f"{len(self._sizes):,}",
+                f"{total:,}",
+            )
+
+    def _load_run(self, run_id: str, data: bytes) -> int:
+        """Take in the file of a run; returns how long it is without an end that is not whole."""
+        whole = data.rfind(b"\n") + 1
+        path = self._folder.run(run_id)
+        if whole < len(data):
+            self._folder.cut(run_id, whole)
+            log.warning("%s ended in the middle of a line; these %d bytes were cut off", path, len(data) - whole)
+        for number, line in enumerate(data[:whole].splitlines(), 1):
+            try:
+                self._take(run_id, read_line(line))
+            except ValueError as error:
+                found = Corrupt(f"{path}, line {number},", str(error), run_id)
+                if self.damaged.setdefault(run_id, found) is found:
+                    log.error("%s", found)
+                    self._take_anyway(run_id, line)
+        return whole
+
+    def _take_anyway(self, run_id: str, line: bytes) -> None:
+        """What a line says of rows may still be read: a run that cannot go on is listed all the same."""
+        try:
+            self._take(run_id, read_line(line))
+        except ValueError:
+            pass
+
+    def _take(self, run_id: str, line: Line) -> None:
+        """What a line says holds. Raises ValueError when it does not follow what was before."""
+        head = self.head_of.get(run_id)
+        if line.batches and head is not None and line.batches[0].seq != head.next_seq and run_id not in self.damaged:
+            raise ValueError(f"it begins with number {line.batches[0].seq}, and {head.next_seq} was the next")
+        if line.replaced:
+            self._forget_rows(run_id)
+        if line.batches:
+            last = line.batches[-1]
+            encoded = [(batch.seq, batch.at, bytes(batch.events)) for batch in line.batches]
+            size = sum(len(data) for _, _, data in encoded) + (head.size if head is not None else 0)
+            count = len(msgspec.json.decode(last.events, type=list[msgspec.Raw]))
+            self.batches.setdefault(run_id, []).extend(encoded)
+            self.head_of[run_id] = Head(last.seq + count, last.at, size)
+        for key, change in line.rows.items():
+            self.put_row(merged(self.rows.get(key), change))
+
+    def put_row(self, row: RunRow) -> None:
+        """This is the row of a run now."""
+        self.rows[row.run_id] = row
+        if row.root:
+            self.children[row.id] = row.run_id
+            return
+        latest = self.rows.get(self.latest.get(row.id, ""))
+        if latest is None or latest.incarnation <= row.incarnation:
+            self.latest[row.id] = row.run_id
+        if row.queue:
+            self.queues.put(row)
+
+    def forget(self, run_id: str) -> None:
+        """A run is gone, with its children."""
+        self._forget_rows(run_id)
+        for known in (self.batches, self.head_of, self._sizes, self.damaged):
+            cast("dict[str, object]", known).pop(run_id, None)
+
+    def _forget_rows(self, run_id: str) -> None:
+        for row in [row for row in self.rows.values() if run_id in (row.run_id, row.root)]:
+            self.forget_row(row)
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """Write each append wholly or not at all, in one commit."""
+        with self._folder.writing():
+            self.be_fresh()
+            self._done.clear()
+            outcomes = super().append(appends)
+            ends: dict[str, int] = {}
+            changes = []
+            for append, before in self._done:
+                line = sealed(Line(written(append.batches), _row_changes(append, before)))
+                offset = ends.get(append.run_id, self._sizes.get(append.run_id, 0))
+                ends[append.run_id] = offset + len(line) + 1
+                changes.append(Change(append.run_id, "append", offset, msgspec.Raw(line)))
+            self.commit(changes, fsync=any(append.fsync for append in appends))
+        return outcomes
+
+    def _append(self, append: Append) -> Outcome:
+        rows = ([append.row] if append.row is not None else []) + list(append.children)
+        before = {row.run_id: self.rows.get(row.run_id) for row in rows}
+        outcome = super()._append(append)
+        if isinstance(outcome, Appended):
+            self._done.append((append, before))
+        return outcome
+
+    async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
+        """Put batches in the place of a whole journal."""
+        with self._folder.writing():
+            self.be_fresh()
+            outcome = await super().rewrite(run_id, expected_next, batches)
+            if isinstance(outcome, Appended):
+                rows = {row.run_id: fields(row) for row in self.rows.values() if run_id in (row.run_id, row.root)}
+                self.commit([Change(run_id, "rewrite", 0, msgspec.Raw(sealed(Line(written(batches), rows))))])
+                self.damaged.pop(run_id, None)
+        return outcome
+
+    def commit(self, changes: Sequence[Change], *, fsync: bool = True) -> None:
+        """Write what memory already says. While writing. If that fails, memory is read anew from what there is."""
+        if not changes:
+            return
+        try:
+            self._folder.commit(changes, fsync=fsync)
+        except StoreUnavailable:
+            self._stale = True
+            raise
+        for change in changes:
+            if change.kind == "remove":
+                self._sizes.pop(change.run, None)
+            else:
+                self._sizes[change.run] = change.offset + len(bytes(change.line)) + 1
+
+    def offset(self, run_id: str) -> int:
+        """Where the next line of a run goes."""
+        return self._sizes.get(run_id, 0)
+
+    def be_fresh(self) -> None:
+        """Know what others have written. While writing."""
+        if self._stale or not self._learn():
+            self._load()
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
+        """The events from number `start` on, at most `limit` of them."""
+        self.refresh()
+        if run_id in self.damaged:
+            raise self.damaged[run_id]
+        return await super().read(run_id, start, limit)
+
+    async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
+        """Whole journals, or why they cannot be read."""
+        self.refresh()
+        sound = [run_id for run_id in run_ids if run_id not in self.damaged]
+        found = await super().read_many(sound)
+        return found | {run_id: self.damaged[run_id] for run_id in run_ids if run_id in self.damaged}
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """The next number of each of these journals that there is."""
+        self.refresh()
+        return await super().heads(run_ids)
+
+    async def head(self, run_id: str) -> Head | None:
+        """Where the journal ends."""
+        self.refresh()
+        return await super().head(run_id)
+
+
+class FileRuns(MemoryRuns):
+    """The rows of runs. One whose file is damaged from its beginning has none, and says so."""
+
+    def __init__(self, journal: FileJournal) -> None:
+        super().__init__(journal)
+        self._damaged = journal.damaged
+
+    async def get(self, run_id: str) -> RunRow | None:
+        """One run, or None."""
+        found = await super().get(run_id)
+        if found is None and run_id in self._damaged:
+            raise self._damaged[run_id]
+        return found
+
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
+        """Those of `run_ids` that have ended, are parked or cannot be read."""
+        lost = [self._damaged[id] for id in run_ids if id in self._damaged and id not in self._journal.rows]
+        return [*await super().finished(run_ids), *lost]
+
+
+def _row_changes(append: Append, before: dict[str, RunRow | None]) -> dict[str, dict[str, msgspec.Raw]]:
+    rows = ([append.row] if append.row is not None else []) + list(append.children)
+    return {row.run_id: changed(before[row.run_id], row) for row in rows}

@@ -1,0 +1,78 @@
+"""The file store: a directory that a person can read, for prototypes. One machine, any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from perdure.kernel.durability import Durability
+from perdure.ports.queues import Queues
+from perdure.ports.runs import Runs
+from perdure.ports.store import Survives
+from perdure.ports.timers import Timers
+from perdure.stores.file.blobs import FileBlobs
+from perdure.stores.file.folder import Folder
+from perdure.stores.file.journal import FileJournal, FileRuns
+from perdure.stores.file.leases import FileLeases
+from perdure.stores.file.upkeep import FileUpkeep
+from perdure.stores.memory.store import MemoryBlobs, MemoryTimers
+from perdure.stores.memory.upkeep import MemoryUpkeep
+
+
+class FileStore:
+    """All ports on one directory."""
+
+    survives: Survives = "power_loss"
+
+    def __init__(self, path: str) -> None:
+        self.url = f"file:///{path}"
+        self._folder = Folder(path, self.url)
+        self.journal = FileJournal(self._folder)
+        self.runs = cast(Runs, _Fresh(FileRuns(self.journal), self.journal))
+        self.timers = cast(Timers, _Fresh(MemoryTimers(self.journal), self.journal))
+        self.queues = cast(Queues, _Fresh(self.journal.queues, self.journal))
+        self.leases = FileLeases(self._folder)
+        self.blobs = FileBlobs(self._folder)
+        memory = MemoryUpkeep(self.journal, MemoryBlobs())
+        self.upkeep = FileUpkeep(self._folder, self.journal, self.blobs, memory)
+
+    async def open(self, *, migrate: bool) -> None:
+        """Make the directory where there is none, and read all that is in it."""
+        self._folder.open(create=migrate)
+        try:
+            self.journal.refresh()
+        except BaseException:
+            self._folder.close()
+            raise
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self.leases.close()
+        self._folder.close()
+
+    def promise(self, durability: Durability) -> None:
+        """Whatever is asked for: a commit is on the disk before it is acknowledged."""
+
+    def version(self) -> object:
+        """Changes when any process commits, and when a lease changes hands."""
+        return self._folder.version(), self.leases.changes
+
+    def trace(self, callback: Callable[[str], None] | None) -> None:
+        """Report each call that reads or writes."""
+        self.journal.callback = callback
+
+
+class _Fresh:
+    """A port in memory that first learns what others have written."""
+
+    def __init__(self, port: Any, journal: FileJournal) -> None:
+        self._port, self._journal = port, journal
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._port, name)
+
+        async def fresh(*args: Any, **kwargs: Any) -> Any:
+            self._journal.refresh()
+            return await method(*args, **kwargs)
+
+        return fresh

@@ -1,0 +1,1 @@
+"""The PostgreSQL store: many orchestrators on one database, over asyncpg."""

@@ -1,0 +1,58 @@
+"""A PostgreSQL URL taken apart: what is for the driver, what is ours, and what may be shown. Connects to nothing."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+
+from perdure.errors import InvalidStoreUrl
+from perdure.stores.postgres.names import PREFIX, Names, check_prefix, check_schema
+
+POOL = 4
+_SECRET = re.compile(r"([?&](?:password|sslpassword|passfile)=)[^&]*", re.IGNORECASE)
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a store is. `shown` is the URL without its password, for messages; `dsn` is for the driver alone."""
+
+    dsn: str
+    shown: str
+    names: Names
+    schema: str | None
+    pool: int
+
+
+def parse(url: str) -> Address:
+    """Take a URL apart, or raise InvalidStoreUrl, whose message never holds the password."""
+    shown = masked(url)
+    base, _, query = url.partition("#")[0].partition("?")
+    try:
+        options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise InvalidStoreUrl(shown, "what follows '?' must be options such as schema=flows&pool=5") from None
+    ours = {name: value for name, value in options if name in ("schema", "table_prefix", "pool")}
+    rest = [(name, value) for name, value in options if name not in ours]
+    schema = ours.get("schema")
+    prefix = ours.get("table_prefix", PREFIX)
+    problem = (check_schema(schema) if schema is not None else None) or check_prefix(prefix)
+    if problem is not None:
+        raise InvalidStoreUrl(shown, problem)
+    pool = ours.get("pool", str(POOL))
+    if not re.fullmatch(r"[1-9][0-9]{0,2}", pool):
+        raise InvalidStoreUrl(shown, f"pool={pool[:20]!r} is not a number of connections from 1 to 999")
+    dsn = base + ("?" + urlencode(rest) if rest else "")
+    return Address(dsn, shown, Names(prefix), schema, int(pool))
+
+
+def masked(url: str) -> str:
+    """The URL with stars in the place of its password."""
+    scheme, separator, rest = url.partition("://")
+    head, query, options = rest.partition("?")
+    if "@" not in head and ":" in head and "@" in options:
+        head, query, options = rest, "", ""  # a password with a question mark in it, not written as %3F
+    user, at, place = head.rpartition("@")
+    if at and ":" in user:
+        head = user.partition(":")[0] + ":***@" + place
+    return _SECRET.sub(r"\1***", scheme + separator + head + query + options)

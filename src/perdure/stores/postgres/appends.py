@@ -1,0 +1,180 @@
+"""Appends as one statement: compare, swap, write events and rows of many runs, all that fits or, run by run, nothing.
+
+A statement is a transaction of its own, so a group of appends costs one message to the server and one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.kernel.events import InputReplaced, encode_events
+from perdure.kernel.references import mentions_blob, references
+from perdure.ports.journal import Append
+from perdure.stores.postgres.rows import bindings, by_column
+from perdure.stores.sql.entries import checksum
+
+# The commonest append: one batch of a run that exists, and nothing else.
+STEP = """
+    with head as (
+        update perdure_heads set next_seq = $3, at = $4, size = size + $5
+        where run_id = $1 and next_seq = $2 returning run_id
+    )
+    insert into perdure_journal (run_id, seq, at, checksum, events)
+    select $1::text, $2::bigint, $4::float8, $6::bigint, $7::text from head
+    returning run_id, (select set_config('synchronous_commit', 'off', true) where $8::bool)
+"""
+# A group of such.
+STEPS = """
+    with wish as materialized (
+        select * from unnest($1::text[], $2::bigint[], $3::bigint[], $4::float8[], $5::bigint[])
+            as w (run_id, expected, next_seq, at, size)
+    ), swapped as (
+        update perdure_heads h set next_seq = w.next_seq, at = w.at, size = h.size + w.size
+        from wish w where h.run_id = w.run_id and h.next_seq = w.expected returning h.run_id
+    ), entries as (
+        insert into perdure_journal (run_id, seq, at, checksum, events)
+        select e.* from unnest($6::text[], $7::bigint[], $8::float8[], $9::bigint[], $10::text[])
+            as e (run_id, seq, at, checksum, events)
+        where e.run_id in (select run_id from swapped)
+    )
+    select run_id, (select set_config('synchronous_commit', 'off', true) where $11::bool) from swapped
+"""
+# Anything. Rows are of four kinds: of a new run (n), changed (c), changed with a new input (i), of a child (k), whose
+# `journal` is its root's. A run is created when neither its run_id nor its id is taken.
+GROUP = """
+    with wish as materialized (
+        select * from unnest($1::text[], $2::bigint[], $3::bigint[], $4::float8[], $5::bigint[], $6::bool[])
+            as w (run_id, expected, next_seq, at, size, has_row)
+    ), wanted as materialized (
+        select * from unnest(
+            $16::text[], $17::text[], $18::text[], $19::text[], $20::bigint[], $21::text[], $22::text[], $23::text[],
+            $24::text[], $25::bigint[], $26::float8[], $27::float8[], $28::float8[], $29::text[], $30::text[],
+            $31::text[], $32::text[], $33::text[], $34::text[], $35::text[], $36::text[], $37::text[], $38::text[],
+            $39::text[], $40::bigint[], $41::float8[], $42::float8[], $43::text[], $44::bigint[], $45::text[],
+            $46::bigint[])
+            as r (kind, journal, run_id, id, incarnation, program, version, status, owner, epoch, wake_at, created_at,
+                  finished_at, tags, input, input_blob, output, output_blob, error, reason, parent, root, queue,
+                  queue_key, priority, not_before, began_at, continued_as, approvals, forked_from, checksum)
+    ), swapped as (
+        update perdure_heads h set next_seq = w.next_seq, at = w.at, size = h.size + w.size
+        from wish w where w.expected > 0 and h.run_id = w.run_id and h.next_seq = w.expected returning h.run_id
+    ), fresh as (
+        insert into perdure_runs
+        select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
+            r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.parent, r.root,
+            r.queue, r.queue_key, r.priority, r.not_before, r.began_at, r.continued_as, r.approvals, r.forked_from,
+            r.checksum
+        from wanted r where r.kind = 'n' and not exists (select 1 from perdure_heads h where h.run_id = r.run_id)
+        on conflict do nothing returning run_id
+    ), created as (
+        insert into perdure_heads (run_id, next_seq, at, size)
+        select w.run_id, w.next_seq, w.at, w.size from wish w
+        where w.expected = 0 and (not w.has_row or w.run_id in (select run_id from fresh))
+        on conflict do nothing returning run_id
+    ), done as materialized (
+        select run_id from swapped union all select run_id from created
+    ), entries as (
+        insert into perdure_journal (run_id, seq, at, checksum, events)
+        select e.* from unnest($7::text[], $8::bigint[], $9::float8[], $10::bigint[], $11::text[])
+            as e (run_id, seq, at, checksum, events)
+        where e.run_id in (select run_id from done)
+    ), changed as (
+        update perdure_runs o set version = r.version, status = r.status, owner = r.owner, epoch = r.epoch,
+            wake_at = r.wake_at, finished_at = r.finished_at, output = r.output, output_blob = r.output_blob,
+            error = r.error, reason = r.reason, began_at = r.began_at, continued_as = r.continued_as,
+            approvals = r.approvals, checksum = r.checksum,
+            input = case r.kind when 'i' then r.input else o.input end,
+            input_blob = case r.kind when 'i' then r.input_blob else o.input_blob end,
+            not_before = case r.kind when 'i' then r.not_before else o.not_before end,
+            priority = case r.kind when 'i' then r.priority else o.priority end
+        from wanted r where r.kind in ('c', 'i') and o.run_id = r.run_id and r.run_id in (select run_id from swapped)
+    ), children as (
+        insert into perdure_runs as o
+        select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
+            r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.parent, r.root,
+            r.queue, r.queue_key, r.priority, r.not_before, r.began_at, r.continued_as, r.approvals, r.forked_from,
+            r.checksum
+        from wanted r where r.kind = 'k' and r.journal in (select run_id from done)
+        on conflict (run_id) do update set status = excluded.status, finished_at = excluded.finished_at,
+            output = excluded.output, output_blob = excluded.output_blob, error = excluded.error,
+            reason = excluded.reason, approvals = excluded.approvals, checksum = excluded.checksum
+    ), uses as (
+        insert into perdure_blob_uses (blob_id, run_id)
+        select u.blob_id, u.run_id from unnest($12::text[], $13::text[]) as u (blob_id, run_id)
+        where u.run_id in (select run_id from done) on conflict do nothing
+    )
+    select run_id, (select set_config('synchronous_commit', 'off', true) where $15::bool),
+        (select pg_notify($14::text, $47::text) where $47::text <> '')
+    from done
+"""
+WIDTH = 31
+NEW, CHANGED, NEW_INPUT, CHILD = "n", "c", "i", "k"
+
+
+class Prepared(msgspec.Struct):
+    """One append, encoded before its turn comes: the connection is held for the server's time, not for Python's."""
+
+    append: Append
+    next_seq: int
+    at: float
+    size: int
+    events: list[tuple[Any, ...]]
+    rows: list[tuple[Any, ...]]
+    uses: list[tuple[str, str]]
+    starts: list[Prepared]
+
+    @property
+    def plain(self) -> bool:
+        """Whether it changes a head and a journal and nothing else."""
+        return not self.rows and not self.uses and self.append.expected_next > 0
+
+
+def prepare(append: Append) -> Prepared:
+    """Encode an append."""
+    run_id, size, events, uses = append.run_id, 0, [], []
+    for batch in append.batches:
+        data = encode_events(batch.events)
+        size += len(data)
+        events.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
+        if mentions_blob(data):
+            uses += [(blob, run_id) for blob in references(batch.events)]
+    rows: list[tuple[Any, ...]] = []
+    if append.row is not None:
+        kind = CHANGED if append.expected_next else NEW
+        if isinstance(append.batches[0].events[0], InputReplaced):
+            kind = NEW_INPUT
+        rows.append((kind, run_id, *bindings(append.row)))
+    rows += [(CHILD, run_id, *bindings(child)) for child in append.children]
+    starts = [prepare(start) for start in append.starts] if append.starts else []
+    return Prepared(
+        append, append.next_seq, append.batches[-1].at, size, events, rows, list(dict.fromkeys(uses)), starts
+    )
+
+
+def statement(group: Sequence[Prepared], fsync: bool, channel: str, tell: str) -> tuple[str, tuple[Any, ...]]:
+    """The statement that writes appends to different journals, with its arguments; it answers with those it wrote."""
+    if not tell and all(one.plain for one in group):
+        if len(group) == 1 and len(group[0].events) == 1:
+            [one] = group
+            [(run_id, seq, at, check, events)] = one.events
+            return STEP, (run_id, seq, one.next_seq, at, one.size, check, events, not fsync)
+        return STEPS, (*_wishes(group)[:5], *_entries(group), not fsync)
+    uses = by_column((use for one in group for use in one.uses), 2)
+    rows = by_column((row for one in group for row in one.rows), WIDTH)
+    return GROUP, (*_wishes(group), *_entries(group), *uses, channel, not fsync, *rows, tell)
+
+
+def _wishes(group: Sequence[Prepared]) -> list[Sequence[Any]]:
+    # In the order of their names: two groups that meet wait for each other in one direction only.
+    wishes = sorted(
+        (one.append.run_id, one.append.expected_next, one.next_seq, one.at, one.size, one.append.row is not None)
+        for one in group
+    )
+    return by_column(wishes, 6)
+
+
+def _entries(group: Sequence[Prepared]) -> list[Sequence[Any]]:
+    return by_column((entry for one in group for entry in one.events), 5)

@@ -1,0 +1,37 @@
+"""Blobs in PostgreSQL."""
+
+from __future__ import annotations
+
+from perdure.errors import Corrupt
+from perdure.kernel.payload import blob_id
+from perdure.stores.postgres.database import Database
+
+# Putting again says that somebody is about to refer to it. The bytes stay where they are.
+_PUT = """
+    insert into perdure_blobs (id, data, put_at) values ($1, $2, extract(epoch from clock_timestamp()))
+    on conflict (id) do update set put_at = excluded.put_at
+"""
+_GET = "select data from perdure_blobs where id = $1"
+
+
+class PostgresBlobs:
+    """Immutable bytes in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def put(self, data: bytes) -> str:
+        """Store the bytes durably and return their id."""
+        id = blob_id(data)
+        await self._database.ask(_PUT, id, data)
+        return id
+
+    async def get(self, blob_id_: str) -> bytes | None:
+        """The bytes, or None. Raises Corrupt when they are not what was put."""
+        rows = await self._database.ask(_GET, blob_id_)
+        if not rows:
+            return None
+        data: bytes = rows[0][0]
+        if blob_id(data) != blob_id_:
+            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
+        return data

@@ -1,0 +1,116 @@
+"""One connection to the server. The only module that touches asyncpg's objects, which have no types."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from perdure.errors import InvalidStoreUrl
+from perdure.stores.postgres.address import Address
+from perdure.stores.postgres.names import quoted
+
+try:
+    import asyncpg  # type: ignore[import-untyped]
+except ImportError:
+    asyncpg = None
+
+# A record of the driver, which can be read as one.
+Row = tuple[Any, ...]
+
+CONNECT_SECONDS = 5.0
+# After so long without an answer a connection is taken for dead, however alive it looks.
+ANSWER_SECONDS = 20.0
+CLOSE_SECONDS = 2.0
+
+_SETTINGS = {
+    "application_name": "perdure",
+    "client_encoding": "utf-8",
+    "jit": "off",
+    # A process that is gone without a word must not keep its locks for as long as TCP waits by default.
+    "idle_in_transaction_session_timeout": "15s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+# Every statement of the connection that writes goes by keys, over a list of them: one plan is right for all, and
+# looking for a better one takes longer than the statement.
+WRITING = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off"}
+WRITING |= {"enable_mergejoin": "off"}
+
+
+class Connection:
+    """A connection and the statements prepared on it."""
+
+    def __init__(self, raw: Any, trace: Callable[[str], None]) -> None:
+        self._raw, self._trace = raw, trace
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is known to be of no use any more."""
+        return bool(self._raw.is_closed())
+
+    async def fetch(self, sql: str, *arguments: Any) -> list[Row]:
+        """One statement, which commits by itself outside a transaction: one message there and one back."""
+        self._trace(sql)
+        rows: list[Row] = await self._raw.fetch(sql, *arguments, timeout=ANSWER_SECONDS)
+        return rows
+
+    async def script(self, sql: str, seconds: float = ANSWER_SECONDS) -> None:
+        """Several statements without arguments."""
+        self._trace(sql)
+        await self._raw.execute(sql, timeout=seconds)
+
+    async def listen(self, channel: str, heard: Callable[[str], None], ended: Callable[[], None]) -> None:
+        """Call `heard` with what is told on the channel, and `ended` when the connection ends."""
+        self._trace("listen")
+        self._raw.add_termination_listener(lambda _: ended())
+        await self._raw.add_listener(channel, lambda _connection, _pid, _channel, payload: heard(payload))
+
+    def drop(self) -> None:
+        """End it without a word, whatever it is at."""
+        self._raw.terminate()
+
+    async def close(self) -> None:
+        """End it."""
+        try:
+            await self._raw.close(timeout=CLOSE_SECONDS)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            self._raw.terminate()
+
+
+async def connect(address: Address, trace: Callable[[str], None], settings: dict[str, str] | None = None) -> Connection:
+    """Connect, or raise what the driver raises."""
+    wanted = {**_SETTINGS, **(settings or {})}
+    if address.schema is not None:
+        wanted["search_path"] = quoted(address.schema)
+    raw = await asyncio.wait_for(
+        asyncpg.connect(
+            address.dsn,
+            server_settings=wanted,
+            timeout=CONNECT_SECONDS,
+            # Statements are constants: those prepared once stay.
+            max_cached_statement_lifetime=0,
+        ),
+        CONNECT_SECONDS + 1.0,
+    )
+    _keep_alive(raw)
+    return Connection(raw, trace)
+
+
+def _keep_alive(raw: Any) -> None:
+    """Let the system notice a peer that is gone while nothing is sent."""
+    sock = raw._transport.get_extra_info("socket")
+    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def require_driver(url: str) -> None:
+    """Raise InvalidStoreUrl when the driver is not installed."""
+    if asyncpg is None:
+        raise InvalidStoreUrl(url, "asyncpg is not installed; pip install 'perdure[postgres]'")

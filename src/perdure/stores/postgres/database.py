@@ -1,0 +1,256 @@
+"""Connections to one database: who uses which, how they come back, and what their errors mean. Knows no table.
+
+One connection writes journals, one statement after the other. One listens, and carries the signs of life, so that a
+dead one is noticed. Others, as many as are needed at once up to `pool`, read, and write what is small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from perdure.errors import StoreUnavailable
+from perdure.stores.postgres.address import Address
+from perdure.stores.postgres.connection import WRITING, Connection, Row, connect, require_driver
+from perdure.stores.postgres.troubles import Lost, is_collision, is_driver_error, is_lost, means
+from perdure.stores.postgres.wakes import Wakes
+
+T = TypeVar("T")
+
+log = logging.getLogger("perdure")
+
+# How long reading goes on trying over connections that end; then whoever asked is told.
+PATIENCE_SECONDS = 8.0
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
+# How often others may be in the way of a statement before it is given up for now.
+COLLISIONS = 10
+
+
+class Database:
+    """Connections, opened with `open` and closed with `close`."""
+
+    def __init__(self, address: Address) -> None:
+        require_driver(address.shown)
+        self.address, self.url = address, address.shown
+        self.fill = address.names.fill
+        self.wakes = Wakes()
+        self.channel = ""
+        self.closed = True
+        self._writer: Connection | None = None
+        self._turn = asyncio.Lock()
+        self._idle: list[Connection] = []
+        self._places = asyncio.Semaphore(address.pool)
+        self._listener: Connection | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._callback: Callable[[str], None] | None = None
+
+    # --- opening and closing --------------------------------------------------------------------------------------
+
+    async def open(self) -> Connection:
+        """Connect for the first time, or raise what is wrong. The connection is the one that writes."""
+        self._writer = await self.connect(WRITING)
+        self.closed = False
+        return self._writer
+
+    async def listen(self, channel: str) -> None:
+        """Begin to listen."""
+        self.channel = channel
+        await self._hear()
+        self._listening = asyncio.get_running_loop().create_task(self._keep_listening())
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self.closed = True
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+            self._listening = None
+        connections = [self._writer, self._listener, *self._idle]
+        self._writer = self._listener = None
+        self._idle.clear()
+        self.wakes.listening = False
+        await asyncio.gather(*(one.close() for one in connections if one is not None))
+
+    async def connect(self, settings: dict[str, str] | None = None) -> Connection:
+        """A new connection, or an error of perdure that says why there is none."""
+        try:
+            return await connect(self.address, self._trace, settings)
+        except Exception as error:
+            if not is_driver_error(error) and not isinstance(error, ValueError):
+                raise
+            raise means(error, self.url) from None
+
+    def trace(self, callback: Callable[[str], None] | None) -> None:
+        """Report each statement of every connection."""
+        self._callback = callback
+
+    def _trace(self, sql: str) -> None:
+        if self._callback is not None:
+            self._callback(sql)
+
+    # --- writing journals -----------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[Connection]:
+        """The connection that writes, for one caller at a time. Raises Lost when it ends meanwhile.
+
+        Raises StoreUnavailable when there is none, and nothing was sent.
+        """
+        async with self._turn:
+            connection = await self._writing()
+            try:
+                yield connection
+            except BaseException as error:
+                if not isinstance(error, Exception) or is_lost(error):
+                    # Whoever was cancelled left it in the middle of something.
+                    connection.drop()
+                if is_lost(error):
+                    raise Lost from error
+                raise
+
+    async def _writing(self) -> Connection:
+        if self.closed:
+            raise StoreUnavailable(self.url, "it is closed")
+        if self._writer is None or self._writer.closed:
+            self._writer = None
+            self._writer = await self.connect(WRITING)
+        return self._writer
+
+    async def transact(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Several statements as one; all of them or none."""
+        await connection.script("begin")
+        try:
+            result = await work(connection)
+        except Exception:
+            if not connection.closed:
+                await connection.script("rollback")
+            raise
+        await connection.script("commit")
+        return result
+
+    # --- small questions and answers ------------------------------------------------------------------------------
+
+    async def ask(self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS) -> list[Row]:
+        """One statement that may be sent again without harm, over a connection of its own."""
+        rows, _ = await self.insist(sql, *arguments, patience=patience)
+        return rows
+
+    async def insist(
+        self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS, by: Connection | None = None
+    ) -> tuple[list[Row], bool]:
+        """As `ask`; says too whether the statement may have taken effect before the time that it was answered."""
+        deadline = time.monotonic() + patience
+        pause, again, collisions = FIRST_PAUSE, False, 0
+        while True:
+            try:
+                if by is not None and not by.closed:
+                    return await self._send(by, sql, arguments), again
+                async with self._place() as connection:
+                    return await self._send(connection, sql, arguments), again
+            except Lost as error:
+                again, problem = True, means(error, self.url)
+            except StoreUnavailable as error:
+                problem = error
+            except Exception as error:
+                if not is_driver_error(error):
+                    raise
+                if not is_collision(error) or collisions >= COLLISIONS:
+                    raise means(error, self.url) from error
+                collisions += 1
+                continue
+            if self.closed or time.monotonic() + pause > deadline:
+                raise problem
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LAST_PAUSE)
+
+    async def _send(self, connection: Connection, sql: str, arguments: tuple[Any, ...]) -> list[Row]:
+        try:
+            return await connection.fetch(self.fill(sql), *arguments)
+        except BaseException as error:
+            if is_lost(error):
+                connection.drop()
+                raise Lost from error
+            if not isinstance(error, Exception):
+                connection.drop()
+            raise
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[Connection]:
+        if self.closed:
+            raise StoreUnavailable(self.url, "it is closed")
+        async with self._places:
+            connection = self._idle.pop() if self._idle else None
+            if connection is None or connection.closed:
+                connection = await self.connect()
+            try:
+                yield connection
+            finally:
+                if not connection.closed:
+                    if self.closed:
+                        connection.drop()
+                    else:
+                        self._idle.append(connection)
+
+    async def several(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """A transaction that may be done again without harm, over a connection of its own."""
+        for _ in range(COLLISIONS):
+            try:
+                async with self._place() as connection:
+                    try:
+                        return await self.transact(connection, work)
+                    except BaseException:
+                        connection.drop()
+                        raise
+            except Exception as error:
+                if not is_driver_error(error):
+                    raise
+                if not is_collision(error):
+                    raise means(error, self.url) from error
+        raise StoreUnavailable(self.url, "others were in the way again and again; try again when they are done")
+
+    # --- listening ------------------------------------------------------------------------------------------------
+
+    @property
+    def listener(self) -> Connection | None:
+        """The connection that listens, if there is one now."""
+        return self._listener if self._listener is not None and not self._listener.closed else None
+
+    async def _hear(self) -> None:
+        connection = await self.connect()
+        ended = asyncio.Event()
+        self._silence = ended
+
+        def end() -> None:
+            self.wakes.listening = False
+            ended.set()
+
+        try:
+            await connection.listen(self.channel, self.wakes.heard, end)
+        except BaseException as error:
+            connection.drop()
+            if isinstance(error, Exception) and is_driver_error(error):
+                raise means(error, self.url) from error
+            raise
+        self._listener = connection
+        self.wakes.listening = not ended.is_set()
+
+    async def _keep_listening(self) -> None:
+        """Listen again whenever the connection ends, for as long as the store is open."""
+        pause = FIRST_PAUSE
+        while True:
+            await self._silence.wait()
+            try:
+                await self._hear()
+                pause = FIRST_PAUSE
+            except Exception as error:
+                if pause == LAST_PAUSE:
+                    log.debug("not listening to %s: %s", self.url, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LAST_PAUSE)
+            finally:
+                # What was told meanwhile, nobody here has heard.
+                self.wakes.move()

@@ -1,0 +1,289 @@
+"""The journal in PostgreSQL: compare-and-swap on the head, and an answer that is right also when a reply is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
+from perdure.errors import Corrupt, StoreUnavailable
+from perdure.kernel.events import Batch
+from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
+from perdure.stores.postgres.admission import admit, lock_queues
+from perdure.stores.postgres.appends import Prepared, prepare, statement
+from perdure.stores.postgres.connection import Connection
+from perdure.stores.postgres.database import COLLISIONS, FIRST_PAUSE, LAST_PAUSE, Database
+from perdure.stores.postgres.rows import by_column
+from perdure.stores.postgres.troubles import Lost, is_collision, is_driver_error, is_taken, means
+from perdure.stores.sql.entries import batches as batches_of
+from perdure.stores.sql.entries import cut
+
+APPENDED = Appended()
+Outcomes = dict[int, Outcome]
+
+# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
+_READ = """
+    select j.seq, j.at, j.checksum, j.events, (select next_seq from perdure_heads where run_id = $1)
+    from perdure_journal j
+    where j.run_id = $1 and j.seq >= coalesce(
+        (select max(seq) from perdure_journal where run_id = $1 and seq <= $2), 0)
+    order by j.seq limit $3::bigint + 1
+"""
+_READ_MANY = """
+    select j.run_id, j.seq, j.at, j.checksum, j.events, h.next_seq
+    from perdure_journal j left join perdure_heads h on h.run_id = j.run_id
+    where j.run_id = any($1::text[]) order by j.run_id, j.seq
+"""
+_HEADS = "select run_id, next_seq from perdure_heads where run_id = any($1::text[])"
+_HEAD = "select next_seq, at, size from perdure_heads where run_id = $1"
+# Whether a run lacks its first entry although it could be created: then its id belongs to another.
+_ENTRIES = """
+    select j.run_id, j.seq, j.checksum, j.events from unnest($1::text[], $2::bigint[]) as w (run_id, seq)
+    join perdure_journal j on j.run_id = w.run_id and j.seq = w.seq
+"""
+_REWRITE = """
+    with head as (
+        update perdure_heads set next_seq = $3, at = $4, size = $5 where run_id = $1 and next_seq = $2 returning run_id
+    ), gone as (
+        delete from perdure_journal where run_id in (select run_id from head) and not seq = any($6::bigint[])
+    ), entries as (
+        insert into perdure_journal (run_id, seq, at, checksum, events)
+        select h.run_id, e.* from head h, unnest($6::bigint[], $7::float8[], $8::bigint[], $9::text[])
+            as e (seq, at, checksum, events)
+        on conflict (run_id, seq) do update set at = excluded.at, checksum = excluded.checksum, events = excluded.events
+    ), forgotten as (
+        delete from perdure_blob_uses where run_id in (select run_id from head) and blob_id <> all($12::text[])
+    ), noted as (
+        insert into perdure_blob_uses (blob_id, run_id) select u.blob_id, h.run_id
+        from head h, unnest($12::text[]) as u (blob_id) on conflict do nothing
+    )
+    select run_id, pg_notify($10, $11) from head
+"""
+
+
+class PostgresJournal:
+    """Journals in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
+        """Write each append wholly or not at all, in one commit."""
+        if not appends:
+            return []
+        prepared = [prepare(append) for append in appends]
+        return await self._settled(prepared, self._database.wakes.of_appends(appends))
+
+    async def _settled(self, prepared: list[Prepared], tell: str) -> list[Outcome]:
+        """Write, whatever becomes of the connection. Once a try may have been written, the answer is found out."""
+        uncertain, pause, collisions = False, FIRST_PAUSE, 0
+        while True:
+            try:
+                async with self._database.writing() as connection:
+                    outcomes = await self._write(connection, prepared, tell)
+                    if uncertain:
+                        await self._recognise(connection, prepared, outcomes)
+                if tell:
+                    self._database.wakes.move()
+                return [outcomes[i] for i in range(len(prepared))]
+            except Lost as error:
+                uncertain, problem = True, means(error, self._database.url)
+            except StoreUnavailable as error:
+                # Not connected, so nothing was sent this time.
+                problem = error
+            except Exception as error:
+                if not is_driver_error(error):
+                    raise
+                if is_collision(error) and collisions < COLLISIONS:
+                    collisions += 1
+                    continue
+                problem = means(error, self._database.url)
+            if not uncertain:
+                raise problem
+            if self._database.closed:
+                raise StoreUnavailable(
+                    self._database.url, "it was closed before it said whether the last write took effect"
+                ) from problem
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LAST_PAUSE)
+
+    async def _write(self, connection: Connection, prepared: list[Prepared], tell: str) -> Outcomes:
+        simple = len({one.append.run_id for one in prepared}) == len(prepared) and not any(
+            one.append.admit is not None or one.starts for one in prepared
+        )
+        places = dict(enumerate(prepared))
+        fsync = any(one.append.fsync for one in prepared)
+        if simple:
+            try:
+                outcomes, refused = await self._send(connection, places, fsync, tell)
+                return await self._explained(connection, prepared, outcomes, refused)
+            except Exception as error:
+                if not is_taken(error):
+                    raise
+        return await self._database.transact(connection, lambda c: self._one_by_one(c, prepared, fsync, tell))
+
+    async def _send(
+        self, connection: Connection, places: dict[int, Prepared], fsync: bool, tell: str
+    ) -> tuple[Outcomes, list[int]]:
+        """Appends to different journals, in one statement; and the places of those that were refused."""
+        sql, arguments = statement(list(places.values()), fsync, self._database.channel, tell)
+        rows = await connection.fetch(self._database.fill(sql), *arguments)
+        written = {row[0] for row in rows}
+        outcomes: Outcomes = {i: APPENDED for i, one in places.items() if one.append.run_id in written}
+        return outcomes, [i for i in places if i not in outcomes]
+
+    async def _explained(
+        self, connection: Connection, prepared: list[Prepared], outcomes: Outcomes, refused: list[int]
+    ) -> Outcomes:
+        """The outcomes, with what the journals of those that were refused say."""
+        if refused:
+            heads = await self._heads(connection, [prepared[i].append.run_id for i in refused])
+            for i in refused:
+                append = prepared[i].append
+                next_seq = heads.get(append.run_id, 0)
+                # The number is right, and yet it was refused: its id belongs to another run.
+                outcomes[i] = Conflict(None if next_seq == append.expected_next == 0 else next_seq)
+        return outcomes
+
+    async def _heads(self, connection: Connection, run_ids: list[str]) -> dict[str, int]:
+        rows = await connection.fetch(self._database.fill(_HEADS), run_ids)
+        return dict(rows)
+
+    # --- what one statement cannot do -----------------------------------------------------------------------------
+
+    async def _one_by_one(self, connection: Connection, prepared: list[Prepared], fsync: bool, tell: str) -> Outcomes:
+        """Appends that depend on each other, or on how much is under way, in one transaction.
+
+        They are written in groups, each of one statement: those of different journals together.
+        """
+        outcomes: Outcomes = {}
+        waiting = dict(enumerate(prepared))
+        if any(one.append.admit is not None for one in prepared):
+            await lock_queues(connection, self._database.address, prepared)
+        while waiting:
+            group: dict[int, Prepared] = {}
+            journals: set[str] = set()
+            for i, one in waiting.items():
+                # The second append to a journal waits for the first.
+                if one.append.run_id not in journals:
+                    group[i] = one
+                journals.add(one.append.run_id)
+            for i in group:
+                del waiting[i]
+            await self._one_group(connection, prepared, group, outcomes, fsync, tell)
+        return outcomes
+
+    async def _one_group(
+        self,
+        connection: Connection,
+        prepared: list[Prepared],
+        group: dict[int, Prepared],
+        outcomes: Outcomes,
+        fsync: bool,
+        tell: str,
+    ) -> None:
+        admitted = [one for one in group.values() if one.append.admit is not None and one.append.row is not None]
+        if admitted:
+            # A conflict comes before a limit: who is out of date takes no place.
+            heads = await self._heads(connection, [one.append.run_id for one in admitted])
+            current = [one for one in admitted if heads.get(one.append.run_id, 0) == one.append.expected_next]
+            full = await admit(connection, self._database.fill, current)
+            for i, one in list(group.items()):
+                if one.append.run_id in full:
+                    outcomes[i] = full[one.append.run_id]
+                    del group[i]
+        if group:
+            outcomes |= await self._saved(connection, prepared, group, fsync, tell)
+        starts = [start for i, one in group.items() if outcomes[i] is APPENDED for start in one.starts]
+        if starts:
+            # Those that are there already were started before, and stay as they are.
+            await self._one_by_one(connection, starts, fsync, tell)
+
+    async def _saved(
+        self, connection: Connection, prepared: list[Prepared], group: dict[int, Prepared], fsync: bool, tell: str
+    ) -> Outcomes:
+        """Write a group; if one of it cannot be, because a row it brings exists already, find out which."""
+        await connection.script("savepoint perdure")
+        try:
+            outcomes, refused = await self._send(connection, group, fsync, tell)
+        except Exception as error:
+            if not is_taken(error):
+                raise
+            await connection.script("rollback to savepoint perdure")
+            if len(group) == 1:
+                return dict.fromkeys(group, Conflict(None))
+            found: Outcomes = {}
+            for i, one in group.items():
+                found |= await self._saved(connection, prepared, {i: one}, fsync, tell)
+            return found
+        return await self._explained(connection, prepared, outcomes, refused)
+
+    # --- lost replies ---------------------------------------------------------------------------------------------
+
+    async def _recognise(self, connection: Connection, prepared: list[Prepared], outcomes: Outcomes) -> None:
+        """An earlier try may have written what this one found in its way: then it is ours, and was appended."""
+        refused = {i: prepared[i] for i, outcome in outcomes.items() if isinstance(outcome, Conflict)}
+        if not refused:
+            return
+        wanted = by_column(((one.events[-1][0], one.events[-1][1]) for one in refused.values()), 2)
+        rows = await connection.fetch(self._database.fill(_ENTRIES), *wanted)
+        there = {(run_id, seq): (check, events) for run_id, seq, check, events in rows}
+        for i, one in refused.items():
+            run_id, seq, _, check, events = one.events[-1]
+            # The checksum covers the time of the entry as well.
+            if there.get((run_id, seq)) == (check, events):
+                outcomes[i] = APPENDED
+
+    # --- the rest -------------------------------------------------------------------------------------------------
+
+    async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
+        """Put batches in the place of a whole journal."""
+        one = prepare(Append(run_id, expected_next, batches))
+        entries = by_column((entry[1:] for entry in one.events), 4)
+        database = self._database
+        more = (database.channel, database.wakes.of_work(), [blob for blob, _ in one.uses])
+        rows, again = await database.insist(
+            _REWRITE, run_id, expected_next, one.next_seq, one.at, one.size, *entries, *more
+        )
+        if rows:
+            database.wakes.move()
+            return APPENDED
+        head = await self.head(run_id)
+        if again and head == Head(one.next_seq, one.at, one.size):
+            return APPENDED  # by the try whose reply was lost
+        return Conflict(head.next_seq if head is not None else 0)
+
+    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
+        """The events from number `start` on, at most `limit` of them."""
+        rows = await self._database.ask(_READ, run_id, start, limit)
+        return cut(
+            batches_of(run_id, ((*row[:3], row[3].encode(), row[4]) for row in rows), start, limit is None),
+            start,
+            limit,
+        )
+
+    async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
+        """Whole journals; a damaged one comes as its error."""
+        journals: dict[str, list[Batch] | Exception] = {}
+        if not run_ids:
+            return journals
+        rows = await self._database.ask(_READ_MANY, list(run_ids))
+        for run_id, found in groupby(rows, key=itemgetter(0)):
+            try:
+                entries = ((*row[1:4], row[4].encode(), row[5]) for row in found)
+                journals[run_id] = batches_of(run_id, entries, 0, whole=True)
+            except Corrupt as error:
+                journals[run_id] = error
+        return journals
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """The next number of each of these journals that there is."""
+        self._database.wakes.asked(run_ids)
+        rows = await self._database.ask(_HEADS, list(run_ids))
+        return dict(rows)
+
+    async def head(self, run_id: str) -> Head | None:
+        """Where the journal ends."""
+        rows = await self._database.ask(_HEAD, run_id)
+        return Head(*rows[0]) if rows else None

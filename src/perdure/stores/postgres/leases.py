@@ -1,0 +1,124 @@
+"""Leases in PostgreSQL: one statement each. They run out by time alone, by the `now` of who asks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from perdure.errors import NotOwner
+from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
+from perdure.stores.postgres.connection import Row
+from perdure.stores.postgres.database import Database
+
+# Who may try must know soon that nobody answers: a lease that cannot be renewed is as good as lost.
+PATIENCE_SECONDS = 3.0
+# How often rows that nobody uses are looked for: all of them are read for that.
+SWEEP_SECONDS = 3600.0
+
+# Takes the lease if it is free, expired or ours. Epochs come from one sequence for all leases: whoever takes a lease
+# gets a higher one than anybody had before, however long ago that was.
+_ACQUIRE = """
+    insert into perdure_leases as held (key, owner, epoch, expires)
+    values ($1, $2, nextval('perdure_epochs'), $3::float8 + $4::float8)
+    on conflict (key) do update set
+        epoch = case when held.owner = $2 then held.epoch else nextval('perdure_epochs') end,
+        owner = $2, expires = excluded.expires
+    where held.owner = $2 or held.owner = '' or held.expires <= $3
+    returning epoch, expires
+"""
+_HOLDER = "select owner, expires from perdure_leases where key = $1"
+_RENEW_ALL = """
+    update perdure_leases l set expires = $4::float8 + w.ttl
+    from unnest($1::text[], $2::text[], $3::float8[]) as w (key, owner, ttl)
+    where l.key = w.key and l.owner = w.owner returning l.key
+"""
+_RELEASE = """
+    with freed as (update perdure_leases set owner = '' where key = $1 and owner = $2 returning key)
+    select key, pg_notify($3, $4) from freed
+"""
+_RELEASE_ALL = """
+    with freed as (update perdure_leases set owner = '' where owner = $1 returning key)
+    select key from freed
+"""
+_TELL = "select pg_notify($1, $2)"
+_SWEEP = "delete from perdure_leases where expires <= $1::float8 - 86400"
+_GET = "select key, owner, epoch, expires from perdure_leases where key = $1 and owner <> '' and expires > $2"
+_LIVE = """
+    select key, owner, epoch, expires from perdure_leases
+    where key >= $2 and starts_with(key, $2) and expires > $1 and owner <> '' order by key
+"""
+
+
+class PostgresLeases:
+    """Leases in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._swept = 0.0
+
+    async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+        """Take a lease that is free, expired, or already yours."""
+        if abs(now - self._swept) >= SWEEP_SECONDS:
+            self._swept = now
+            await self._ask(_SWEEP, now)
+        while True:
+            if rows := await self._ask(_ACQUIRE, key, owner, now, ttl):
+                return Acquired(owner, *rows[0])
+            if rows := await self._ask(_HOLDER, key):
+                holder, expires = rows[0]
+                if holder not in ("", owner) and expires > now:
+                    return HeldBy(holder, expires)
+            # It came free between the two questions.
+
+    async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
+        """Renew many leases in one statement."""
+        if not renewals:
+            return []
+        wishes = [one.key for one in renewals], [one.owner for one in renewals], [one.ttl for one in renewals]
+        # Over the connection that listens: one that hears nothing because it is dead is noticed by this.
+        rows, _ = await self._database.insist(
+            _RENEW_ALL, *wishes, now, patience=PATIENCE_SECONDS, by=self._database.listener
+        )
+        renewed = {key for (key,) in rows}
+        return [one.key for one in renewals if one.key not in renewed]
+
+    async def release(self, key: str, owner: str) -> None:
+        """Give your lease back; raises NotOwner when it is not yours."""
+        wakes = self._database.wakes
+        told = (self._database.channel, wakes.of_leases([key]))
+        rows, again = ([], False) if not owner else await self._insist(_RELEASE, key, owner, *told)
+        if rows:
+            wakes.move()
+            return
+        holder = await self._ask(_HOLDER, key)
+        if again and holder and not holder[0][0]:
+            return  # given back by the try whose reply was lost
+        raise NotOwner(key, owner, (holder[0][0] or None) if holder else None)
+
+    async def release_all(self, owner: str) -> int:
+        """Give back everything `owner` holds."""
+        rows = await self._ask(_RELEASE_ALL, owner)
+        if rows:
+            wakes = self._database.wakes
+            wakes.move()
+            await self._ask(_TELL, self._database.channel, wakes.of_leases([key for (key,) in rows]))
+        return len(rows)
+
+    async def get(self, key: str, now: float) -> Lease | None:
+        """The lease in force, or None."""
+        rows = await self._ask(_GET, key, now)
+        return Lease(*rows[0]) if rows else None
+
+    async def live(self, prefix: str, now: float) -> Sequence[Lease]:
+        """The leases in force whose key begins with `prefix`."""
+        return [Lease(*row) for row in await self._ask(_LIVE, now, prefix)]
+
+    def watch(self, prefix: str) -> AsyncIterator[str]:
+        """The keys under `prefix` that their holders have given back, as they tell. Those of the dead run out."""
+        return self._database.wakes.freed(prefix)
+
+    async def _ask(self, sql: str, *arguments: object) -> list[Row]:
+        rows, _ = await self._insist(sql, *arguments)
+        return rows
+
+    async def _insist(self, sql: str, *arguments: object) -> tuple[list[Row], bool]:
+        return await self._database.insist(sql, *arguments, patience=PATIENCE_SECONDS)

@@ -1,0 +1,72 @@
+"""Rows of runs to and from PostgreSQL: the bindings of every SQL backend, and texts that have no place for a NUL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from perdure.errors import Corrupt
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Head
+from perdure.stores.postgres.connection import Row
+from perdure.stores.sql import rows as sql
+
+COLUMNS = """
+    r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
+    r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.parent, r.root, r.queue,
+    r.queue_key, r.priority, r.not_before, r.began_at, r.continued_as, r.approvals, r.forked_from, r.checksum
+"""
+RUN = "select" + COLUMNS + "from perdure_runs r"
+RUN_AND_HEAD = (
+    "select"
+    + COLUMNS
+    + """, h.next_seq, h.at, h.size from perdure_runs r
+    left join perdure_heads h on h.run_id = case r.root when '' then r.run_id else r.root end"""
+)
+# The one text that people write freely. All others are names that were checked, or JSON, which escapes.
+REASON = 17
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+def bindings(row: RunRow) -> Sequence[Any]:
+    """The values of a row, in the order of the columns."""
+    values = sql.run_bindings(row)
+    if "\0" not in row.reason and "\\" not in row.reason:
+        return values
+    escaped = row.reason.replace("\\", "\\\\").replace("\0", "\\0")
+    return *values[:REASON], escaped, *values[REASON + 1 :]
+
+
+def run_row(found: Row) -> RunRow:
+    """The row; raises Corrupt when stored values changed."""
+    return sql.run_row(_columns(found))
+
+
+def run_row_or_damage(found: Row) -> RunRow | Corrupt:
+    """The row, or what is wrong with it."""
+    return sql.run_row_or_damage(_columns(found))
+
+
+def run_and_head(found: Row) -> tuple[RunRow, Head]:
+    """A joined row of runs and heads."""
+    return sql.run_and_head(_columns(found))
+
+
+def listed(found: Row) -> tuple[RunRow, Head]:
+    """A joined row; a damaged run is listed too, with what is wrong."""
+    return sql.listed(_columns(found))
+
+
+def by_column(rows: Iterable[Sequence[Any]], width: int) -> list[Sequence[Any]]:
+    """Values row by row, turned into arrays column by column."""
+    found = list(zip(*rows, strict=True))
+    return [list(column) for column in found] if found else [[] for _ in range(width)]
+
+
+def _columns(found: Row) -> tuple[Any, ...]:
+    """Texts as bytes, as other backends read them."""
+    columns = [value.encode() if isinstance(value, str) else value for value in found]
+    if isinstance(found[REASON], str) and "\\" in found[REASON]:
+        columns[REASON] = _ESCAPED.sub(lambda m: "\0" if m[1] == "0" else m[1], found[REASON]).encode()
+    return tuple(columns)

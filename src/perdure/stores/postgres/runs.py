@@ -1,0 +1,204 @@
+"""Reading runs and due runs in PostgreSQL. Writes nothing: rows change only with the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import RunStatus
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Head
+from perdure.ports.queues import Waiting
+from perdure.ports.runs import RunFilter
+from perdure.ports.timers import Ahead, Due
+from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.rows import (
+    RUN,
+    RUN_AND_HEAD,
+    listed,
+    run_and_head,
+    run_row,
+    run_row_or_damage,
+)
+
+# A filter that is not given compares a parameter with null, so that one statement serves every combination. A tag is
+# looked for as the text that it is: keys and values are strings, and what is encoded alike is alike.
+_FILTER = """
+    ($1::text is null or r.run_id < $1)
+      and ($2::text[] is null or r.status = any($2))
+      and ($3::text is null or r.program = $3)
+      and ($4::bool or substr(r.program, 1, 8) <> 'perdure.')
+      and ($5::float8 is null or r.created_at >= $5)
+      and not exists (
+          select 1 from unnest($6::text[]) as tag where position(',' || tag in ',' || substr(r.tags, 2)) = 0)
+    order by r.run_id desc limit $7
+"""
+_LIST = RUN_AND_HEAD + " where " + _FILTER
+_LIST_ASKING = RUN_AND_HEAD + " where r.approvals > 0 and r.root = '' and " + _FILTER
+_GET = RUN + " where r.run_id = $1"
+_FIND = RUN_AND_HEAD + " where r.id = $1 order by (r.root = '') desc, r.incarnation desc, r.run_id desc limit 1"
+_OWNED = """
+    select r.run_id from perdure_runs r
+    where r.finished_at is null and r.owner = any($1::text[]) and r.status = $2 and r.program = any($3::text[])
+      and ($4::text[] is null or r.queue = any($4))
+    order by r.run_id limit $5
+"""
+# The distinct values of an index, one step each: however many runs there are.
+_OWNERS = """
+    with recursive owners (owner) as (
+        select min(owner) from perdure_runs where finished_at is null
+        union all
+        select (select min(r.owner) from perdure_runs r where r.finished_at is null and r.owner > owners.owner)
+        from owners where owners.owner is not null
+    )
+    select owner from owners where owner is not null
+"""
+_PROGRAMS = """
+    with recursive programs (program) as (
+        select min(program) from perdure_runs where finished_at is null
+        union all
+        select (select min(r.program) from perdure_runs r where r.finished_at is null and r.program > programs.program)
+        from programs where programs.program is not null
+    )
+    select program from programs where program is not null
+"""
+_FINISHED = RUN + " where r.run_id = any($1::text[]) and (r.finished_at is not null or r.status = 'parked')"
+_DUE = """
+    select r.run_id, r.program, r.owner, r.wake_at, r.status = 'waiting' from perdure_runs r
+    where r.wake_at <= $1 and r.program = any($2::text[]) and (r.owner is null or r.owner <> all($3::text[]))
+      and ($4::text[] is null or r.queue = any($4))
+    order by r.wake_at, r.run_id limit $5
+"""
+_NEXT_DUE = """
+    select wake_at from perdure_runs
+    where wake_at is not null and program = any($1::text[]) and (owner is null or owner <> all($2::text[]))
+      and ($3::text[] is null or queue = any($3))
+    order by wake_at limit 1
+"""
+WAITING = """
+    with recursive names (name) as (
+        select min(queue) from perdure_runs where status = 'queued' and queue <> ''
+        union all
+        select (select min(r.queue) from perdure_runs r
+                where r.status = 'queued' and r.queue <> '' and r.queue > names.name)
+        from names where names.name is not null
+    )
+    select name, (select min(coalesce(r.not_before, r.created_at)) from perdure_runs r
+                  where r.status = 'queued' and r.queue = name and r.queue <> '')
+    from names where name is not null and ($1::text[] is null or name = any($1))
+"""
+_AHEAD = """
+    with recursive names (name) as (
+        select min(queue) from perdure_runs where status = 'queued' and queue <> ''
+        union all
+        select (select min(r.queue) from perdure_runs r
+                where r.status = 'queued' and r.queue <> '' and r.queue > names.name)
+        from names where names.name is not null
+    )
+    select null::text, (
+        select r.wake_at from perdure_runs r
+        where r.wake_at is not null and r.program = any($1::text[]) and (r.owner is null or r.owner <> all($2::text[]))
+          and ($3::text[] is null or r.queue = any($3))
+        order by r.wake_at limit 1)
+    union all
+    select name, (select min(coalesce(r.not_before, r.created_at)) from perdure_runs r
+                  where r.status = 'queued' and r.queue = name and r.queue <> '')
+    from names where name is not null and ($3::text[] is null or name = any($3))
+"""
+
+
+class PostgresRuns:
+    """The rows of runs in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, run_id: str) -> RunRow | None:
+        """One run, or None."""
+        rows = await self._database.ask(_GET, run_id)
+        return run_row(rows[0]) if rows else None
+
+    async def find(self, id: str) -> tuple[RunRow, Head] | None:
+        """The latest incarnation under a caller's id, or None."""
+        rows = await self._database.ask(_FIND, id)
+        return run_and_head(rows[0]) if rows else None
+
+    async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
+        """Runs that match, newest first."""
+        rows = await self._database.ask(
+            _LIST_ASKING if filter.asking else _LIST,
+            filter.cursor,
+            [status.value for status in filter.status] if filter.status else None,
+            filter.program,
+            filter.built_in,
+            filter.since,
+            # Without the braces: a key and its value, as they stand in the tags of a run.
+            [msgspec.json.encode({key: value}).decode()[1:-1] for key, value in (filter.tags or {}).items()],
+            filter.limit,
+        )
+        return [listed(row) for row in rows]
+
+    async def owned(
+        self,
+        owners: Sequence[str],
+        status: RunStatus,
+        programs: Sequence[str],
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> Sequence[str]:
+        """Ids of runs of these owners, programs and queues in this status, oldest first."""
+        wanted = (list(owners), status.value, list(programs), _list(queues), limit)
+        return [run_id for (run_id,) in await self._database.ask(_OWNED, *wanted)]
+
+    async def owners(self) -> Sequence[str]:
+        """Every orchestrator that owns a run which is not finished."""
+        return [owner for (owner,) in await self._database.ask(_OWNERS)]
+
+    async def programs(self) -> Sequence[str]:
+        """The names of the programs of all runs that are not finished."""
+        return [program for (program,) in await self._database.ask(_PROGRAMS)]
+
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
+        """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
+        self._database.wakes.asked(run_ids)
+        return [run_row_or_damage(row) for row in await self._database.ask(_FINISHED, list(run_ids))]
+
+
+class PostgresTimers:
+    """Due runs in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def due(
+        self,
+        now: float,
+        limit: int,
+        programs: Sequence[str],
+        skip: Sequence[str],
+        queues: Sequence[str] | None = None,
+    ) -> Sequence[Due]:
+        """Runs of these programs and queues due at `now`, earliest first."""
+        rows = await self._database.ask(_DUE, now, list(programs), list(skip), _list(queues), limit)
+        return [Due(*row) for row in rows]
+
+    async def next_due(
+        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
+    ) -> float | None:
+        """The earliest moment at which such a run is due, or None."""
+        rows = await self._database.ask(_NEXT_DUE, list(programs), list(skip), _list(queues))
+        return rows[0][0] if rows else None
+
+    async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
+        """The next due moment, and the queues with queued runs."""
+        rows = await self._database.ask(_AHEAD, list(programs), list(skip), _list(queues))
+        found: dict[str | None, Any] = dict(rows)
+        waiting = [Waiting(name, first) for name, first in found.items() if name is not None]
+        return Ahead(found[None], waiting)
+
+
+def _list(names: Sequence[str] | None) -> list[str] | None:
+    return None if names is None else list(names)

@@ -1,0 +1,119 @@
+"""The PostgreSQL store: one database, any number of machines."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+from perdure.errors import StoreUnavailable, UsageError
+from perdure.kernel.durability import Durability
+from perdure.ports.store import Survives
+from perdure.stores.postgres.address import parse
+from perdure.stores.postgres.blobs import PostgresBlobs
+from perdure.stores.postgres.connection import Connection
+from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.journal import PostgresJournal
+from perdure.stores.postgres.leases import PostgresLeases
+from perdure.stores.postgres.migrating import MIGRATIONS, PostgresMigrations
+from perdure.stores.postgres.queues import PostgresQueues
+from perdure.stores.postgres.runs import PostgresRuns, PostgresTimers
+from perdure.stores.postgres.troubles import is_driver_error, means
+from perdure.stores.postgres.upkeep import PostgresUpkeep
+from perdure.stores.sql.schema import Migration, pending
+
+# The oldest server that has all that the statements use.
+OLDEST = 12
+_ABOUT = """
+    select current_schema(), current_setting('server_version_num')::int, current_setting('server_encoding'),
+        current_setting('fsync'), current_setting('synchronous_commit')
+"""
+
+
+class PostgresStore:
+    """All ports on one database, in one schema, under one table prefix."""
+
+    def __init__(self, url: str) -> None:
+        address = parse(url)
+        # Without its password: it is shown in messages.
+        self.url = address.shown
+        self._database = Database(address)
+        self.journal = PostgresJournal(self._database)
+        self.runs = PostgresRuns(self._database)
+        self.timers = PostgresTimers(self._database)
+        self.queues = PostgresQueues(self._database)
+        self.leases = PostgresLeases(self._database)
+        self.blobs = PostgresBlobs(self._database)
+        self.upkeep = PostgresUpkeep(self._database)
+        self.migrations = PostgresMigrations(self._database)
+        # Settings of the server that make a commit survive less than it should.
+        self._careless: list[str] = []
+
+    async def open(self, *, migrate: bool) -> None:
+        """Connect. With `migrate`, set up a store that has no table yet; one of an older schema is left alone."""
+        connection = await self._database.open()
+        try:
+            schema = await self._check(connection, migrate)
+            await self._database.listen(f"{self._database.address.names.prefix}{zlib.crc32(schema.encode()):08x}")
+        except BaseException as error:
+            await self._database.close()
+            if isinstance(error, Exception) and is_driver_error(error):
+                raise means(error, self.url) from error
+            raise
+
+    async def _check(self, connection: Connection, migrate: bool) -> str:
+        [(schema, version, encoding, fsync, commit)] = await connection.fetch(_ABOUT)
+        if version < OLDEST * 10_000:
+            raise StoreUnavailable(
+                self.url, f"the server is PostgreSQL {version // 10_000}; perdure needs {OLDEST} or later"
+            )
+        if encoding != "UTF8":
+            raise StoreUnavailable(
+                self.url,
+                f"the database has the encoding {encoding}, which cannot hold every text; create one with "
+                "`createdb --encoding UTF8 --template template0`",
+            )
+        self._careless = [
+            f"{name}=off" for name, value in (("fsync", fsync), ("synchronous_commit", commit)) if value == "off"
+        ]
+        if schema is None:
+            raise self.migrations.missing(schema)
+        applied = await self.migrations.applied_by(connection)
+        needed = pending(self.url, applied, MIGRATIONS)
+        if needed and applied:
+            raise self.migrations.older(len(applied))
+        if needed and not migrate:
+            raise self.migrations.missing(schema)
+        if needed:
+            await self.migrations.apply_by(connection)
+        return str(schema)
+
+    async def ensure_schema(self) -> Sequence[Migration]:
+        """Bring the schema up to date from within a program, for demos and tests; say what that took."""
+        return await self.migrations.apply()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._database.close()
+
+    @property
+    def survives(self) -> Survives:
+        """What the settings of the server make of a commit."""
+        return "kill" if self._careless else "power_loss"
+
+    def promise(self, durability: Durability) -> None:
+        """Raise UsageError when a commit should survive power loss, and the server does not wait for its disk."""
+        if durability.fsync and self._careless:
+            careless = " and ".join(self._careless)
+            raise UsageError(
+                f"durability={str(durability)!r} promises that a commit survives power loss, and the server of "
+                f"{self.url} has {careless}; set {'it' if len(self._careless) == 1 else 'them'} to on for this "
+                'database or role, or use Engine(durability="relaxed"), which promises less'
+            )
+
+    def version(self) -> object:
+        """Changes when somebody tells of something that others may wait for."""
+        return self._database.wakes.version()
+
+    def trace(self, callback: Callable[[str], None] | None) -> None:
+        """Report each statement."""
+        self._database.trace(callback)

@@ -1,0 +1,139 @@
+"""Upkeep in PostgreSQL: what may go, and rows that are made anew from their journals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import RunStatus
+from perdure.kernel.projection import RunRow
+from perdure.ports.upkeep import Collected, Ended, Load
+from perdure.stores.postgres.connection import Connection
+from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.rows import bindings, by_column
+from perdure.stores.postgres.troubles import is_taken
+
+_LOADS = """
+    select owner, count(*) filter (where status = 'running'), count(*) filter (where status <> 'running')
+    from perdure_runs where finished_at is null and root = '' group by owner order by owner nulls first
+"""
+_ENDED = """
+    select r.run_id, r.id, r.program, r.status, r.finished_at, h.size
+    from perdure_runs r join perdure_heads h on h.run_id = r.run_id
+    where r.root = '' and r.finished_at < $1 and r.status = any($2::text[]) and r.run_id > $3
+    order by r.run_id limit $4
+"""
+# Those that go now as well do not stand in the way of a later incarnation. Children are named after their root and an
+# op path: '0' comes after '/'.
+_REMOVE = """
+    with gone as materialized (
+        select r.run_id from perdure_runs r
+        where r.run_id = any($1::text[]) and r.root = '' and r.finished_at is not null
+          and not exists (
+              select 1 from perdure_runs o where o.id = r.id and o.root = '' and o.incarnation < r.incarnation
+                and o.run_id <> all($1::text[]))
+        for update of r
+    ), journals as (
+        delete from perdure_journal j using gone g where j.run_id = g.run_id
+    ), heads as (
+        delete from perdure_heads h using gone g where h.run_id = g.run_id
+    ), uses as (
+        delete from perdure_blob_uses u using gone g where u.run_id = g.run_id
+    ), children as (
+        delete from perdure_runs r using gone g
+        where r.run_id > g.run_id || '/' and r.run_id < g.run_id || '0' and r.root = g.run_id
+    ), rows as (
+        delete from perdure_runs r using gone g where r.run_id = g.run_id
+    )
+    select run_id from gone
+"""
+_UNUSED = """
+    select b.id, octet_length(b.data) from perdure_blobs b
+    where b.put_at <= extract(epoch from clock_timestamp()) - $1::float8
+      and not exists (select 1 from perdure_blob_uses u where u.blob_id = b.id) limit $2
+"""
+_COLLECT = """
+    with unused as materialized (
+        select b.id, octet_length(b.data) as size from perdure_blobs b
+        where b.put_at <= extract(epoch from clock_timestamp()) - $1::float8
+          and not exists (select 1 from perdure_blob_uses u where u.blob_id = b.id)
+        limit $2 for update of b skip locked
+    ), gone as (
+        delete from perdure_blobs b using unused u where b.id = u.id
+    )
+    select id, size from unused
+"""
+_KEEP = "insert into perdure_blob_uses (blob_id, run_id) values ($1, '') on conflict do nothing"
+_JOURNALS = """
+    select run_id from (
+        (select run_id from perdure_heads where run_id > $1 order by run_id limit $2)
+        union
+        (select distinct run_id from perdure_journal where run_id > $1 order by run_id limit $2)) found
+    order by run_id limit $2
+"""
+_LOCK_HEAD = "select next_seq from perdure_heads where run_id = $1 for update"
+_REMOVE_ROWS = """
+    delete from perdure_runs
+    where run_id = $1 or (run_id > $1 || '/' and run_id < $1 || '0' and root = $1)
+"""
+_INSERT_ROWS = """
+    insert into perdure_runs select * from unnest(
+        $1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+        $9::float8[], $10::float8[], $11::float8[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[],
+        $17::text[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::bigint[], $24::float8[],
+        $25::float8[], $26::text[], $27::bigint[], $28::text[], $29::bigint[])
+"""
+
+
+class PostgresUpkeep:
+    """The upkeep of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def loads(self) -> Sequence[Load]:
+        """How many unfinished root runs each owner has."""
+        return [Load(*row) for row in await self._database.ask(_LOADS)]
+
+    async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
+        """Root runs of these statuses that ended before that moment, by run_id."""
+        rows = await self._database.ask(_ENDED, before, [status.value for status in statuses], after, limit)
+        return [
+            Ended(run_id, id, program, RunStatus(status), at, size) for run_id, id, program, status, at, size in rows
+        ]
+
+    async def remove(self, run_ids: Sequence[str]) -> Sequence[str]:
+        """Remove runs that have ended, with everything that belongs to them."""
+        return [run_id for (run_id,) in await self._database.ask(_REMOVE, list(run_ids))]
+
+    async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
+        """Remove blobs that no journal refers to and that nobody has put for `age` seconds."""
+        found = await self._database.ask(_UNUSED if dry_run else _COLLECT, age, limit)
+        return Collected(len(found), sum(size for _, size in found))
+
+    async def keep(self, blob_id: str) -> None:
+        """Never collect this blob."""
+        await self._database.ask(_KEEP, blob_id)
+
+    async def journals(self, after: str, limit: int) -> Sequence[str]:
+        """The run_ids of the journals there are, in order."""
+        return [run_id for (run_id,) in await self._database.ask(_JOURNALS, after, limit)]
+
+    async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
+        """Put rows in the place of those of a journal."""
+        fill, values = self._database.fill, by_column(map(bindings, rows), 29)
+
+        async def replace(connection: Connection) -> bool:
+            head = await connection.fetch(fill(_LOCK_HEAD), run_id)
+            if not head or head[0][0] != expected_next:
+                return False
+            await connection.fetch(fill(_REMOVE_ROWS), run_id)
+            try:
+                await connection.fetch(fill(_INSERT_ROWS), *values)
+            except Exception as error:
+                if not is_taken(error):
+                    raise
+                raise Corrupt(f"the row of run_id {run_id}", f"another run has its id: {error}", run_id) from error
+            return True
+
+        return await self._database.several(replace)

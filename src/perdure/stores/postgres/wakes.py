@@ -1,0 +1,169 @@
+"""Being told what other processes write. Never relied upon: whoever waits looks by itself every few seconds.
+
+A notification takes a lock that all commits with one share, so they are made one after the other. Outcomes of steps,
+the bulk of what is written, are therefore told to nobody: only their owner needs them. Told is what somebody else may
+wait for. There are two kinds: work (a run that wants an owner, a message to a run, room in a queue, a lease that came
+free), which every process wants to know; and news of certain runs (an end, a chunk of a stream), which only those want
+to know who have asked about them lately.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from asyncio import Queue
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from perdure.kernel.events import (
+    AnyEvent,
+    AttemptFailed,
+    ChildFinished,
+    ChildStarted,
+    ChunkAppended,
+    RunClaimed,
+    RunFinished,
+    RunStarted,
+    SnapshotTaken,
+    StateSet,
+    StepFailed,
+    StepProgressed,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+)
+from perdure.ports.journal import Append
+
+# What an owner writes for itself.
+_QUIET = {
+    *(StepStarted, StepSucceeded, AttemptFailed, StepFailed, StepSkipped, ValueRecorded, WaitResolved),
+    *(ChildStarted, ChildFinished, SnapshotTaken, RunStarted),
+}
+# What is of interest to those who follow the run or wait for its end.
+_NEWS = {RunFinished, ChunkAppended, StepProgressed, StateSet, WaitOpened}
+_KNOWN = _QUIET | _NEWS | {RunClaimed}
+
+# PostgreSQL's limit is 8,000 bytes.
+MAX_PAYLOAD = 7_000
+# For how long somebody who asked about a run wants to hear of it: longer than the pause between two looks.
+INTEREST_SECONDS = 12.0
+# While nobody can be heard, everything may have changed every so often.
+BLIND_SECONDS = 1.0
+WORK, NEWS, LEASES = "w", "n", "l"
+ALL = "*"
+
+
+class Wakes:
+    """A counter that moves when there may be something new; and what to tell others."""
+
+    def __init__(self) -> None:
+        self.listening = False
+        self._token = secrets.token_hex(6)
+        self._count = 0
+        self._asked: dict[str, float] = {}
+        self._watchers: set[Queue[str]] = set()
+
+    def version(self) -> object:
+        """Moves when there may be something new."""
+        return self._count, 0 if self.listening else int(time.monotonic() / BLIND_SECONDS)
+
+    def move(self) -> None:
+        """Something may have changed."""
+        self._count += 1
+
+    def asked(self, run_ids: Iterable[str]) -> None:
+        """Somebody here wants to know about these runs."""
+        now = time.monotonic()
+        if len(self._asked) > 10_000:
+            self._asked = {run_id: at for run_id, at in self._asked.items() if now - at < INTEREST_SECONDS}
+        self._asked.update(dict.fromkeys(run_ids, now))
+
+    def heard(self, payload: str) -> None:
+        """Somebody has told something."""
+        teller, kind, what = (*payload.split(" ", 2), "", "")[:3]
+        if teller == self._token:
+            return  # that was counted when it was written
+        if kind != NEWS or self._wanted(what):
+            self.move()
+        if kind == LEASES:
+            self._tell_watchers(what.split(" "))
+
+    def _wanted(self, what: str) -> bool:
+        now = time.monotonic()
+        asked = self._asked if what == ALL else what.split(" ")
+        return any(now - self._asked.get(run_id, -INTEREST_SECONDS) < INTEREST_SECONDS for run_id in asked)
+
+    # --- what to tell ---------------------------------------------------------------------------------------------
+
+    def of_appends(self, appends: Iterable[Append]) -> str:
+        """What to tell others with these appends; empty when it is nothing."""
+        news: list[str] = []
+        for append in appends:
+            kind = _kind(append)
+            if kind == WORK:
+                return f"{self._token} {WORK}"
+            if kind == NEWS:
+                news.append(append.run_id)
+                news.extend(child.run_id for child in append.children if child.finished_at is not None)
+        return self._payload(NEWS, news) if news else ""
+
+    def of_work(self) -> str:
+        """What to tell others when all should look."""
+        return f"{self._token} {WORK}"
+
+    def of_leases(self, keys: Sequence[str]) -> str:
+        """What to tell others when leases came free."""
+        return self._payload(LEASES, keys)
+
+    def _payload(self, kind: str, names: Sequence[str]) -> str:
+        text = " ".join(names)
+        # A name with a space in it, or too many of them: everybody looks.
+        if len(text.encode()) > MAX_PAYLOAD or any(" " in name for name in names):
+            text = ALL
+        return f"{self._token} {kind} {text}"
+
+    # --- leases ---------------------------------------------------------------------------------------------------
+
+    def _tell_watchers(self, keys: Iterable[str]) -> None:
+        for watcher in self._watchers:
+            for key in keys:
+                watcher.put_nowait(key)
+
+    async def freed(self, prefix: str) -> AsyncIterator[str]:
+        """The keys under `prefix` that others give back, as they are told."""
+        watcher: Queue[str] = Queue()
+        self._watchers.add(watcher)
+        try:
+            while True:
+                key = await watcher.get()
+                if key.startswith(prefix):
+                    yield key
+        finally:
+            self._watchers.discard(watcher)
+
+
+def _kind(append: Append) -> str:
+    """Whether others want to know: WORK, NEWS, or nothing."""
+    row, kind = append.row, ""
+    if append.starts or (row is not None and row.owner is None and row.finished_at is None):
+        return WORK
+    for batch in append.batches:
+        for event in batch.events:
+            of = type(event)
+            if of in _QUIET:
+                continue
+            if of not in _KNOWN or _is_work(append, event):
+                return WORK
+            if of in _NEWS:
+                kind = NEWS
+    return kind
+
+
+def _is_work(append: Append, event: AnyEvent) -> bool:
+    if isinstance(event, RunFinished):
+        # It leaves room for another.
+        return append.row is not None and bool(append.row.queue)
+    # Somebody has it who had it not before: whoever had it must let go of it.
+    return isinstance(event, RunClaimed) and event.epoch > 1

@@ -1,0 +1,113 @@
+"""What a Redis URL says. Connects to nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from perdure.errors import InvalidStoreUrl
+
+DEFAULT_PREFIX = "perdure:"
+# What keys may begin with. One pair of braces may mark what a cluster hashes, so that all keys share a slot.
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]*(\{[A-Za-z0-9_.:-]+\})?[A-Za-z0-9_.:-]*")
+MAX_PREFIX = 100
+TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, who we are there, and where our keys are."""
+
+    host: str
+    port: int
+    db: int
+    prefix: str
+    username: str | None
+    password: str | None = field(repr=False)
+    tls: bool
+    pool: int
+    timeout: float
+    tls_options: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        """The server, for people."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The URL without what must not be shown."""
+        user = f"{self.username or ''}:***@" if self.password is not None else f"{self.username}@" * bool(self.username)
+        query = f"?prefix={self.prefix}" if self.prefix != DEFAULT_PREFIX else ""
+        return f"redis{'s' * self.tls}://{user}{self.place}/{self.db}{query}"
+
+
+def parse(url: str) -> Address:
+    """Read a URL, or raise InvalidStoreUrl; what it says of the URL never has the password."""
+    shown = hidden(url)
+    parts = urlsplit(url)
+    if not parts.hostname:
+        raise InvalidStoreUrl(shown, "it names no server; write 'redis://localhost:6379/0'")
+    try:
+        port = parts.port or 6379
+    except ValueError:
+        raise InvalidStoreUrl(shown, "its port is not a number between 1 and 65535") from None
+    path = parts.path.strip("/")
+    if path and not re.fullmatch(r"[0-9]{1,6}", path):
+        raise InvalidStoreUrl(shown, f"{path!r} is not the number of a database; write 'redis://{parts.hostname}/0'")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    tls = parts.scheme == "rediss"
+    known = ["prefix", "pool", "timeout", *(TLS_OPTIONS if tls else ())]
+    for name in options:
+        if name not in known:
+            raise InvalidStoreUrl(shown, f"it has an unknown option {name!r}; there are {', '.join(known)}")
+    return Address(
+        host=parts.hostname,
+        port=port,
+        db=int(path or 0),
+        prefix=_prefix(shown, options.get("prefix", DEFAULT_PREFIX)),
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password is not None else None,
+        tls=tls,
+        pool=int(_number(shown, options, "pool", 4, 1, 1000)),
+        timeout=_number(shown, options, "timeout", 10, 0.1, 3600),
+        tls_options={name: _tls(options[name]) for name in TLS_OPTIONS if name in options},
+    )
+
+
+def _prefix(shown: str, prefix: str) -> str:
+    if not 1 <= len(prefix) <= MAX_PREFIX or not _PREFIX.fullmatch(prefix):
+        reason = (
+            f"the prefix {prefix[:60]!r} is not one; take 1 to {MAX_PREFIX} letters, digits and '_', '.', ':', '-', "
+            "with at most one part in braces, such as '{perdure}:'"
+        )
+        raise InvalidStoreUrl(shown, reason)
+    return prefix
+
+
+def _number(shown: str, options: dict[str, str], name: str, default: float, least: float, most: float) -> float:
+    if name not in options:
+        return default
+    try:
+        value = float(options[name])
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most or (isinstance(least, int) and value != int(value)):
+        kind = "an integer" if isinstance(least, int) else "a number"
+        raise InvalidStoreUrl(shown, f"its option {name}={options[name]!r} must be {kind} from {least} to {most}")
+    return value
+
+
+def _tls(text: str) -> str | bool:
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def hidden(url: str) -> str:
+    """A URL as it may be shown."""
+    # Not by its parts: a URL that is wrong may have none.
+    scheme, separator, rest = url.partition("://")
+    place, at, where = rest.rpartition("@")
+    user, colon, _ = place.partition(":")
+    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{where}"

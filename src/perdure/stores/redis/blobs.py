@@ -1,0 +1,33 @@
+"""Blobs in Redis."""
+
+from __future__ import annotations
+
+from perdure.errors import Corrupt, PayloadTooLarge
+from perdure.kernel.payload import blob_id
+from perdure.stores.redis.scripts import PUT_BLOB
+from perdure.stores.redis.server import Server
+
+# What Redis takes as one value, unless it is told otherwise.
+MAX_SIZE = 512 * 1024 * 1024
+
+
+class RedisBlobs:
+    """Immutable bytes on one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def put(self, data: bytes) -> str:
+        """Store the bytes and return their id."""
+        if len(data) > MAX_SIZE:
+            raise PayloadTooLarge("a blob", len(data), MAX_SIZE)
+        id = blob_id(data)
+        await self._server.call(PUT_BLOB, id, data)
+        return id
+
+    async def get(self, blob_id_: str) -> bytes | None:
+        """The bytes, or None. Raises Corrupt when they are not what was put."""
+        data: bytes | None = await self._server.ask("HGET", f"{self._server.address.prefix}blob:{blob_id_}", "d")
+        if data is not None and blob_id(data) != blob_id_:
+            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
+        return data

@@ -1,0 +1,78 @@
+"""Leases in Redis. They run out by the callers' clocks, not by the server's: no lease expires by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from perdure.errors import NotOwner
+from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
+from perdure.stores.redis.news import News
+from perdure.stores.redis.scripts import ACQUIRE, LIVE, RELEASE, RELEASE_ALL, RENEW
+from perdure.stores.redis.server import LostReply, Server
+
+# Leases that nobody has used for so long are forgotten, but for the highest of their epochs.
+UNUSED_SECONDS = 86_400.0
+
+
+class RedisLeases:
+    """Leases on one server."""
+
+    def __init__(self, server: Server, news: News) -> None:
+        self._server, self._news = server, news
+
+    async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+        """Take a lease that is free, expired, or already yours."""
+        wish = (key, owner, repr(now + ttl), repr(now), repr(now - UNUSED_SECONDS))
+        commits, epoch, *holder = await self._server.call(ACQUIRE, wish)
+        self._news.heard(commits)
+        if holder:
+            return HeldBy(holder[0].decode(), float(holder[1]))
+        return Acquired(owner, epoch, now + ttl)
+
+    async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
+        """Renew many leases in one script."""
+        if not renewals:
+            return []
+        with self._news.hold():
+            wishes = [(one.key, one.owner, repr(now + one.ttl)) for one in renewals]
+            commits, lost = await self._server.call(RENEW, wishes)
+            self._news.heard(commits)
+        return [key.decode() for key in lost]
+
+    async def release(self, key: str, owner: str) -> None:
+        """Give your lease back; raises NotOwner when it is not yours."""
+        repeated = False
+        try:
+            answer = await self._server.once(RELEASE, (key, owner))
+        except LostReply:
+            repeated = True
+            answer = await self._server.call(RELEASE, (key, owner))
+        commits, released, *holder = answer
+        self._news.heard(commits)
+        held_by = holder[0].decode() if holder else ""
+        # Without an owner after we have asked twice: it was ours the first time.
+        if not released and not (repeated and not held_by):
+            raise NotOwner(key, owner, held_by or None)
+
+    async def release_all(self, owner: str) -> int:
+        """Give back everything `owner` holds."""
+        commits, given = await self._server.call(RELEASE_ALL, owner)
+        self._news.heard(commits)
+        return int(given)
+
+    async def get(self, key: str, now: float) -> Lease | None:
+        """The lease in force, or None."""
+        text = await self._server.ask("HGET", f"{self._server.address.prefix}leases", key)
+        if text is None:
+            return None
+        epoch, expires, owner = text.decode().split(" ", 2)
+        return Lease(key, owner, int(epoch), float(expires)) if owner and float(expires) > now else None
+
+    async def live(self, prefix: str, now: float) -> Sequence[Lease]:
+        """The leases in force whose key begins with `prefix`."""
+        found = await self._server.call(LIVE, (prefix, repr(now)))
+        return [Lease(key.decode(), owner.decode(), epoch, float(expires)) for key, owner, epoch, expires in found]
+
+    def watch(self, prefix: str) -> AsyncIterator[str]:
+        """The keys under `prefix` whose lease was given back; of one that runs out nobody is told."""
+        return self._news.watch(prefix)

@@ -1,0 +1,78 @@
+-- What all scripts share. KEYS[1] is the hash of the store itself; ARGV[1] is the prefix of all keys, ARGV[2] what news is
+-- published under, and ARGV[3] the arguments of the script, as one value in MessagePack. Texts and bytes follow, and the
+-- arguments have their numbers.
+
+local P, CHANNEL = ARGV[1], ARGV[2]
+local META = KEYS[1]
+local call, sub, find = redis.call, string.sub, string.find
+local SEP = '\0'
+
+-- The places of what a row begins with: all that the indexes are made of.
+local STATUS, PROGRAM, OWNER, WAKE, FINISHED, QUEUE, KEY, PRIORITY = 1, 2, 3, 4, 5, 6, 7, 8
+local READY, BEGAN, APPROVALS, ROOT, ID, INCARNATION, CREATED = 9, 10, 11, 12, 13, 14, 15
+
+local function arguments()
+    return cmsgpack.unpack(ARGV[3])
+end
+
+local function set_of(names)
+    local found = {}
+    for _, name in ipairs(names) do
+        found[name] = true
+    end
+    return found
+end
+
+-- The text before the first separator, and what follows it.
+local function split(text)
+    local at = find(text, SEP, 1, true)
+    return sub(text, 1, at - 1), sub(text, at + 1)
+end
+
+-- Somebody wrote: the number that `version` is made of goes up, and whoever listens is told.
+local function tell()
+    local commits = call('HINCRBY', META, 'commits', 1)
+    -- Not `call`: a user without the right to publish has written all the same, and the others poll.
+    redis.pcall('PUBLISH', CHANNEL .. 'news', commits)
+    return commits
+end
+
+local function commits()
+    return tonumber(call('HGET', META, 'commits') or 0)
+end
+
+-- What a row begins with; nil when there is no row, or none that can be read.
+local function index_of(run_id)
+    local key = P .. 'row:' .. run_id
+    local text = call('GETRANGE', key, 0, 767)
+    local size = tonumber(sub(text, 1, 4), 16)
+    if not size then
+        return nil
+    end
+    if #text < 4 + size then
+        text = call('GETRANGE', key, 0, 3 + size)
+    end
+    local read, found = pcall(cmsgpack.unpack, sub(text, 5, 4 + size))
+    if read and type(found) == 'table' then
+        return found
+    end
+    return nil
+end
+
+-- Journals: entries in a list, each beginning with its number. The place of the entry that holds event `start`.
+local function place_of(key, start)
+    local low, high = 0, call('LLEN', key) - 1
+    while low < high do
+        local middle = math.floor((low + high + 1) / 2)
+        local seq = tonumber(string.match(call('LINDEX', key, middle), '^%d+'))
+        if not seq then
+            return 0 -- damaged: whoever asks reads all of it, and says so
+        end
+        if seq <= start then
+            low = middle
+        else
+            high = middle - 1
+        end
+    end
+    return low
+end

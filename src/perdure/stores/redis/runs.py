@@ -1,0 +1,150 @@
+"""Reading runs and due runs in Redis. Writes nothing: rows change only with the journal."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Head
+from perdure.ports.queues import Waiting
+from perdure.ports.runs import RunFilter
+from perdure.ports.timers import Ahead, Due
+from perdure.stores.redis.news import News
+from perdure.stores.redis.rows import head_of, listed, unpack, unpack_or_damage
+from perdure.stores.redis.scripts import AHEAD, DUE, FIND, FINISHED, OWNED, PAGE
+from perdure.stores.redis.server import Server
+
+# So many rows are read by one script.
+PAGE_SIZE = 200
+ALL = [f"by:{status.value}" for status in RunStatus]
+
+
+class RedisRuns:
+    """The rows of runs on one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def _key(self, name: str) -> str:
+        return self._server.address.prefix + name
+
+    async def get(self, run_id: str) -> RunRow | None:
+        """One run, or None."""
+        text = await self._server.ask("GET", self._key(f"row:{run_id}"))
+        return unpack(run_id, text) if text is not None else None
+
+    async def find(self, id: str) -> tuple[RunRow, Head] | None:
+        """The latest incarnation under a caller's id, or None."""
+        found = await self._server.call(FIND, id)
+        if found is None or found[1] is None:
+            return None
+        row = unpack(found[0].decode(), found[1])
+        head = head_of(found[2])
+        if head is None:
+            raise Corrupt(f"the journal of run {row.id!r}", "its head is missing", run_id=row.run_id)
+        return row, head
+
+    async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
+        """Runs that match, newest first."""
+        keys = ["asking"] if filter.asking else [f"by:{status.value}" for status in filter.status] or ALL
+        found: list[tuple[RunRow, Head]] = []
+        cursor = filter.cursor
+        while len(found) < filter.limit:
+            size = min(PAGE_SIZE, max(25, filter.limit - len(found)))
+            page = await self._server.call(PAGE, (keys, cursor, size, True))
+            rows = (listed(run_id.decode(), text, head) for run_id, text, head in page)
+            found += [one for one in rows if matches(one[0], filter)]
+            if len(page) < size:
+                break
+            cursor = page[-1][0].decode()
+        return found[: filter.limit]
+
+    async def owned(
+        self,
+        owners: Sequence[str],
+        status: RunStatus,
+        programs: Sequence[str],
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> Sequence[str]:
+        """Ids of runs of these owners, programs and queues in this status, oldest first."""
+        if limit <= 0:
+            return []
+        found = await self._server.call(OWNED, (owners, status.value, programs, limit, queues))
+        return [run_id.decode() for run_id in heapq.nsmallest(limit, found)]
+
+    async def owners(self) -> Sequence[str]:
+        """Every orchestrator that owns a run which is not finished."""
+        fields = await self._server.ask("HKEYS", self._key("loads"))
+        return sorted({owner.decode() for _, owner in (field.split(b"\0", 1) for field in fields) if owner})
+
+    async def programs(self) -> Sequence[str]:
+        """The names of the programs of all runs that are not finished."""
+        return sorted(name.decode() for name in await self._server.ask("HKEYS", self._key("programs")))
+
+    async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
+        """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
+        if not run_ids:
+            return []
+        found = await self._server.call(FINISHED, list(run_ids))
+        return [unpack_or_damage(run_id.decode(), text) for run_id, text in found]
+
+
+def matches(row: RunRow, filter: RunFilter) -> bool:
+    """Whether a row is one that was asked for. What the sets that are gone through say, is said already."""
+    return (
+        (not filter.status or row.status in filter.status)
+        and (filter.program is None or row.program == filter.program)
+        and (filter.built_in or not row.program.startswith(BUILT_IN))
+        and (filter.since is None or row.created_at >= filter.since)
+        and all(row.tags.get(key) == value for key, value in (filter.tags or {}).items())
+    )
+
+
+class RedisTimers:
+    """Due runs on one server."""
+
+    def __init__(self, server: Server, news: News) -> None:
+        self._server, self._news = server, news
+
+    async def due(
+        self,
+        now: float,
+        limit: int,
+        programs: Sequence[str],
+        skip: Sequence[str],
+        queues: Sequence[str] | None = None,
+    ) -> Sequence[Due]:
+        """Runs of these programs and queues due at `now`, earliest first."""
+        if limit <= 0:
+            return []
+        found = await self._server.call(DUE, (repr(now), limit, programs, skip, queues))
+        due = [_due(*columns) for columns in found]
+        return heapq.nsmallest(limit, due, key=lambda one: (one.wake_at, one.run_id))
+
+    async def next_due(
+        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
+    ) -> float | None:
+        """The earliest moment at which such a run is due, or None."""
+        _, first, _ = await self._server.call(AHEAD, (programs, skip, queues, False))
+        return None if first is None else float(first)
+
+    async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
+        """The next due moment, and the queues with queued runs."""
+        commits, first, waiting = await self._server.call(AHEAD, (programs, skip, queues, True))
+        self._news.heard(commits)
+        return Ahead(None if first is None else float(first), waits(waiting))
+
+
+def waits(found: Sequence[Any]) -> list[Waiting]:
+    """Queues with queued runs, by name."""
+    return sorted((Waiting(name.decode(), float(first)) for name, first in found), key=lambda one: one.queue)
+
+
+def _due(run_id: bytes, program: bytes, owner: bytes, at: bytes, waiting: bytes) -> Due:
+    return Due(run_id.decode(), program.decode(), owner.decode() or None, float(at), waiting == b"w")

@@ -1,0 +1,262 @@
+"""Connections to one Redis server: sending scripts, and what its errors mean. Knows no key but the prefix of all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+
+from perdure.errors import InvalidStoreUrl, StoreError, StoreUnavailable
+from perdure.stores.redis.address import Address
+from perdure.stores.redis.scripts import Script
+
+# What a server says before it has done anything, and what to do about it.
+_REFUSALS: Final = {
+    "READONLY": "the server is a read-only replica; give the address of its primary",
+    "OOM": "the server has reached its maxmemory, and takes no more; raise it, or prune runs that have ended. Runs "
+    "that wait go on by themselves",
+    "MISCONF": "the server cannot write to its disk, and takes nothing until it can; make room there, and see its log",
+    "NOREPLICAS": "the server has too few replicas in sync, and takes nothing until it has enough "
+    "(min-replicas-to-write)",
+    "MASTERDOWN": "the server has lost its primary; give the address of the primary, or wait for it",
+    "CLUSTERDOWN": "the cluster is down; runs that wait go on when it is back",
+    "MOVED": "the server is part of a cluster, and our keys are on another of its nodes; give the address of that one",
+    "ASK": "the cluster is moving our keys to another node; give the address of that one",
+    "TRYAGAIN": "the cluster is moving our keys to another node; try again when that is done",
+    "CROSSSLOT": "the server is part of a cluster, and our keys must share a slot; give them a prefix with braces, "
+    "such as ?prefix={perdure}:",
+    "BUSY": "the server is busy with a script that takes long; try again when it is done",
+    "LOADING": "the server is still reading its data from disk; try again when it has",
+    "NOPERM": "the user lacks a right; give it all commands on the keys and channels that begin with our prefix, but "
+    "for the dangerous ones (ACL SETUSER ... ~{prefix}* &{prefix}* +@all -@dangerous)",
+}
+LOGIN = "the server refuses the user and password; check both, and that the user is switched on"
+NEEDS_LOGIN = "the server asks for a password; write it into the URL, as in redis://user:password@host:6379/0"
+
+
+class Texts:
+    """Texts and bytes that go with the arguments of a script, each with the number by which the script knows it."""
+
+    __slots__ = ("all",)
+
+    def __init__(self) -> None:
+        self.all: list[bytes] = []
+
+    def put(self, text: bytes) -> int:
+        """Add one; returns its number."""
+        self.all.append(text)
+        return len(self.all) + 3
+
+
+class LostReply(Exception):
+    """A command may have been carried out or not: it was sent, and no answer came."""
+
+
+class Server:
+    """A few connections to one server, made when they are needed."""
+
+    def __init__(self, address: Address) -> None:
+        self.address, self.url = address, address.url
+        self._meta = f"{address.prefix}meta".encode()
+        self._prefix = address.prefix.encode()
+        # Channels are the same for all databases of a server.
+        self.channel = f"{address.prefix}{address.db}:".encode()
+        self._idle: list[Connection] = []
+        self._used: set[Connection] = set()
+        self._free = asyncio.Semaphore(address.pool)
+        self._open = False
+        self.callback: Callable[[str], None] | None = None
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """From now on connections are made."""
+        self._open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there will be an answer some day."""
+        return self._open
+
+    async def close(self) -> None:
+        """Close all connections; what is under way ends with an error."""
+        self._open = False
+        for connection in (*self._idle, *self._used):
+            await connection.disconnect(nowait=True)
+        self._idle.clear()
+
+    async def connect(self) -> Connection:
+        """A new connection. How long to wait for its answers is for the caller to say."""
+        address = self.address
+        options: dict[str, Any] = {
+            "host": address.host,
+            "port": address.port,
+            "db": address.db,
+            "username": address.username,
+            "password": address.password,
+            # Not here: the library's timeouts lose a cancellation that comes at the same time.
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
+            "socket_keepalive": True,
+            "protocol": 2,
+        }
+        connection = SSLConnection(**options, **address.tls_options) if address.tls else Connection(**options)
+        self.tell("CONNECT")
+        try:
+            async with asyncio.timeout(address.timeout):
+                await connection.connect()  # type: ignore[no-untyped-call]
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def _connection(self) -> Connection:
+        if not self._open:
+            raise StoreUnavailable(self.url, "it is closed")
+        if self._idle:
+            return self._idle.pop()
+        try:
+            return await self.connect()
+        except (RedisError, OSError) as error:
+            raise self.explain(error) from error
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    async def send(self, *command: bytes | str | int, label: str = "") -> Any:
+        """Send one command; raises LostReply when it may have been carried out, StoreError when it was not."""
+        async with self._free:
+            connection = await self._connection()
+            self._used.add(connection)
+            try:
+                self.tell(label or str(command[0]))
+                async with asyncio.timeout(self.address.timeout):
+                    await connection.send_command(*command, check_health=False)
+                    answer = await connection.read_response()
+            except ResponseError:
+                self._idle.append(connection)
+                raise
+            except (BusyLoadingError, AuthenticationError) as error:
+                await connection.disconnect(nowait=True)
+                raise self.explain(error) from error
+            except (ConnectionError, TimeoutError, OSError) as error:
+                # The others are as old as this one: if the server went away, it went away for all of them.
+                await self._drop(connection, *self._idle)
+                self._idle.clear()
+                raise LostReply(str(error) or self._silence()) from error
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                self._used.discard(connection)
+            if self._open:
+                self._idle.append(connection)
+            else:
+                await connection.disconnect(nowait=True)
+            return answer
+
+    async def once(self, script: Script, arguments: Any, *more: bytes) -> Any:
+        """Run a script once; raises LostReply when it is not known whether it ran."""
+        packed = (self._meta, self._prefix, self.channel, msgspec.msgpack.encode(arguments), *more)
+        try:
+            try:
+                return await self._run(script, packed)
+            except NoScriptError:
+                # A server that was restarted knows no scripts. It has not run this one, so that it may be sent again.
+                await self.send("SCRIPT", "LOAD", script.text, label=f"SCRIPT LOAD {script.name}")
+                return await self._run(script, packed)
+        except ResponseError as error:
+            raise self.explain(error) from error
+
+    async def _run(self, script: Script, packed: tuple[bytes, ...]) -> Any:
+        return await self.send("EVALSHA", script.sha, 1, *packed, label=f"EVALSHA {script.name}")
+
+    async def call(self, script: Script, arguments: Any, *more: bytes) -> Any:
+        """Run a script that may as well run twice."""
+        try:
+            return await self.once(script, arguments, *more)
+        except LostReply:
+            pass
+        try:
+            return await self.once(script, arguments, *more)
+        except LostReply as lost:
+            raise self.unreachable(lost) from lost
+
+    async def ask(self, *command: bytes | str | int) -> Any:
+        """Send a command that only reads."""
+        try:
+            try:
+                return await self.send(*command)
+            except LostReply:
+                return await self.send(*command)
+        except LostReply as lost:
+            raise self.unreachable(lost) from lost
+        except ResponseError as error:
+            raise self.explain(error) from error
+
+    async def _drop(self, *connections: Connection) -> None:
+        for connection in connections:
+            await connection.disconnect(nowait=True)
+
+    def tell(self, command: str) -> None:
+        """Report a command to whoever measures."""
+        if self.callback is not None:
+            self.callback(command)
+
+    # --- errors ---------------------------------------------------------------------------------------------------
+
+    def _silence(self) -> str:
+        return f"no answer within {self.address.timeout:g} s"
+
+    def unreachable(self, error: BaseException) -> StoreUnavailable:
+        """No answer."""
+        return StoreUnavailable(
+            self.url,
+            f"no server answers at {self.address.place} ({str(error) or self._silence()}); check that it runs and can "
+            "be reached from here. Runs that wait go on when it is back",
+        )
+
+    def explain(self, error: BaseException) -> StoreError | InvalidStoreUrl:
+        """What an error of the server means to a caller. All of these come before anything was written."""
+        said = str(error)
+        kind, _, _ = said.partition(" ")
+        if isinstance(error, BusyLoadingError):
+            return StoreUnavailable(self.url, _REFUSALS["LOADING"])
+        if kind == "NOAUTH" or "Authentication required" in said or "HELLO must be called" in said:
+            return InvalidStoreUrl(self.url, NEEDS_LOGIN)
+        if isinstance(error, AuthenticationError) or kind == "WRONGPASS" or "invalid password" in said:
+            return InvalidStoreUrl(self.url, LOGIN)
+        if "DB index is out of range" in said:
+            return InvalidStoreUrl(self.url, f"the server has no database {self.address.db}; take a lower number")
+        if isinstance(error, ConnectionError | TimeoutError | OSError):
+            return self.unreachable(error)
+        # An error of a command in a script may come with its own code, or with it in the text.
+        for code, reason in _REFUSALS.items():
+            if kind == code or _CLASSES.get(type(error).__name__) == code or f" {code} " in f" {said} ":
+                return StoreUnavailable(self.url, reason.replace("{prefix}", self.address.prefix))
+        return StoreUnavailable(self.url, f"the server reports {said[:300]!r}")
+
+
+# Errors whose code the library takes away.
+_CLASSES: Final = {
+    "ReadOnlyError": "READONLY",
+    "OutOfMemoryError": "OOM",
+    "NoPermissionError": "NOPERM",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "MovedError": "MOVED",
+    "AskError": "ASK",
+    "TryAgainError": "TRYAGAIN",
+    "ClusterCrossSlotError": "CROSSSLOT",
+}

@@ -1,0 +1,88 @@
+"""The Redis store: one server, any number of machines; as durable as the server is set up to be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from perdure.errors import InvalidStoreUrl, SchemaMismatch
+from perdure.kernel.durability import Durability
+from perdure.ports.store import Survives
+from perdure.stores.redis.address import parse
+from perdure.stores.redis.blobs import RedisBlobs
+from perdure.stores.redis.journal import RedisJournal
+from perdure.stores.redis.leases import RedisLeases
+from perdure.stores.redis.news import News
+from perdure.stores.redis.queues import RedisQueues
+from perdure.stores.redis.runs import RedisRuns, RedisTimers
+from perdure.stores.redis.scripts import OPEN
+from perdure.stores.redis.server import Server
+from perdure.stores.redis.setup import Setup, check, read_setup
+from perdure.stores.redis.upkeep import RedisUpkeep
+
+log = logging.getLogger("perdure")
+
+# The layout of keys. It changes when older code could not read what newer code writes.
+FORMAT = 1
+
+
+class RedisStore:
+    """All ports on one server, under one prefix of keys."""
+
+    def __init__(self, url: str) -> None:
+        address = parse(url)
+        self.url = address.url
+        self._server = Server(address)
+        self._news = News(self._server)
+        self._setup: Setup | None = None
+        self.journal = RedisJournal(self._server, self._news)
+        self.runs = RedisRuns(self._server)
+        self.timers = RedisTimers(self._server, self._news)
+        self.queues = RedisQueues(self._server)
+        self.leases = RedisLeases(self._server, self._news)
+        self.blobs = RedisBlobs(self._server)
+        self.upkeep = RedisUpkeep(self._server, self._news)
+
+    async def open(self, *, migrate: bool) -> None:
+        """Connect; with `migrate`, begin a store under the prefix when there is none."""
+        self._server.open()
+        try:
+            setup = await read_setup(self._server)
+            hints = check(self._server, setup, write=migrate)
+            found, commits = await self._server.call(OPEN, (migrate, FORMAT))
+            if not found:
+                reason = "there is no store under that prefix; start a run with an Engine to create it"
+                raise InvalidStoreUrl(self.url, reason)
+            if found > FORMAT:
+                raise SchemaMismatch(self.url, found, FORMAT)
+        except BaseException:
+            await self._server.close()
+            raise
+        self._setup = setup
+        self._news.start(commits)
+        if migrate:
+            if not setup.survives_power_loss:
+                hints.insert(0, setup.promise)
+            for hint in hints:
+                log.warning("the store %s: %s", self.url, hint)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._news.stop()
+        await self._server.close()
+
+    @property
+    def survives(self) -> Survives:
+        """What an acknowledged append survives: our own end always, the server's only if it keeps a log on its disk."""
+        return "power_loss" if self._setup is not None and self._setup.survives_power_loss else "kill"
+
+    def promise(self, durability: Durability) -> None:
+        """Refuses nothing: what the server does not promise is said when the store is opened."""
+
+    def version(self) -> object:
+        """Changes when anyone writes: moved by messages, and by what answers say."""
+        return self._news.version()
+
+    def trace(self, callback: Callable[[str], None] | None) -> None:
+        """Report each command."""
+        self._server.callback = callback
