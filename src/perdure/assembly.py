@@ -153,9 +153,11 @@ class Engine(Client):
         )
         orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
-        self._ownership = Ownership(self._leases, self.name, self._recovery.lease, self.clock)
+        self._ownership = Ownership(
+            self._leases, self.name, orchestrator.session, self._recovery.lease, self.clock, orchestrator.tenure
+        )
         await self._ownership.take()
-        self._service = Service(orchestrator, self._ownership, self._queues, self._max_concurrency)
+        self._service = Service(orchestrator, self._ownership, self._leases, self._queues, self._max_concurrency)
         if self._retention is not None and look:
             keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)
             self._service.chores.append((keeper.first, self._retention.every, keeper.run_once))
@@ -249,6 +251,11 @@ class Engine(Client):
         orchestrator = self._orchestrator
         if orchestrator is None or orchestrator.closing:
             raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
+        if orchestrator.retired.is_set():
+            raise UsageError(
+                f"another process has been started as {self.name!r}, and goes on with what this Engine had; give each "
+                "process a name of its own: Engine(name=...)"
+            )
         foreign = started.program not in self._programs
         if started.queue or started.not_before is not None or self._serves is not None or foreign:
             accepted = await super()._submit(run_id, started, recorded)
@@ -267,7 +274,7 @@ class Engine(Client):
         orchestrator = self._orchestrator
         # One that waits here is read once, and goes on in the commit that accepts what it waits for.
         if orchestrator is not None and run.owner == self.name and run.status is RunStatus.WAITING:
-            await orchestrator.load([run.run_id])
+            await orchestrator.loading.load([run.run_id])
 
     async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
         orchestrator = self._orchestrator
@@ -279,7 +286,7 @@ class Engine(Client):
         if isinstance(verdict, Accepted):
             # It sleeps, and may be ours: no need to wait for the next look at the store. In the background, since what
             # was accepted stays accepted whatever becomes of the reading.
-            orchestrator.load_soon(run_id)
+            orchestrator.loading.load_soon(run_id)
         return verdict
 
     async def _rehearse(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
@@ -295,7 +302,7 @@ class Engine(Client):
 
     def _take_up(self, run_id: str, started: RunStarted) -> None:
         if self._orchestrator is not None and started.program in self._programs:
-            self._orchestrator.load_soon(run_id)
+            self._orchestrator.loading.load_soon(run_id)
 
     def _program_of(self, started: RunStarted) -> Program | None:
         known = self._programs.serves(started.program, started.version)

@@ -32,6 +32,10 @@ class Recovery:
     grace: float = 1.0
     """How long steps under way may go on when the engine is left; then they are cancelled and handed over."""
 
+    quarantine: int = 3
+    """How many orchestrators in a row may be gone before a run gets any further; then it is parked as `poisoned`, for a
+    person to look at. 0: however many."""
+
     snapshot: int = 1000
     """How many events of a journal are over and done with (chunks, progress, failed attempts of steps that have ended)
     before a snapshot without them is stored, from which the run is loaded more quickly. 0: never."""
@@ -39,6 +43,8 @@ class Recovery:
     def __post_init__(self) -> None:
         if self.snapshot < 0:
             raise ValueError(f"Recovery(snapshot={self.snapshot!r}) must be at least 0; 0 takes none")
+        if self.quarantine < 0:
+            raise ValueError(f"Recovery(quarantine={self.quarantine!r}) must be at least 0; 0 parks none")
         for name in ("check_interval", "lease"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be more than 0")

@@ -534,7 +534,7 @@ async def test_recorded_rules_that_no_longer_make_sense_park_the_run() -> None:
     async with Engine(store, [shop]) as engine:
         orchestrator = engine._orchestrator
         assert orchestrator is not None
-        await orchestrator.load([run_id])
+        await orchestrator.loading.load([run_id])
         view = await engine.get("it")
         for _ in range(100):
             view = await engine.get("it")

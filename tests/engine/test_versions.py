@@ -367,7 +367,7 @@ async def test_a_parked_run_can_be_tried_again_and_stays_parked_if_nothing_has_c
         _ = await engine.resolve("it")
         assert "version 1 of fulfil" in await parked(store, run_id)
     names = [type(e).__name__ for e in await events(store, run_id)]
-    assert names[-3:] == ["RunParked", "RunResumed", "RunParked"]
+    assert names[-4:] == ["RunParked", "RunResumed", "RunClaimed", "RunParked"]
 
 
 async def test_what_cannot_be_resolved_is_refused_with_the_reason() -> None:

@@ -306,6 +306,8 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._leases, name)
+        if name == "watch":
+            return method
 
         async def call(*args: Any) -> Any:
             self.calls.append(name)

@@ -21,6 +21,7 @@ from perdure.client.client import Client
 from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.projection import RunRow
+from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
 from perdure.stores.open import open_store
@@ -193,7 +194,8 @@ def _file(path: str) -> Iterator[Check]:
 
 async def _runs(client: Client, programs: list[str] | None) -> list[Check]:
     open_runs = await _open_runs(client.store)
-    live = {lease.owner for lease in await client.store.leases.live("orchestrator:", client.clock.now())}
+    leases = await client.store.leases.live(ORCHESTRATOR, client.clock.now())
+    live = {orchestrator_name(lease.key) for lease in leases}
     counts = {status: sum(run.status is status for run in open_runs) for status in OPEN}
     listed = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     checks = [

@@ -33,6 +33,7 @@ from perdure.client.asking import Asking
 from perdure.client.views import RunView, StepView
 from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.kernel.events import Entry, RunParked, RunStatus
+from perdure.ports.leases import ORCHESTRATOR
 from perdure.stores.open import open_store
 
 app = App(name="runs", help="Look at runs, and go back in them.")
@@ -194,9 +195,7 @@ class _Follower:
     async def _warn_of_standstill(self, client: Asking, view: RunView) -> None:
         if view.status is not RunStatus.RUNNING or not sys.stderr.isatty():
             return
-        alive = view.owner is not None and await client.store.leases.get(
-            f"orchestrator:{view.owner}", client.clock.now()
-        )
+        alive = view.owner is not None and await client.store.leases.get(ORCHESTRATOR + view.owner, client.clock.now())
         if not alive:
             note(f"no process advances run {view.id!r} now; it goes on when an engine with {view.program} is started")
 

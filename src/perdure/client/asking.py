@@ -26,6 +26,7 @@ from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import fold
 from perdure.kernel.steps import steps as steps_of
 from perdure.kernel.streams import Reading
+from perdure.ports.leases import ORCHESTRATOR
 from perdure.ports.runs import RunFilter
 
 # How many events of a journal are read at a time by whoever follows it.
@@ -123,7 +124,7 @@ class Asking(Connection):
     async def _lives(self, owner: str | None) -> bool:
         if owner is None:
             return False
-        return await self.store.leases.get(f"orchestrator:{owner}", self.clock.now()) is not None
+        return await self._leases.get(ORCHESTRATOR + owner, self.clock.now()) is not None
 
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
         """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""

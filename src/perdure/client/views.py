@@ -92,7 +92,7 @@ class RunView:
     priority: int = 0
     parked: str | None = None
     """Why it is parked, while it is: `diverged`, `no_program`, `no_version`, `undecodable`, `damaged`, `imported`,
-    `redacted`; `reason` says more."""
+    `redacted`, `poisoned`; `reason` says more."""
     divergence: Divergence | None = None
     """What has changed in the code, both sides with their lines, and what to write; where it diverged."""
 

@@ -79,6 +79,8 @@ class Driver:
         self._accepting: list[tuple[int, asyncio.Future[None]]] = []
         # Whether somebody else has appended: nothing more is written until their events have been read.
         self.stale = False
+        # Whether it has taken the run over and that is not in the journal yet: what was under way is not its own.
+        self.adopting = False
         # Whether a retry is due and waits for room.
         self.held = False
         self.closed = False
@@ -131,7 +133,9 @@ class Driver:
         self._barrier = admit is not None
         for event in events:
             self._fold(event, event)
-        self._pump(adopt(self.state, self.replay.open_steps))
+        planned = adopt(self.state, self.replay.open_steps)
+        self.adopting = bool(planned.events)
+        self._pump(planned)
 
     def wake(self) -> None:
         """Do what is due."""
@@ -361,6 +365,7 @@ class Driver:
     def committed(self) -> None:
         """The append is durable: act on it."""
         append = self.outbox.settle()
+        self.adopting = False
         while self._accepting and self._accepting[0][0] <= append.next_seq:
             accepted = self._accepting.pop(0)[1]
             if not accepted.done():

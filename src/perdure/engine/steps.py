@@ -15,6 +15,7 @@ from perdure.engine.jobs import GeneratorJob, Job, follow_parent
 from perdure.engine.locks import Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import Channels, drain
+from perdure.engine.tenure import Tenure
 from perdure.errors import HeartbeatTimeout, StepError, StepTimeout
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import RunStep, StepSpec
@@ -108,9 +109,16 @@ class StepRunner:
     """Runs attempts, at most `limit` at a time."""
 
     def __init__(
-        self, codec: Codec, clock: Clock, limit: int, executor: Executor | None, locker: Locker | None = None
+        self,
+        codec: Codec,
+        clock: Clock,
+        limit: int,
+        executor: Executor | None,
+        tenure: Tenure,
+        locker: Locker | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._tenure = tenure
         self._clock = clock
         self._codec = codec
         self._locker = locker
@@ -147,7 +155,7 @@ class StepRunner:
         attempt = Attempt(self, call, context, variables, done)
         if self._running >= self._limit:
             self._queue.append(attempt)
-        else:
+        elif not self._tenure.over():
             self._launch(attempt)
         return attempt
 
@@ -163,7 +171,7 @@ class StepRunner:
     def ended(self, attempt: Attempt) -> None:
         """An attempt has left; somebody else may have its place."""
         self._running -= 1
-        while self._queue and self._running < self._limit:
+        while self._queue and self._running < self._limit and not self._tenure.over():
             waiting = self._queue.popleft()
             if waiting.done is not None:
                 self._launch(waiting)

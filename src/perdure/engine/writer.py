@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from perdure.engine.payloads import FIRST_RETRY, LAST_RETRY
+from perdure.engine.tenure import Tenure
 from perdure.errors import StoreUnavailable
 from perdure.ports.journal import Append, Appended, Conflict, Full, Journal, Outcome
 
@@ -33,11 +34,13 @@ class Writer:
         journal: Journal,
         on_conflict: Callable[[Source, Conflict | Full], None],
         on_refused: Callable[[Source, Exception], bool],
+        tenure: Tenure,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._journal = journal
         self._on_conflict = on_conflict
         self._on_refused = on_refused
+        self._tenure = tenure
         self._dirty: dict[Source, None] = {}
         self._alone: deque[Source] = deque()
         self._scheduled: asyncio.Handle | None = None
@@ -63,6 +66,7 @@ class Writer:
             dirty: dict[Source, None] = {self._alone.popleft(): None}
         else:
             dirty, self._dirty = self._dirty, {}
+        self._tenure.over()  # then none of them has anything to write any more
         sources: list[Source] = []
         appends: list[Append] = []
         for source in dirty:

@@ -354,7 +354,7 @@ class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
 class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
     """The run stands still, visibly, until a person or a deploy resolves it.
 
-    `kind`: `diverged`, and then `divergence` says how; `no_program`; `no_version`; `undecodable`; `damaged`.
+    `kind`: `diverged`, with its `divergence`; `no_program`; `no_version`; `undecodable`; `damaged`; `poisoned`.
     """
 
     reason: str

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunParked, RunReleased, RunResumed, RunStarted
-from perdure.kernel.state import IMPORTED, REDACTED
+from perdure.kernel.state import IMPORTED, POISONED, REDACTED
 
 
-def stands_imported(batches: Sequence[Batch]) -> bool:
-    """As `RunState.imported`, without folding all of a journal."""
+def kept_parked(batches: Sequence[Batch]) -> bool:
+    """Whether a run stands still until a person says otherwise, whatever code there is."""
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunParked):
-                return event.kind in (IMPORTED, REDACTED)
+                return event.kind in (IMPORTED, REDACTED, POISONED)
             if isinstance(event, RunResumed | RunClaimed | RunStarted):
                 return False
     return False
 
 
-def glance(batches: Sequence[Batch]) -> tuple[bool, str | None]:
-    """Whether a journal has come to its end, and its last owner, without folding all of it; one parked has none."""
+def glance(batches: Sequence[Batch]) -> tuple[bool, RunClaimed | None]:
+    """Whether a journal has come to its end, and the claim in force; one that is parked has none."""
     resumed = False
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunClaimed):
-                return False, event.owner
+                return False, event
             resumed |= isinstance(event, RunResumed)
             if isinstance(event, RunParked) and not resumed:
                 return False, None

@@ -47,6 +47,8 @@ from perdure.kernel.ops import Child, OpenOp, Shown
 
 # Why a run stands still that came from another store, whole or with values taken out.
 IMPORTED, REDACTED = "imported", "redacted"
+# And one that took down its orchestrators.
+POISONED = "poisoned"
 # How a person ends a wait, followed by who it was.
 ANSWER, REJECTED = "answer:", "rejected:"
 

@@ -168,7 +168,7 @@ class RunLocks:
             await asyncio.sleep(RETRY_SECONDS)
         finally:
             del self.regaining[run_id]
-        self._orchestrator.load_soon(run_id)
+        self._orchestrator.loading.load_soon(run_id)
 
     async def _claim(self, state: RunState) -> bool:
         """Become the owner of a run, and do nothing else with it; False when somebody else appended first."""

@@ -56,8 +56,11 @@ class Parking:
 
     async def park(self, state: RunState, error: Exception) -> None:
         """Park a run that the code at hand cannot go on with; one that is parked stays so, with the reason of now."""
+        await self.put_away(state, _parked(error))
+
+    async def put_away(self, state: RunState, parked: RunParked) -> None:
+        """Park a run for a reason that is known."""
         self.tried.add(state.run_id)
-        parked = _parked(error)
         if state.parked is not None and state.parked.reason == parked.reason:
             return
         if await self._append(extend(state, [parked], self._clock.now())):

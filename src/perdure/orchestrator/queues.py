@@ -100,7 +100,7 @@ class Admission:
             return []
         outcomes = orchestrator.admissions.expect(fresh)
         try:
-            await orchestrator.load(fresh, admit=queue)
+            await orchestrator.loading.load(fresh, admit=queue)
         finally:
             orchestrator.admissions.settle(*(run_id for run_id in fresh if run_id not in orchestrator.active))
         full = await _settled(outcomes)

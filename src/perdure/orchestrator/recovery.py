@@ -34,7 +34,7 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
     limit = settings.max_startup if startup else settings.max_claims
     loaded = 0
     seen: set[str] = set()
-    while dead and not orchestrator.closing:
+    while dead and orchestrator.at_work:
         # Claims are on their way to the store while the next batch is read, so ask for more than was seen.
         wanted = limit + len(seen) + len(orchestrator.active)
         found = await runs.owned(dead, RunStatus.RUNNING, programs, wanted, orchestrator.serves)
@@ -42,7 +42,7 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
         if not fresh:
             break
         seen.update(fresh)
-        loaded += await orchestrator.load(fresh, dead)
+        loaded += await orchestrator.loading.load(fresh, dead)
         await asyncio.sleep(0 if startup else 0.01)
     return loaded + await _retry_parked(orchestrator, startup)
 
@@ -62,7 +62,7 @@ async def _retry_parked(orchestrator: Orchestrator, startup: bool) -> int:
         known = [r.run_id for r in page if r.program in orchestrator.programs and not r.root]
         ours = [run_id for run_id in known if run_id not in parking.tried]
         if ours:
-            loaded += await orchestrator.load(ours)
+            loaded += await orchestrator.loading.load(ours)
         if cursor is None or not startup:
             parking.looked_to = cursor
             return loaded
@@ -78,7 +78,7 @@ async def park_unknown(orchestrator: Orchestrator, ownership: Ownership, program
         return
     dead = [owner for owner in await store.runs.owners() if owner not in ownership.others] if programs else []
     seen: set[str] = set()
-    while programs and not orchestrator.closing:
+    while programs and orchestrator.at_work:
         limit, now = orchestrator.recovery.max_startup + len(seen), orchestrator.clock.now()
         due = await store.timers.due(now, limit, programs, ())
         left = await store.runs.owned(dead, RunStatus.RUNNING, programs, limit) if dead else []
@@ -86,7 +86,7 @@ async def park_unknown(orchestrator: Orchestrator, ownership: Ownership, program
         if not fresh:
             return
         seen.update(fresh)
-        await orchestrator.load(fresh, [*dead, *(one.owner for one in due)])
+        await orchestrator.loading.load(fresh, [*dead, *(one.owner for one in due)])
         await asyncio.sleep(0)
 
 

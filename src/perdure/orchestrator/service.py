@@ -10,13 +10,15 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import Random
 
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, StoreUnavailable
 from perdure.kernel.queues import Queue
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.ownership import Ownership
+from perdure.orchestrator.ownership import Ownership, Superseded
 from perdure.orchestrator.queues import Admission
 from perdure.orchestrator.recovery import recover
+from perdure.ports.leases import ORCHESTRATOR, Leases, orchestrator_name
 from perdure.ports.queues import Waiting
 
 log = logging.getLogger("perdure")
@@ -28,6 +30,12 @@ LOOK_SECONDS = 0.1
 DUE_LIMIT = 1_000
 # After how many of them their garbage is collected, however many wait.
 COLLECT_AFTER = 2_000
+# How far the looks for orphans are apart from their interval, at most, as a part of it.
+JITTER = 0.25
+# How long those who hear of the end of an orchestrator wait at most before they look: one of them will do.
+HUSH_SECONDS = 0.2
+# How long leases that cannot be watched are left alone before the next try.
+WATCH_AGAIN_SECONDS = 5.0
 
 
 class Service:
@@ -37,10 +45,15 @@ class Service:
         self,
         orchestrator: Orchestrator,
         ownership: Ownership,
+        leases: Leases,
         queues: Mapping[str, Queue] | None = None,
         capacity: int = DUE_LIMIT,
+        chance: Random | None = None,
     ) -> None:
-        self._orchestrator, self._ownership = orchestrator, ownership
+        self._orchestrator, self._ownership, self._leases = orchestrator, ownership, leases
+        # By its name, unless told otherwise: orchestrators that were started together look at different times, and a
+        # test sees the same each time.
+        self._chance = chance or Random(orchestrator.name)
         self._stir = asyncio.Event()
         self.admission = Admission(orchestrator, queues or {}, capacity, self._stir.set)
         self._version: object = object()
@@ -54,19 +67,14 @@ class Service:
 
     def start(self, *, look: bool = True) -> None:
         """Begin. The first look happens at once; without `look` there are only signs of life."""
-        settings = self._orchestrator.recovery
         loop = asyncio.get_running_loop()
-        beat = settings.lease / 3
-        self._tasks = [loop.create_task(self._every(beat, beat, self._beat))]
+        services = [self._beat()]
         if look:
-            self._tasks.append(loop.create_task(self._due_runs()))
-        if look and settings.enabled:
-            interval = settings.check_interval
-            # Half a beat off, so that two statements never fall together.
-            self._tasks.append(loop.create_task(self._every(interval - beat / 2, interval, self._orphans)))
-
-        for first, interval, chore in self.chores:
-            self._tasks.append(loop.create_task(self._every(first, interval, chore)))
+            services.append(self._due_runs())
+        if look and self._orchestrator.recovery.enabled:
+            services += [self._look_for_orphans(), self._hear_of_orphans()]
+        services += [self._every(first, interval, chore) for first, interval, chore in self.chores]
+        self._tasks = [loop.create_task(service) for service in services]
 
     async def stop(self) -> None:
         """End, and wait until nothing is under way."""
@@ -84,7 +92,8 @@ class Service:
     async def _every(self, first: float, interval: float, work: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(max(0.01, first))
         while True:
-            await self._guarded(work)
+            if self._orchestrator.at_work:
+                await self._guarded(work)
             await asyncio.sleep(interval)
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> bool:
@@ -99,14 +108,55 @@ class Service:
         return False
 
     async def _beat(self) -> None:
-        """Show that we live. Our own sign of life is no news to us."""
-        seen = self._orchestrator.store.version() == self._version
-        await self._ownership.renew()
+        """Show that we live, again and again, until somebody else has our name."""
+        lease = self._orchestrator.recovery.lease
+        shown = True
+        while not self._orchestrator.retired.is_set():
+            # Sooner where it failed: there is time for several tries before work has to stop.
+            await asyncio.sleep(lease / 3 if shown else min(1.0, lease / 12))
+            shown = await self._guarded(self._show_life)
+
+    async def _show_life(self) -> None:
+        orchestrator = self._orchestrator
+        # Our own sign of life is no news to us.
+        seen = orchestrator.store.version() == self._version
+        try:
+            if not await self._ownership.renew():
+                raise StoreUnavailable(orchestrator.store.url, "there is no sign of life of this engine in it")
+        except Superseded:
+            orchestrator.retire()
+            return
         if seen:
-            self._version = self._orchestrator.store.version()
+            self._version = orchestrator.store.version()
+        if orchestrator.go_on():
+            self._version = object()
+            orchestrator.spawn(self._guarded(lambda: recover(orchestrator, self._ownership, startup=True)))
+
+    async def _look_for_orphans(self) -> None:
+        """Look for runs that have lost their owner, now and then. Those who began together soon look one by one."""
+        interval = self._orchestrator.recovery.check_interval
+        while True:
+            await asyncio.sleep(max(0.01, interval * (1 + JITTER * self._chance.uniform(-1, 1))))
+            await self._guarded(self._orphans)
+
+    async def _hear_of_orphans(self) -> None:
+        """Look for them as soon as a lease ends, where the backend can tell."""
+        while True:
+            await self._guarded(self._hear)
+            await asyncio.sleep(WATCH_AGAIN_SECONDS)
+
+    async def _hear(self) -> None:
+        async for key in self._leases.watch(ORCHESTRATOR):
+            if orchestrator_name(key) != self._orchestrator.name:
+                await asyncio.sleep(self._chance.uniform(0, HUSH_SECONDS))
+                await self._guarded(self._orphans)
+                # What it left asleep may be due.
+                self._version = object()
+                self._stir.set()
 
     async def _orphans(self) -> None:
-        await recover(self._orchestrator, self._ownership, startup=False)
+        if self._orchestrator.at_work:
+            await recover(self._orchestrator, self._ownership, startup=False)
 
     async def _due_runs(self) -> None:
         """Wake runs when they are due, whoever made them so."""
@@ -114,6 +164,9 @@ class Service:
         loop = asyncio.get_running_loop()
         looked = -LOOK_SECONDS
         while True:
+            if not self._orchestrator.at_work:
+                await asyncio.sleep(WATCH_SECONDS)
+                continue
             now, current = clock.now(), store.version()
             due = self._next_due is not None and self._next_due <= now
             changed = current != self._version and loop.time() - looked >= LOOK_SECONDS
@@ -156,7 +209,7 @@ class Service:
         self, programs: list[str], queues: Sequence[str] | None, skip: Sequence[str], crowd: Crowd
     ) -> None:
         orchestrator = self._orchestrator
-        while not orchestrator.closing:
+        while orchestrator.at_work:
             self._next_due = None
             ahead = await orchestrator.store.timers.ahead(programs, skip, queues)
             self._next_due, self._waiting = ahead.next_due, ahead.waiting
@@ -173,13 +226,14 @@ class Service:
             ours = [due.run_id for due in found if due.owner not in skip]
             dead = {due.owner for due in found if due.owner not in skip}
             known = {*orchestrator.active, *orchestrator.unreadable, *orchestrator.locks.regaining}
+            known.update(orchestrator.quarantine.waiting, orchestrator.loading.under_way)
             asleep = [run_id for run_id in ours if run_id not in known][:DUE_LIMIT]
             if not asleep:
                 # All of it is in memory and has its own alarm: look again when those have had their turn.
                 self._next_due = now + LOOK_SECONDS if ours else None
                 return
             crowd.came(len(asleep))
-            await orchestrator.load(asleep, dead)
+            await orchestrator.loading.load(asleep, dead)
             await asyncio.sleep(0)
 
 

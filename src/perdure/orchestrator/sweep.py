@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from perdure.kernel.events import RunStatus
@@ -64,9 +64,9 @@ async def sweep(
     in_time = True
     while in_time:
         await ownership.look_around()
-        found = await _orphans(orchestrator, ownership, count, seen) + await _due(orchestrator, ownership, count)
-        dead = await _dead(orchestrator, ownership)
-        await orchestrator.load(found, dead)
+        dead = [owner for owner in await orchestrator.store.runs.owners() if owner not in ownership.others]
+        found = await _orphans(orchestrator, dead, count, seen) + await _due(orchestrator, ownership, count)
+        await orchestrator.loading.load(found, dead)
         found += await _queued(orchestrator, admission, count, seen)
         # What these have begun in their turn, such as the runs of ticks, goes as far as it gets, too.
         found += [r for r in orchestrator.active if r not in before and r not in found and not at_rest(orchestrator, r)]
@@ -81,7 +81,7 @@ def at_rest(orchestrator: Orchestrator, run_id: str) -> bool:
     """Whether a run has left memory, or waits for longer than a moment and stays only for the lock it holds."""
     driver = orchestrator.active.get(run_id)
     if driver is None:
-        return run_id not in orchestrator.loading and run_id not in orchestrator.locks.regaining
+        return run_id not in orchestrator.loading.under_way and run_id not in orchestrator.locks.regaining
     state, due = driver.state, driver.state.wake_at
     waits = driver.idle and not driver.stale and state.locks and not state.lock_waits
     return bool(waits) and (due is None or due > orchestrator.clock.now() + MOMENT)
@@ -100,14 +100,8 @@ async def _settled(orchestrator: Orchestrator, run_ids: Collection[str], until: 
     return True
 
 
-async def _dead(orchestrator: Orchestrator, ownership: Ownership) -> Collection[str | None]:
-    owners = await orchestrator.store.runs.owners()
-    return [owner for owner in owners if owner not in ownership.others]
-
-
-async def _orphans(orchestrator: Orchestrator, ownership: Ownership, count: _Count, seen: Collection[str]) -> list[str]:
+async def _orphans(orchestrator: Orchestrator, dead: Sequence[str], count: _Count, seen: Collection[str]) -> list[str]:
     """Runs that were under way when their owner went away."""
-    dead = [owner for owner in await _dead(orchestrator, ownership) if owner is not None]
     if not dead:
         return []
     limit = count.limits["runs"] + len(seen) + len(orchestrator.active) + 1

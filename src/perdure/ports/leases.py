@@ -7,6 +7,19 @@ from typing import Protocol
 
 import msgspec
 
+# An orchestrator shows that it lives by a lease on its name. Its owner is the session: the process that holds the name.
+ORCHESTRATOR = "orchestrator:"
+
+
+def holder(name: str, session: str) -> str:
+    """The owner of the lease on the name of an orchestrator."""
+    return f"{name}#{session}"
+
+
+def orchestrator_name(key: str) -> str:
+    """The name that a lease of an orchestrator is on."""
+    return key.removeprefix(ORCHESTRATOR)
+
 
 class Acquired(msgspec.Struct, frozen=True):
     """The lease is yours until `expires`. `epoch` grows each time it changes hands."""

@@ -1,0 +1,43 @@
+"""How long a process may act on what it knows: until its lease ends, by a clock that is never set."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+
+class Tenure:
+    """The time until which an orchestrator is sure to be the only one of its name.
+
+    Asked before every write and before every step, and not only by a timer: a process that was stopped for a while goes
+    on with whatever it was about to do, and its timers come after that.
+    """
+
+    __slots__ = ("_loop", "_timer", "on_over", "until")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        # In the time of the loop. A process without a lease has all the time there is.
+        self.until = math.inf
+        self.on_over: Callable[[], None] = lambda: None
+
+    def extend(self, until: float) -> None:
+        """It lasts until then, at least."""
+        self.until = until
+        self.end()
+        self._timer = self._loop.call_at(until, self.over)
+
+    def over(self) -> bool:
+        """Whether it is over. If so, what has to be done about it has been done when this returns."""
+        if self._loop.time() < self.until:
+            return False
+        self.on_over()
+        return True
+
+    def end(self) -> None:
+        """Nobody needs to be told any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

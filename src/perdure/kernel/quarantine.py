@@ -1,0 +1,66 @@
+"""Tell from a journal whether its run takes down whoever advances it. Never parks one itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    CancelRequested,
+    ChunkAppended,
+    RunClaimed,
+    RunParked,
+    RunPaused,
+    SignalReceived,
+    SnapshotTaken,
+    StepProgressed,
+    StepStarted,
+)
+from perdure.kernel.state import POISONED, RunState
+
+# What the owner does anyway, what a step shows on its way, and what others send: a run is no further for it.
+_NO_PROGRESS = (RunClaimed, SnapshotTaken, ChunkAppended, StepProgressed, SignalReceived, CancelRequested, RunPaused)
+
+
+def fruitless(batches: Sequence[Batch]) -> list[str]:
+    """The owners that claimed the run one after another and got no further with it, the oldest first.
+
+    An owner that has claimed it twice was there for longer, and did not die of it; one that gave it up did not either.
+    """
+    owners: list[str] = []
+    session = ""
+    for batch in reversed(batches):
+        for event in reversed(batch.events):
+            if isinstance(event, RunClaimed):
+                if event.session and event.session == session:
+                    return owners[1:]
+                owners.insert(0, event.owner)
+                session = event.session
+            elif is_progress(event):
+                return owners
+    return owners
+
+
+def is_progress(event: AnyEvent) -> bool:
+    """Whether a run is further for this event. A claim is none, and is counted."""
+    # An attempt that is made again was under way when its owner died.
+    return not isinstance(event, _NO_PROGRESS) and not (isinstance(event, StepStarted) and event.attempt > 1)
+
+
+def poisoned(state: RunState, owners: Sequence[str]) -> RunParked:
+    """The event that takes a run out of circulation, and what a person should know."""
+    under_way = [
+        f"  {path}, attempt {op.attempt}" + (f", at {op.source}" if op.source else "")
+        for path, op in state.ops.items()
+        if op.running
+    ]
+    what = "\n".join(["Under way were:", *under_way]) if under_way else "No step was under way: look at the body."
+    id = state.started.id if state.started is not None else state.run_id
+    return RunParked(
+        f"{len(owners)} orchestrators took this run up one after another, and each was gone before the run got any\n"
+        f"further: {', '.join(owners)}. It may take down the process it runs in: memory, a signal, os._exit, a loop\n"
+        f"that never ends.\n{what}\n"
+        f"Mend it, then let it go on: perdure resolve {id}; or end it: perdure resolve {id} --fail REASON",
+        POISONED,
+    )
