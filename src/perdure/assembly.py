@@ -393,6 +393,8 @@ def _remote_steps(steps: Iterable[Step[..., Any]], report: Report) -> dict[str, 
 
 def _queues_by_name(queues: Iterable[Queue]) -> dict[str, Queue]:
     found: dict[str, Queue] = {}
+    if isinstance(queues, Queue):
+        raise UsageError(f"Engine(queues=...) takes a list of queues; write queues=[Queue({queues.name!r}, ...)]")
     for queue in queues:
         if not isinstance(queue, Queue):
             raise UsageError(f'Engine(queues=[...]) takes queues such as Queue("emails", concurrency=5), not {queue!r}')

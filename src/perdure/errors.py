@@ -75,7 +75,7 @@ class InvalidId(UsageError):
 
     def __init__(self, id: str, reason: str) -> None:
         self.id, self.reason = id, reason
-        super().__init__(f"the run id {id[:60]!r} {reason}; choose another id, or leave it out to have one made")
+        super().__init__(f"the run id {id[:60]!r} {reason}; give a text of 1 to 255 characters, or leave it out")
 
 
 class InvalidName(UsageError, ValueError):
@@ -84,7 +84,7 @@ class InvalidName(UsageError, ValueError):
     def __init__(self, what: str, name: object) -> None:
         self.what, self.name = what, name
         if not isinstance(name, str):
-            shown, reason = repr(name)[:60], f"is a {type(name).__name__}"
+            shown, reason = repr(name)[:60], f"is of type {type(name).__name__}"
         else:
             shown = repr(name if len(name) <= 60 else name[:59] + "…")
             reason = f"has {len(name):,} characters" if not 1 <= len(name) <= 200 else "holds one of '/', ':', '[', ']'"

@@ -144,6 +144,24 @@ def test_json_is_still_json_where_the_output_is_not_unicode(cli: Cli) -> None:
     assert (ended.returncode, ended.stdout) == (0, b'"\\u2603\\ud83d\\ude00"\n')
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("signal", "signal needs ID\nTry: perdure signal --help"),
+        ("runs diff a", "runs diff needs B\nTry: perdure runs diff --help"),
+        ("schedules backfill nightly", "schedules backfill needs START"),
+        ("signal w go 1", "too many arguments: 1; a value is given with --input 1\nTry: perdure signal --help"),
+        ("approve w ok true", "too many arguments: true; a value is given with --input true"),
+        ("queues ls now", "too many arguments: now\nTry: perdure queues ls --help"),
+        ("schedules add s report", "either --every 15m or --cron '30 2 * * *', and neither was given"),
+    ],
+)
+def test_arguments_that_are_missing_or_too_many_are_named(cli: Cli, command: str, says: str) -> None:
+    ended = cli(*command.split())
+    assert ended.code == Exit.USAGE
+    assert says in ended.err
+
+
 # --- quick to start -------------------------------------------------------------------------------------------------
 
 LOADED = """

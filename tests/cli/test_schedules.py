@@ -63,7 +63,7 @@ def test_a_program_can_be_given_by_its_name_alone(shop: Cli) -> None:
         (["--cron", "0 0 * * *", "--timezone", "Mars/Base"], "no time zone"),
         (["--every", "60", "--overlap", "skipp"], "did you mean 'skip'"),
         (["--every", "60", "--catch-up", "most"], "none of 'skip', 'one', 'all'"),
-        ([], "either every=... or cron=..."),
+        ([], "either --every 15m or --cron"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_fix_and_nothing_is_made(shop: Cli, words: list[str], says: str) -> None:

@@ -163,3 +163,8 @@ async def test_terminating_a_queued_run_gives_its_place_to_the_next(tmp_path: Pa
         assert (await second.outcome()).status is RunStatus.CANCELLED
         gates[0].set()
         assert [await first.result(), await again.result()] == ["done1", "done3"]
+
+
+def test_one_queue_in_place_of_a_list_is_told_how_to_be_written() -> None:
+    with pytest.raises(UsageError, match=r"write queues=\[Queue\('q', ...\)\]"):
+        _ = Engine("memory://", [job], queues=Queue("q"))  # type: ignore[arg-type]

@@ -309,7 +309,7 @@ async def test_tags_are_kept_and_listed(jobs: Jobs) -> None:
     assert view.tags == {"team": "red", "env": "prod"}
 
 
-@pytest.mark.parametrize("tags", [{"a": 1}, {1: "a"}])
+@pytest.mark.parametrize("tags", [{"a": 1}, {1: "a"}, ["a"], "a=b"])
 async def test_tags_that_are_not_text_are_refused(jobs: Jobs, tags: Any) -> None:
     async with Engine("memory://", jobs.all) as engine:
         with pytest.raises(UsageError, match="tags"):

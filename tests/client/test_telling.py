@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
     "a name of 10 KB": (lambda c: c.signal("p1", LONG), InvalidName, "has 10,000 characters; give a text of 1 to 200"),
     "an empty name": (lambda c: c.signal("p1", ""), InvalidName, "has 0 characters"),
     "a name with a colon": (lambda c: c.signal("p1", "a:b"), InvalidName, "holds one of '/', ':'"),
-    "a name that is no text": (lambda c: c.signal("p1", 5), InvalidName, "5 is a int"),  # type: ignore[arg-type]
+    "a name that is no text": (lambda c: c.signal("p1", 5), InvalidName, "5 is of type int"),  # type: ignore[arg-type]
     "a name with half a character": (lambda c: c.signal("p1", SURROGATE), InvalidName, "lone surrogate"),
     "a payload that is no data": (lambda c: c.signal("p1", "n", {"a": [object()]}), NotSerializable, r"\$\.a\[0\]"),
     "a payload that is no number": (lambda c: c.signal("p1", "n", float("nan")), NotSerializable, "nan"),
@@ -100,13 +100,13 @@ WRONG: dict[str, tuple[Call, type[Exception], str]] = {
     "an id that is no text": (lambda c: c.signal("p1", "n", 1, 5), UsageError, "signal_id must be a text"),  # type: ignore[arg-type]
     "an id of 10 KB": (lambda c: c.signal("p1", "n", 1, LONG), UsageError, "signal_id has 10,000 characters"),
     "an id with half a character": (lambda c: c.signal("p1", "n", 1, SURROGATE), UsageError, "lone surrogate"),
-    "a run that is no text": (lambda c: c.signal(5, "n"), InvalidId, "is not a string but a int"),  # type: ignore[arg-type]
+    "a run that is no text": (lambda c: c.signal(5, "n"), InvalidId, "is not a string but of type int"),  # type: ignore[arg-type]
     "a run with half a character": (lambda c: c.signal(SURROGATE, "n"), InvalidId, "lone surrogate"),
     "no run": (lambda c: c.cancel(None), InvalidId, "is not a string"),  # type: ignore[arg-type]
     "a cancel of nothing": (lambda c: c.cancel("nobody"), NoSuchRun, "there is no run with id 'nobody'"),
     "a pause of nothing": (lambda c: c.pause("nobody"), NoSuchRun, "perdure runs ls"),
     "a resume of nothing": (lambda c: c.resume("nobody"), NoSuchRun, "perdure runs ls"),
-    "a reason that is no text": (lambda c: c.cancel("p1", 5), UsageError, "the reason must be a text, not a int"),  # type: ignore[arg-type]
+    "a reason that is no text": (lambda c: c.cancel("p1", 5), UsageError, "must be a text, not 5 of type int"),  # type: ignore[arg-type]
     "a reason with half a character": (lambda c: c.cancel("p1", SURROGATE), UsageError, "lone surrogate"),
     "a reason of 20 KB": (lambda c: c.pause("p1", LONG * 2), UsageError, "20,000 characters, and 10,000 is the limit"),
     "a person that is no text": (lambda c: c.approve("p1", "ship", 1, by=5), UsageError, "by must be"),  # type: ignore[arg-type]

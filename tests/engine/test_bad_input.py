@@ -264,14 +264,14 @@ async def test_an_id_may_be_any_text_of_reasonable_length(url: str, id: str) -> 
         ("a\nb", "control character"),
         ("\x00", "control character"),
         ("\ud800", "surrogate"),
-        (5, "is not a string but a int"),
+        (5, "is not a string but of type int"),
     ],
 )
 async def test_an_id_that_cannot_be_used_is_refused_with_the_reason(url: str, id: Any, reason: str) -> None:
     async with Engine(url, PROGRAMS) as engine:
         with pytest.raises(InvalidId, match=reason) as caught:
             _ = await engine.start(good(1), id=id)
-        assert "choose another id" in str(caught.value)
+        assert "give a text of 1 to 255 characters" in str(caught.value)
         assert await engine.list() == []
         await check_goes_on(engine)
 

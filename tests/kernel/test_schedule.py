@@ -181,6 +181,7 @@ def test_catch_up_has_names(value: str | CatchUp, expected: CatchUp) -> None:
         ({"every": True}, "must be a number of seconds or a timedelta"),
         ({"every": 60, "timezone": "Europe/Berlin"}, "counts in UTC"),
         ({"cron": "0 0 30 2 *"}, "never fires"),
+        ({"every": 60, "pause": "yes"}, "pause='yes' is True or False"),
         ({"cron": 5}, "is not a text"),
         ({"cron": "0 0 * * *", "timezone": "Mars"}, "no time zone"),
         ({"every": 60, "overlap": "skipp"}, "did you mean 'skip'"),

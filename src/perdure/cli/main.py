@@ -6,10 +6,11 @@ Commands are named by their import path and loaded when they are called, so that
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from perdure import __version__
 from perdure.cli.exits import EPILOGUE, Exit, Problem
@@ -50,6 +51,9 @@ COMMANDS = {
     "migrate": ("perdure.cli.migrate:migrate", "Bring the schema of a store up to date."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }
+
+# Commands whose last word a newcomer takes for a value.
+_WITH_VALUE = (["signal"], ["approve"])
 
 
 def _app(called: str | None) -> App:
@@ -95,7 +99,7 @@ def _ended(tokens: list[str]) -> int:
     except Problem as problem:
         return _say(problem, problem.code, as_json)
     except CycloptsError as error:
-        return _say(Problem(f"{_sentence(error)}\nTry: {_help_command(tokens)}"), Exit.USAGE, as_json)
+        return _say(Problem(f"{_sentence(error, tokens)}\nTry: {_help_command(tokens)}"), Exit.USAGE, as_json)
     except PerdureError as error:
         return _say(error, _code(error), as_json)
     except KeyboardInterrupt:
@@ -121,7 +125,13 @@ def _say(error: Exception, code: Exit, as_json: bool) -> int:
     return code
 
 
-def _sentence(error: CycloptsError) -> str:
+def _sentence(error: CycloptsError, tokens: list[str]) -> str:
+    if isinstance(error, UnusedCliTokensError):
+        extra = " ".join(error.unused_tokens or ())
+        by_input = f"; a value is given with --input {shlex.quote(extra)}" if tokens[:1] in _WITH_VALUE else ""
+        return f"too many arguments: {extra}{by_input}"
+    if isinstance(error, MissingArgumentError) and error.argument is not None and error.command_chain:
+        return f"{' '.join(error.command_chain)} needs {error.argument.name.lstrip('-').upper()}"
     return " ".join(str(error).split())
 
 

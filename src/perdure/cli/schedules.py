@@ -75,6 +75,9 @@ def add(
     json: AsJson = False,
 ) -> None:
     """Make a schedule, or make the one that exists under this id what is asked for."""
+    if (every is None) == (cron is None):
+        given = "neither was" if every is None else "both were"
+        raise Problem(f"a schedule needs either --every 15m or --cron '30 2 * * *', and {given} given")
     what = _invocation(target, input)
 
     async def make(client: Client) -> ScheduleView:

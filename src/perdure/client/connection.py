@@ -165,8 +165,10 @@ class _KeptBlobs:
 
 
 def checked_tags(tags: dict[str, str] | None) -> dict[str, str] | None:
-    if not tags:
+    if tags is None:
         return None
+    if not isinstance(tags, dict):
+        raise UsageError(f"tags={tags!r:.80} must be a dict of names and values, such as tags={{'team': 'billing'}}")
     if not all(isinstance(k, str) and isinstance(v, str) for k, v in tags.items()):
         raise UsageError(f"tags={tags!r}: names and values of tags are strings")
-    return dict(tags)
+    return dict(tags) or None

@@ -24,6 +24,17 @@ _NEAR = timedelta(hours=48)
 _SOME_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - a time on the wall, in no zone
 _FIELDS = "minute hour day-of-month month day-of-week, as in '30 2 * * *'; with six fields the first is the second"
 
+# Words that other crons know.
+_WORDS = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+
 
 def zone(name: str) -> tzinfo:
     """The time zone of that name, or UsageError."""
@@ -41,6 +52,8 @@ def check_cron(expression: str) -> None:
     """Raise UsageError when the expression cannot be read, or is never due."""
     if not isinstance(expression, str):
         raise UsageError(f"cron={expression!r} is not a text; its fields are {_FIELDS}")
+    if expression.strip() in _WORDS:
+        raise UsageError(f"cron={expression!r} is written with fields here: cron={_WORDS[expression.strip()]!r}")
     try:
         due = next(CronSim(expression, _SOME_DAY), None)
     except CronSimError as error:

@@ -43,7 +43,7 @@ def check_id(id: str) -> str:
 def flaw_of(key: object, limit: int) -> str | None:
     """Why callers cannot name something like this, to follow the name in a sentence; None when they can."""
     if not isinstance(key, str):
-        return f"is not a string but a {type(key).__name__}"
+        return f"is not a string but of type {type(key).__name__}"
     if not key:
         return "is empty"
     if len(key) > limit:
@@ -69,7 +69,7 @@ def check_text(text: str | None, what: str, limit: int = 1000) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise UsageError(f"{what} must be a text, not a {type(text).__name__}: {repr(text)[:60]}")
+        raise UsageError(f"{what} must be a text, not {text!r:.60} of type {type(text).__name__}")
     if len(text) > limit:
         raise UsageError(f"{what} has {len(text):,} characters, and {limit:,} is the limit; put what is long elsewhere")
     if not text.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in text):

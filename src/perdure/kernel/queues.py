@@ -116,7 +116,7 @@ class Turns:
 def check_queue(name: str) -> str:
     """Return the name of a queue, or raise UsageError."""
     try:
-        return check_name(name, "the name of a queue,")
+        return check_name(name, "the name of a queue")
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -132,7 +132,9 @@ def schedule_spec(
         raise UsageError(f"jitter={jitter!r} must not be negative: it delays a tick, it never brings it forward")
     if period is not None and spread > period:
         raise UsageError(f"jitter={jitter!r} must not be longer than every={every!r}: ticks would overtake each other")
-    return ScheduleSpec(period, cron, timezone, overlap, catch_up_of(catch_up), spread, bool(pause))  # type: ignore[arg-type]
+    if not isinstance(pause, bool):
+        raise UsageError(f"pause={pause!r} is True or False: whether the schedule begins paused")
+    return ScheduleSpec(period, cron, timezone, overlap, catch_up_of(catch_up), spread, pause)  # type: ignore[arg-type]
 
 
 def _seconds(value: float | timedelta, what: str) -> float:

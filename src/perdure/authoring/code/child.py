@@ -68,6 +68,8 @@ def child(
         raise UsageError(f"child() needs an invocation such as refund(order), not {invocation!r}")
     if id is not None:
         check_id(id)
+    if not isinstance(detached, bool):
+        raise UsageError(f"child(detached={detached!r}) is True or False")
     due = None if deadline is None else body.loop.now + seconds(deadline, "deadline")
     # A future in the clothes of a coroutine, as a call of a step is: create_task and task groups take it, too.
     return body.start_child(invocation, id or "", detached, due)  # type: ignore[return-value]

@@ -17,7 +17,7 @@ from perdure.kernel.retry import fraction
 async def sleep(duration: float | timedelta) -> None:
     """Sleep durably: for seconds or months, over restarts, without holding memory."""
     body = require_body("sleep()")
-    await body.sleep("sleep", body.loop.now + seconds(duration, "the duration of sleep()"))
+    await body.sleep("sleep", body.loop.now + seconds(duration, "sleep(): duration"))
 
 
 async def sleep_until(when: datetime) -> None:

@@ -228,7 +228,7 @@ def seconds(value: float | timedelta, what: str) -> float:
     if number is None:
         raise TypeError(f"{what} is a number of seconds or a timedelta, not {value!r}")
     if not 0 <= number < ENDLESS:
-        raise ValueError(f"{what}={value!r:.80} must not be negative or endless")
+        raise ValueError(f"{what}={value!r:.80} must not be negative or endless; give a number of seconds from 0 on")
     return number
 
 

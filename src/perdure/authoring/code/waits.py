@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, get_origin, overload
 
 import msgspec
 from msgspec import Raw
@@ -31,7 +31,7 @@ async def wait_signal(name: str, timeout: float | timedelta | None = None, type:
     """
     body = require_body("wait_signal()")
     check_name(name, "the name of a signal")
-    wanted = _json_schema(type)
+    wanted = _json_schema(_checked(type, "wait_signal(type=...)"))
     question = {} if wanted is None else {"schema": Raw(msgspec.json.encode(wanted))}
     return await body.wait(Wait("signal", name, Any if type is None else type), _deadline(body, timeout), **question)
 
@@ -84,7 +84,7 @@ async def approval(
     check_name(name, "the name of an approval")
     question: dict[str, Any] = {
         "request": Raw(body.codec.encode(request, f"the request of {name!r}")),
-        "schema": Raw(msgspec.json.encode(_json_schema(schema))),
+        "schema": Raw(msgspec.json.encode(_json_schema(_checked(schema, "approval(schema=...)")))),
         "approvers": _people(approvers, "approvers"),
     }
     if escalate is not None:
@@ -110,7 +110,21 @@ def _deadline(body: Body, timeout: float | timedelta | None, what: str = "timeou
 def _people(given: Any, what: str) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(f"approval({what}=...): name people in a list, as in ['ann'], not {given!r}")
-    return tuple(check_text(person, f"a name in {what}") for person in given)
+    people = tuple(check_text(person, f"a name in {what}") for person in given)
+    if not all(people):
+        raise UsageError(f"approval({what}=...): one of the names is empty: {given!r:.80}")
+    if not people and given != ():
+        # A list that came out empty must not let everybody in.
+        raise UsageError(f"approval({what}={given!r}) names nobody; leave it out where anyone may answer")
+    return people
+
+
+def _checked(given: Any, where: str) -> Any:
+    """A type, or UsageError for what only looks like one."""
+    alias = type(given).__name__ in ("NewType", "TypeVar", "TypeAliasType")
+    if given is not None and not isinstance(given, type) and get_origin(given) is None and not alias:
+        raise UsageError(f"{where} takes a type, such as int or a dataclass, not {given!r:.80}")
+    return given
 
 
 def _json_schema(type: Any) -> Any:
