@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from perdure.errors import InvalidStoreUrl, StoreError, StoreUnavailable
+from perdure.errors import Corrupt, InvalidStoreUrl, StoreError, StoreUnavailable
 from perdure.stores.redis.address import Address
 from perdure.stores.redis.scripts import Script
 
@@ -77,6 +78,8 @@ class Server:
         self._used: set[Connection] = set()
         self._free = asyncio.Semaphore(address.pool)
         self._open = False
+        # Whether the server has taken us in: what it refuses from then on, it may take again later.
+        self.known = False
         self.callback: Callable[[str], None] | None = None
 
     # --- connections ----------------------------------------------------------------------------------------------
@@ -234,18 +237,23 @@ class Server:
         if isinstance(error, BusyLoadingError):
             return StoreUnavailable(self.url, _REFUSALS["LOADING"])
         if kind == "NOAUTH" or "Authentication required" in said or "HELLO must be called" in said:
-            return InvalidStoreUrl(self.url, NEEDS_LOGIN)
+            return self._stranger(NEEDS_LOGIN)
         if isinstance(error, AuthenticationError) or kind == "WRONGPASS" or "invalid password" in said:
-            return InvalidStoreUrl(self.url, LOGIN)
+            return self._stranger(LOGIN)
         if "DB index is out of range" in said:
             return InvalidStoreUrl(self.url, f"the server has no database {self.address.db}; take a lower number")
         if isinstance(error, ConnectionError | TimeoutError | OSError):
             return self.unreachable(error)
+        if "WRONGTYPE" in said:
+            return Corrupt(self.url, "some of its keys are not what we wrote; is the prefix anybody else's?")
         # An error of a command in a script may come with its own code, or with it in the text.
         for code, reason in _REFUSALS.items():
-            if kind == code or _CLASSES.get(type(error).__name__) == code or f" {code} " in f" {said} ":
+            if kind == code or _CLASSES.get(type(error).__name__) == code or re.search(rf"(^|[ -]){code} ", said):
                 return StoreUnavailable(self.url, reason.replace("{prefix}", self.address.prefix))
         return StoreUnavailable(self.url, f"the server reports {said[:300]!r}")
+
+    def _stranger(self, reason: str) -> StoreError | InvalidStoreUrl:
+        return StoreUnavailable(self.url, reason) if self.known else InvalidStoreUrl(self.url, reason)
 
 
 # Errors whose code the library takes away.

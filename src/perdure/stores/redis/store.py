@@ -35,6 +35,7 @@ class RedisStore:
         self._server = Server(address)
         self._news = News(self._server)
         self._setup: Setup | None = None
+        self._users = 0
         self.journal = RedisJournal(self._server, self._news)
         self.runs = RedisRuns(self._server)
         self.timers = RedisTimers(self._server, self._news)
@@ -45,6 +46,9 @@ class RedisStore:
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, begin a store under the prefix when there is none."""
+        if self._users:
+            self._users += 1  # an engine and a client that share the object
+            return
         self._server.open()
         try:
             setup = await read_setup(self._server)
@@ -58,7 +62,7 @@ class RedisStore:
         except BaseException:
             await self._server.close()
             raise
-        self._setup = setup
+        self._setup, self._users, self._server.known = setup, 1, True
         self._news.start(commits)
         if migrate:
             if not setup.survives_power_loss:
@@ -67,7 +71,10 @@ class RedisStore:
                 log.warning("the store %s: %s", self.url, hint)
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect, when the last of those who opened it leaves."""
+        self._users = max(0, self._users - 1)
+        if self._users:
+            return
         await self._news.stop()
         await self._server.close()
 
