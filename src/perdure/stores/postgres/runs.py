@@ -38,6 +38,7 @@ _FILTER = """
 """
 _LIST = RUN_AND_HEAD + " where " + _FILTER
 _LIST_ASKING = RUN_AND_HEAD + " where r.approvals > 0 and r.root = '' and " + _FILTER
+_LIST_PARKED = RUN_AND_HEAD + " where r.status = 'parked' and " + _FILTER
 _GET = RUN + " where r.run_id = $1"
 _FIND = RUN_AND_HEAD + " where r.id = $1 order by (r.root = '') desc, r.incarnation desc, r.run_id desc limit 1"
 _OWNED = """
@@ -128,8 +129,9 @@ class PostgresRuns:
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
+        parked = list(filter.status) == [RunStatus.PARKED]
         rows = await self._database.ask(
-            _LIST_ASKING if filter.asking else _LIST,
+            _LIST_ASKING if filter.asking else _LIST_PARKED if parked else _LIST,
             filter.cursor,
             [status.value for status in filter.status] if filter.status else None,
             filter.program,

@@ -66,6 +66,8 @@ create index perdure_runs_by_wake on perdure_runs (wake_at) where wake_at is not
 -- Runs that ask somebody something: few, however many runs there are.
 create index perdure_runs_by_approvals on perdure_runs (run_id) where approvals > 0 and root = '';
 create index perdure_runs_by_owner on perdure_runs (owner, status, run_id) where finished_at is null;
+-- Runs that stand still are looked for again and again, and are few among many.
+create index perdure_runs_parked on perdure_runs (run_id) where status = 'parked';
 create index perdure_runs_by_program on perdure_runs (program) where finished_at is null;
 
 -- Queues: whose turn it is; what is under way; what began when, in all and of one key. Only runs of queues are in these.
