@@ -14,13 +14,13 @@ from perdure.ports.journal import Append
 
 
 def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:
-    """The append that adds events to a run in this state; the state is then as it will be."""
+    """The append that adds events to a run from outside; the state is then as it will be."""
     state.changed.clear()
     seq, at = state.next_seq, max(now, state.at)
     for event in events:
         state.fold(event, at)
     kept = [as_kept(event) for event in events]
-    return Append(state.run_id, seq, [Batch(seq, at, kept)], row(state), children=child_rows(state))
+    return Append(state.run_id, seq, [Batch(seq, at, kept)], row(state), children=child_rows(state), outside=True)
 
 
 def create(run_id: str, batches: Sequence[Batch]) -> Append:

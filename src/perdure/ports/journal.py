@@ -20,6 +20,7 @@ class Append(msgspec.Struct, frozen=True):
     journal. `starts` are new journals, created with this append or not at all; one whose run_id or id exists already
     has been started before, and is left as it is. `admit` are the limits of the run's queue, for the append by which it
     begins: it is refused when, with what the store holds at that moment, there would be more than they allow.
+    `outside`: it does not come from where the run is executed, which a store that wakes others should wake.
     """
 
     run_id: str
@@ -30,6 +31,7 @@ class Append(msgspec.Struct, frozen=True):
     children: Sequence[RunRow] = ()
     starts: Sequence[Append] = ()
     admit: Queue | None = None
+    outside: bool = False
 
     @property
     def next_seq(self) -> int:

@@ -147,7 +147,7 @@ class Wakes:
 def _kind(append: Append) -> str:
     """Whether others want to know: WORK, NEWS, or nothing."""
     row, kind = append.row, ""
-    if append.starts or (row is not None and row.owner is None and row.finished_at is None):
+    if append.outside or append.starts or (row is not None and row.owner is None and row.finished_at is None):
         return WORK
     for batch in append.batches:
         for event in batch.events:
