@@ -90,6 +90,50 @@ def test_each_tick_starts_a_run_with_the_recorded_input_under_an_id_of_its_own()
     play(scenario)
 
 
+def test_the_runs_of_a_schedule_wait_in_its_queue_and_bear_its_tags() -> None:
+    async def scenario(sim: Simulation, engine: Engine) -> None:
+        schedule = await engine.schedule(
+            "s", report(), every=60, queue="q", key="acme", priority=3, tags={"team": "billing"}, overlap="allow"
+        )
+        await sim.advance(minutes=2, seconds=1)
+        for id in (minute(1), minute(2)):
+            run = await engine.get(id)
+            assert run is not None
+            assert (run.queue, run.key, run.priority, run.status) == ("q", "acme", 3, RunStatus.COMPLETED)
+            assert run.tags["team"] == "billing"
+            assert run.tags["schedule"] == "s"
+        view = await schedule.view()
+        assert (view.queue, view.key, view.priority, view.tags) == ("q", "acme", 3, {"team": "billing"})
+        # Made anew without them, it is another schedule.
+        _ = await engine.schedule("s", report(), every=60)
+        await sim.advance(minutes=1)
+        run = await engine.get(minute(3))
+        assert run is not None
+        assert (run.queue, run.tags.get("team")) == (None, None)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"queue": "a/b"}, "the name of a queue 'a/b'"),
+        ({"key": "acme"}, "means nothing without a queue"),
+        ({"priority": 3}, "means nothing without a queue"),
+        ({"queue": "q", "priority": "high"}, "priority='high'"),
+        ({"tags": ["a"]}, "must be a dict"),
+        ({"tags": {"tick": "x"}}, "tick is set by the schedule itself"),
+    ],
+)
+def test_a_place_that_makes_no_sense_is_refused_when_the_schedule_is_made(options: dict[str, Any], says: str) -> None:
+    async def scenario(sim: Simulation, engine: Engine) -> None:
+        with pytest.raises(UsageError, match=says):
+            _ = await engine.schedule("s", report(), every=60, **options)
+        assert await engine.schedules() == []
+
+    play(scenario)
+
+
 def test_what_a_schedule_did_can_be_seen() -> None:
     async def scenario(sim: Simulation, engine: Engine) -> None:
         handle = await engine.schedule("s", report(seconds=90), every=60, jitter=0.001)

@@ -80,3 +80,11 @@ def test_a_schedule_that_does_not_exist_has_an_exit_code_of_its_own(shop: Cli) -
         assert "no schedule 'nothing'" in ended.err
     assert shop("schedules", "backfill", "nothing", "2020-01-01", "2020-01-02").code == 3
     assert shop("schedules", "backfill", "nothing", "yesterday", "2020-01-02").code == 2
+
+
+def test_a_schedule_is_made_with_a_queue_for_its_runs(cli: Cli) -> None:
+    cli("run", "flows.py:early", "--input", "1")
+    added = cli("schedules", "add", "s", "early", "--every", "1h", "--queue", "q", "--priority", "3", "--json")
+    assert (added.json["queue"], added.json["key"], added.json["priority"]) == ("q", None, 3)
+    refused = cli("schedules", "add", "s", "early", "--every", "1h", "--priority", "3")
+    assert "priority=3 means nothing without a queue" in refused.err

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from perdure.kernel import schedule as kernel
 from perdure.kernel.schedule import (
     LATE,
     CatchUp,
+    Definition,
     ScheduleSpec,
     all_ticks,
     between,
@@ -201,3 +203,8 @@ def test_what_is_wrong_is_refused_with_the_fix(options: dict[str, Any], says: st
 def test_an_id_that_no_run_could_bear_is_refused(id: Any) -> None:
     with pytest.raises(UsageError, match="id"):
         kernel.check_schedule_id(id)
+
+
+def test_a_definition_of_before_there_were_queues_is_written_as_it_was() -> None:
+    plain = Definition(ScheduleSpec(every=60.0), "report", "[]")
+    assert set(msgspec.json.decode(msgspec.json.encode(plain))) == {"spec", "program", "input"}

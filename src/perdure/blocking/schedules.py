@@ -32,6 +32,10 @@ class Scheduling:
         catch_up: str | CatchUp = "one",
         jitter: float | timedelta | None = None,
         pause: bool = False,
+        queue: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        tags: dict[str, str] | None = None,
     ) -> ScheduleHandle:
         """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now."""
         made = self._client.schedule(
@@ -44,6 +48,10 @@ class Scheduling:
             catch_up=catch_up,
             jitter=jitter,
             pause=pause,
+            queue=queue,
+            key=key,
+            priority=priority,
+            tags=tags,
         )
         return ScheduleHandle(self._loop.wait(made), self._loop)
 

@@ -97,9 +97,16 @@ class Runs:
         verdict = await self._overlap(definition.spec.overlap, errand)
         if verdict is not None:
             return Fired(verdict, ahead)
-        tags = {"schedule": errand.id, **({"tick": stamp(order.tick)} if order.tick is not None else {})}
+        tick = {"tick": stamp(order.tick)} if order.tick is not None else {}
         try:
-            _ = await self._client.start(Recorded(definition.program, definition.input.encode()), id=id, tags=tags)
+            _ = await self._client.start(
+                Recorded(definition.program, definition.input.encode()),
+                id=id,
+                tags={**definition.tags, "schedule": errand.id, **tick},
+                queue=definition.queue or None,
+                key=definition.queue_key or None,
+                priority=definition.priority,
+            )
         except AlreadyExists as error:
             return Fired("failed", ahead, str(error))
         return Fired("started", ahead)

@@ -71,6 +71,9 @@ def add(
     catch_up: Annotated[str, Parameter(help="Of missed ticks, fire: skip, one, all or 'all(10)'.")] = "one",
     jitter: Annotated[str | None, Parameter(help="Delay each tick by up to this much.")] = None,
     pause: Annotated[bool, Parameter(negative="", help="Begin paused.")] = False,
+    queue: Annotated[str | None, Parameter(help="The queue in which its runs wait for their turn.")] = None,
+    key: Annotated[str | None, Parameter(help="Whom its runs are for: keys of a queue take turns.")] = None,
+    priority: Annotated[int, Parameter(help="In its queue, a higher one goes first.")] = 0,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
@@ -91,6 +94,9 @@ def add(
             catch_up=catch_up,
             jitter=None if jitter is None else _duration(jitter, "--jitter"),
             pause=pause,
+            queue=queue,
+            key=key,
+            priority=priority,
         )
         return await handle.view()
 

@@ -25,7 +25,7 @@ def placed(queue: str | None, key: str | None, priority: int) -> Place:
     if queue is None:
         given = f"key={key!r}" if key is not None else f"priority={priority}" if priority else None
         if given is not None:
-            raise UsageError(f"{given} means nothing without a queue; add queue='...' to start(), or leave it out")
+            raise UsageError(f"{given} means nothing without a queue; add queue='...', or leave it out")
         return Place()
     return Place(check_queue(queue), "" if key is None else check_key(key), priority)
 

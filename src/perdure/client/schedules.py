@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from perdure.client.connection import checked_tags
+from perdure.client.places import placed
 from perdure.client.telling import Telling
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
 from perdure.kernel import schedule as kernel
@@ -67,6 +69,14 @@ class ScheduleView:
     last_run: str | None
     trouble: str | None
     created_at: datetime
+    queue: str | None
+    key: str | None
+    priority: int
+    tags: dict[str, str]
+
+
+# What the runs of a schedule are marked with in any case.
+OWN_TAGS = frozenset({"schedule", "tick"})
 
 
 class Scheduling(Telling):
@@ -84,10 +94,15 @@ class Scheduling(Telling):
         catch_up: str | CatchUp = "one",
         jitter: float | timedelta | None = None,
         pause: bool = False,
+        queue: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        tags: dict[str, str] | None = None,
     ) -> ScheduleHandle:
         """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now.
 
-        Without an invocation: the schedule that exists, as it is.
+        Its runs wait in `queue`, if there is one, and bear `tags` beside those of the schedule. Without an invocation:
+        the schedule that exists, as it is.
         """
         self._check_open()
         handle = ScheduleHandle(cast("Client", self), check_schedule_id(id))
@@ -109,10 +124,15 @@ class Scheduling(Telling):
         )
         if kernel.next_fire(spec, self.clock.now()) is None:
             raise UsageError(f"cron={cron!r} never fires from now on; choose another day or month")
+        place, marks = placed(queue, key, priority), checked_tags(tags) or {}
+        if own := sorted(OWN_TAGS & marks.keys()):
+            raise UsageError(f"tags={tags!r:.80}: {', '.join(own)} is set by the schedule itself; choose another name")
         program = handle._client._program(invocation)
         input = invocation.encode(program, self.codec)
         self.payloads.fits_inline(len(input), f"the input of {invocation.name}")
-        await handle._define(Definition(spec, invocation.name, input.decode()))
+        await handle._define(
+            Definition(spec, invocation.name, input.decode(), place.queue, place.key, place.priority, marks)
+        )
         return handle
 
     async def schedules(self) -> Sequence[ScheduleView]:
@@ -181,6 +201,10 @@ class Scheduling(Telling):
             last_run=shown.get("last_run", book.previous or None),
             trouble=shown.get("trouble", book.trouble) or known.row.reason or None,
             created_at=moment(known.row.created_at),
+            queue=known.definition.queue or None,
+            key=known.definition.queue_key or None,
+            priority=known.definition.priority,
+            tags=known.definition.tags,
         )
 
 

@@ -66,12 +66,20 @@ class ScheduleSpec(msgspec.Struct, frozen=True):
     pause: bool = False
 
 
-class Definition(msgspec.Struct, frozen=True):
-    """A schedule as it was asked for: when, and which program with which input. `input` is JSON, as it is recorded."""
+class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A schedule as it was asked for: when, and which program with which input. `input` is JSON, as it is recorded.
+
+    Its runs wait in `queue`, if it names one, and bear `tags`. What is left out is not written: the journals of
+    schedules that were made before there was a choice stay as they are.
+    """
 
     spec: ScheduleSpec
     program: str
     input: str
+    queue: str = ""
+    queue_key: str = ""
+    priority: int = 0
+    tags: dict[str, str] = {}
 
 
 def all_ticks(limit: int) -> CatchUp:
