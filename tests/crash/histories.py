@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,11 @@ class Ended(msgspec.Struct, tag=True):
     number: int
     answer: Answer
     at: int
+    sent: int = 1
 
+
+# The commands that were sent for the call that is being made.
+SENT: ContextVar[list[str]] = ContextVar("sent")
 
 _LINE: msgspec.json.Decoder[Began | Ended] = msgspec.json.Decoder(Began | Ended)
 
@@ -90,16 +95,24 @@ class Log:
         self._write(Began(self._count, client, key, call, time.monotonic_ns()))
         return self._count
 
-    def end(self, number: int, answer: Answer) -> None:
-        """Say what it was answered."""
-        self._write(Ended(number, answer, time.monotonic_ns()))
+    def end(self, number: int, answer: Answer, sent: int = 1) -> None:
+        """Say what it was answered, and how many commands that took."""
+        self._write(Ended(number, answer, time.monotonic_ns(), sent))
 
     def _write(self, line: Began | Ended) -> None:
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
 
 def clients(
-    url: str, log: str, name: str, seed: int, operations: int, width: int, timeout: float, spoil: str = ""
+    url: str,
+    log: str,
+    name: str,
+    seed: int,
+    operations: int,
+    width: int,
+    timeout: float,
+    ahead: bool = True,
+    spoil: str = "",
 ) -> int:
     """Run `width` clients on one store until they have made so many calls. `spoil` takes a promise from the store."""
 
@@ -107,12 +120,15 @@ def clients(
         store = open_store(url)
         await _opened(store)
         lines = Log(log)
+        store.trace(lambda command: SENT.get([]).append(command))
         journal: Any = Unfenced(store.journal) if spoil == "fence" else store.journal
         leases: Any = Generous(store.leases) if spoil == "lease" else store.leases
         try:
             share = -(-operations // width)
             tasks = [
-                _Client(journal, leases, lines, f"{name}.{i}", random.Random(f"{seed} {name} {i}"), timeout).run(share)
+                _Client(journal, leases, lines, f"{name}.{i}", random.Random(f"{seed} {name} {i}"), timeout, ahead).run(
+                    share
+                )
                 for i in range(width)
             ]
             await asyncio.gather(*tasks)
@@ -139,11 +155,15 @@ async def _opened(store: Store) -> None:
 class _Client:
     """Makes one call after another; what it has read last is what it believes."""
 
-    def __init__(self, journal: Any, leases: Any, log: Log, name: str, dice: random.Random, timeout: float) -> None:
+    def __init__(
+        self, journal: Any, leases: Any, log: Log, name: str, dice: random.Random, timeout: float, ahead: bool
+    ) -> None:
         self._journal, self._leases, self._log = journal, leases, log
         self._name, self._dice, self._timeout = name, dice, timeout
         self._next = dict.fromkeys(KEYS, 0)
         self._made = 0
+        # At its own number mostly; now and then at one that was right a moment ago, or at one that is not yet right.
+        self._offsets = (0, 0, 0, 0, 0, -1, 1 if ahead else -1)
 
     async def run(self, count: int) -> None:
         for _ in range(count):
@@ -171,8 +191,7 @@ class _Client:
         appends, calls = [], []
         for key in keys:
             self._made += 1
-            # Now and then at a number that is certainly wrong, or at one that may have been right a moment ago.
-            expected = max(0, self._next[key] + self._dice.choice((0, 0, 0, 0, 0, -1, 1)))
+            expected = max(0, self._next[key] + self._dice.choice(self._offsets))
             names = tuple(f"{self._name}/{self._made}/{i}/{os.getpid()}" for i in range(self._dice.randint(1, 3)))
             batch = Batch(expected, EPOCH, [ValueRecorded(name, "now") for name in names])
             appends.append(ports.Append(key, expected, [batch], fsync=self._dice.random() < 0.5))
@@ -182,7 +201,7 @@ class _Client:
         try:
             outcomes = self._journal.append(appends)
             if isawaitable(outcomes):
-                outcomes = await asyncio.wait_for(outcomes, self._timeout)
+                outcomes = await asyncio.wait_for(outcomes, self._patience())
             answers = [self._outcome(outcome) for outcome in outcomes]
         except StoreUnavailable:
             # The port promises that nothing was written.
@@ -197,6 +216,9 @@ class _Client:
                 case Conflicted(found):
                     self._next[key] = found
 
+    def _patience(self) -> float:
+        return HASTE if self._dice.random() < 0.1 else self._timeout
+
     def _outcome(self, outcome: ports.Outcome) -> Answer:
         match outcome:
             case ports.Appended():
@@ -208,14 +230,16 @@ class _Client:
 
     async def _ask(self, key: str, call: Call, asked: Coroutine[Any, Any, Answer]) -> None:
         number = self._log.begin(self._name, key, call)
+        sent: list[str] = []
+        SENT.set(sent)
         try:
-            answer = await asyncio.wait_for(asked, self._timeout)
+            answer = await asyncio.wait_for(asked, self._patience())
         except NotOwner:
             answer = NotYours()
         except (StoreUnavailable, TimeoutError):
             # Of leases nobody promises that an attempt that failed had no effect.
             answer = Unknown()
-        self._log.end(number, answer)
+        self._log.end(number, answer, len(sent))
         if isinstance(answer, Events):
             self._next[key] = len(answer.events)
 
@@ -290,32 +314,36 @@ class Generous:
 # --- what goes wrong around them ------------------------------------------------------------------------------------
 
 
+# A client that answers to somebody gives up on a call that takes too long; so do these, now and then.
+HASTE = 0.02
+# About the length of a call and its answer in a log.
+LINES = 300
+
+
 class Trouble:
     """Something that goes wrong, and is put right again, at the roll of the dice."""
 
-    def __init__(self, dice: random.Random, proxy: Proxy | None, *, kills: int) -> None:
+    def __init__(self, dice: random.Random, proxy: Proxy | None, kills: Sequence[int]) -> None:
         self._dice, self._proxy = dice, proxy
-        self._kills = kills
+        # How many calls a process has made when it is killed, for each that will be.
+        self._kills = list(kills)
 
-    def make(self, running: list[Child]) -> None:
+    def make(self, running: Sequence[tuple[Path, Child]]) -> None:
         """Let one thing go wrong for a moment."""
         pause = self._dice.uniform(0.005, 0.08)
-        kind = self._dice.choice(["pause", "kill", "network", "network"] if self._proxy else ["pause", "kill"])
-        if kind == "network":
-            assert self._proxy is not None
+        log, child = self._dice.choice(running)
+        if self._kills and log.exists() and log.stat().st_size > self._kills[0] * LINES:
+            self._kills.pop(0)
+            child.kill()
+        elif self._proxy is not None and self._dice.random() < 0.7:
             self._network(self._proxy)
             time.sleep(pause)
             self._proxy.heal()
-            return
-        child = self._dice.choice(running)
-        if kind == "kill" and self._kills:
-            self._kills -= 1
-            child.kill()
-            return
-        with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGSTOP)
-            time.sleep(pause)
-            os.kill(child.pid, signal.SIGCONT)
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGSTOP)
+                time.sleep(pause)
+                os.kill(child.pid, signal.SIGCONT)
 
     def _network(self, proxy: Proxy) -> None:
         match self._dice.randrange(7):
@@ -344,18 +372,19 @@ def record(
     operations: int = 500,
     processes: int = 3,
     width: int = 2,
-    kills: int = 2,
+    kills: int = 3,
     timeout: float = 2.0,
     proxy: Proxy | None = None,
+    ahead: bool = True,
     spoil: str = "",
 ) -> tuple[list[Operation], dict[str, tuple[str, ...]]]:
     """What clients did to the store at `url` and were told, in trouble, and what its journals hold in the end."""
     dice = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     open_at = url if proxy is None else proxy.url(url)
-    trouble = Trouble(dice, proxy, kills=kills)
     logs: list[Path] = []
     share = -(-operations // processes)
+    trouble = Trouble(dice, proxy, [dice.randrange(share // 2) for _ in range(kills)])
 
     def start(slot: int, count: int) -> tuple[int, Path, Child]:
         log = folder / f"{seed}-{len(logs)}.jsonl"
@@ -367,6 +396,7 @@ def record(
             url=open_at,
             log=str(log),
             timeout=timeout,
+            ahead=ahead,
             spoil=spoil,
             **arguments,
         )
@@ -375,7 +405,7 @@ def record(
     running = [start(slot, share) for slot in range(processes)]
     while running:
         time.sleep(dice.uniform(0.002, 0.03))
-        trouble.make([child for _, _, child in running])
+        trouble.make([(log, child) for _, log, child in running])
         for one in [one for one in running if not one[2].alive]:
             slot, log, child = one
             running.remove(one)
@@ -410,8 +440,8 @@ def operations_of(log: Path) -> list[Operation]:
             match _LINE.decode(line):
                 case Began(number) as began:
                     begun[number] = began
-                case Ended(number, answer, at):
+                case Ended(number, answer, at, sent):
                     one = begun.pop(number)
-                    made.append(Operation(one.client, one.key, one.call, answer, one.at, at))
+                    made.append(Operation(one.client, one.key, one.call, answer, one.at, at, sent))
     made += [Operation(one.client, one.key, one.call, Unknown(), one.at, one.at) for one in begun.values()]
     return made

@@ -133,6 +133,8 @@ class Operation(msgspec.Struct, frozen=True):
     answer: Answer
     began: int
     ended: int
+    # How many commands the store sent for it.
+    sent: int = 1
 
     @property
     def object(self) -> tuple[Literal["journal", "lease"], str]:
@@ -143,16 +145,21 @@ class Operation(msgspec.Struct, frozen=True):
 History = Sequence[Operation]
 
 
-def at_least_once(history: History, pause: int) -> list[Operation]:
-    """The history of a store that sends a call to a lease again, after a pause, when the connection breaks.
+def at_least_once(history: History) -> list[Operation]:
+    """The history of a store that sends a call to a lease again when the connection breaks.
 
-    Leases may be asked for twice: who may try is no promise, and the journal decides. So whatever took longer than the
-    pause may have its effect once more, at any later time; and giving back, which finds nothing to give back the second
-    time, tells nothing. Calls to journals have their effect once.
+    Leases may be asked for twice: who may try is no promise, and the journal decides. So a call for which more was sent
+    than for others of its kind may have its effect once more, at any later time; and giving back, which finds nothing
+    to give back the second time, tells nothing. Calls to journals have their effect once.
     """
+    usual: dict[tuple[type, type], int] = {}
+    for operation in history:
+        kind = (type(operation.call), type(operation.answer))
+        usual[kind] = min(operation.sent, usual.get(kind, operation.sent))
     explained = []
     for operation in history:
-        if isinstance(operation.call, Acquire | Renew | Release) and operation.ended - operation.began >= pause:
+        again = operation.sent > usual[type(operation.call), type(operation.answer)]
+        if isinstance(operation.call, Acquire | Renew | Release) and again:
             explained.append(msgspec.structs.replace(operation, answer=Unknown()))
             if isinstance(operation.call, Release):
                 continue

@@ -37,6 +37,7 @@ from tests.linearizability.history import (
     Renew,
     Unknown,
     Written,
+    at_least_once,
 )
 from tests.linearizability.models import JournalModel, LeaseModel, Model
 
@@ -369,6 +370,33 @@ def test_an_operation_that_seems_to_change_nothing_may_be_needed_later() -> None
             Operation("b", "k", Look(1.0), Held("a", 1, 2.0), 11, 12),
         ]
     ).linearizable
+
+
+def test_a_call_that_was_sent_twice_may_have_its_effect_late_and_again() -> None:
+    """The second sending of what was acquired arrives when it has long been given back."""
+    history = [
+        Operation("a", "k", Acquire("a", 9.0, 0.0), Granted(1, 9.0), 0, 1),
+        Operation("a", "k", Release("a", 1.0), Done(), 2, 3),
+        Operation("a", "k", Acquire("a", 9.0, 2.0), Granted(2, 11.0), 4, 5, sent=2),
+        Operation("a", "k", Release("a", 3.0), Done(), 6, 7),
+        Operation("b", "k", Look(4.0), Held("a", 3, 11.0), 8, 9),
+    ]
+    assert not check(history).linearizable
+    assert check(at_least_once(history)).linearizable
+    # Nobody else gets it meanwhile, however often it was sent.
+    other = Operation("b", "k", Acquire("b", 1.0, 4.0), Granted(4, 5.0), 10, 11)
+    assert not check(at_least_once([*history, other])).linearizable
+
+
+def test_what_was_given_back_twice_tells_nothing() -> None:
+    history = [
+        Operation("a", "k", Acquire("a", 9.0, 0.0), Granted(1, 9.0), 0, 1),
+        Operation("a", "k", Release("a", 1.0), Done(), 2, 3),
+        Operation("a", "k", Release("a", 2.0), Done(), 4, 5, sent=2),
+    ]
+    assert not check(history).linearizable
+    assert check(at_least_once(history)).linearizable
+    assert not check(at_least_once([*history[:2], msgspec.structs.replace(history[2], sent=1)])).linearizable
 
 
 def test_a_violation_says_what_could_not_follow_what() -> None:
