@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from perdure.authoring.code.workflow import Workflow
 from perdure.client.views import RunResult
+from perdure.config import Recovery
 from perdure.kernel.events import AnyEvent, StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.failures import type_name
 from perdure.kernel.invocation import Invocation
-from perdure.testing.simulation import Crash, Faults, Report, Simulation
+from perdure.testing.simulation import Crash, Faults, PromiseBroken, Report, Simulation
 from perdure.testing.simulation.faults import Side
+from perdure.testing.virtual import invoked, known
 
 SIDES: tuple[Side, ...] = ("before", "after", "during")
 # Enough to bring steps that were begun together to an end in any order.
@@ -57,10 +61,7 @@ def crash_everywhere(
     """
 
     def once(*crashes: Crash) -> tuple[Report, Any]:
-        if before is not None:
-            before()
-        run = invocation if isinstance(invocation, Invocation) else invocation()
-        report = Simulation(seed).run(run, crashes=crashes, **options)
+        report = _run(invocation, before, lambda: Simulation(seed), {**options, "crashes": crashes}, options)
         return report, effects() if effects is not None else None
 
     calm, wanted = once()
@@ -74,7 +75,8 @@ def crash_everywhere(
             crashes += report.crashes
             where = f"killed {side} append {number} of {calm.appends}"
             _same(report.results["run-0"], result, where)
-            assert seen == wanted, f"{where}: {seen!r} took effect, and {wanted!r} when it was not killed"
+            hint = "" if before is not None else " (before= sets up the world anew for each run)"
+            assert seen == wanted, f"{where}: {seen!r} took effect, and {wanted!r} when it was not killed{hint}"
             for op, count in _executions(report).items():
                 allowed = usual.get(op, 0) + report.crashes
                 assert count <= allowed, f"{where}: the code of {op} ran {count} times, and {allowed} is the most"
@@ -111,16 +113,42 @@ def interleavings(
     orders: dict[tuple[str, ...], int] = {}
     results: list[RunResult[Any]] = []
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
-        if before is not None:
-            before()
-        run = invocation if isinstance(invocation, Invocation) else invocation()
-        report = Simulation(seed, faults=Faults(durations=durations)).run(run, **options)
+        make = partial(Simulation, seed, faults=Faults(durations=durations))
+        report = _run(invocation, before, make, options, options)
         order = tuple(_ended(report))
         orders.setdefault(order, seed)
         results.append(report.results["run-0"])
         if same:
             _same(results[-1], results[0], f"seed {seed}, where steps ended in the order {', '.join(order)}")
     return Interleavings(results[0], orders, tuple(results))
+
+
+# For a workflow that sleeps for days: whoever takes it over after a crash comes some minutes later.
+_SLOW: dict[str, Any] = {"limit": 1e9, "recovery": Recovery(lease=600.0, check_interval=300.0), "watch": 300.0}
+
+
+def _run(
+    invocation: Make,
+    before: Callable[[], object] | None,
+    make: Callable[[], Simulation],
+    options: dict[str, Any],
+    kept: dict[str, Any],
+) -> Report:
+    """Run a workflow once. One that sleeps for longer than a run may take has the time it needs, this time and next."""
+    if before is not None:
+        before()
+    made = invocation() if callable(invocation) and not isinstance(invocation, Workflow | Invocation) else invocation
+    run = invoked(made)
+    programs = options.get("programs") or ()
+    simulation = make()
+    try:
+        return simulation.run(run, **{**options, "programs": programs if callable(programs) else known(run, programs)})
+    except PromiseBroken:
+        asleep = any(row.wake_at for row in simulation.store.journal.rows.values() if row.finished_at is None)
+        if not asleep or "limit" in options:
+            raise
+    kept.update(_SLOW)
+    return _run(invocation, before, make, {**options, **_SLOW}, kept)
 
 
 def _same(found: RunResult[Any], wanted: RunResult[Any], where: str) -> None:

@@ -36,11 +36,20 @@ def reach(fn: Callable[..., Any]) -> Reach:
     return Reach(frozenset(walk.steps), frozenset(walk.texts), walk.complete)
 
 
+def workflows(fn: Callable[..., Any]) -> list[Any]:
+    """The workflows that `fn` calls, and those that they call, as far as the code tells."""
+    walk = Walk()
+    walk.visit(fn, frozenset())
+    walk.finish()
+    return walk.workflows
+
+
 class Walk:
     """Goes through a function, what it calls and the containers that hold what it calls, each once."""
 
     def __init__(self) -> None:
         self.steps: set[str] = set()
+        self.workflows: list[Any] = []
         self.texts: set[str] = set()
         self.complete = True
         # Kept as long as the walk takes: an id is of one object only while that lives.
@@ -85,6 +94,7 @@ class Walk:
         elif isinstance(found, type):
             self._attributes(found, attributes)
         elif isinstance(_own(found, "fn"), FunctionType) and hasattr(type(found), "open"):
+            self.workflows.append(found)
             self.visit(_own(found, "fn"), frozenset())  # another workflow: its steps run under the same rules
         elif getattr(found, "__name__", "") in _OPEN_ENDS:
             self.complete = False

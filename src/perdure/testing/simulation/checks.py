@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 import msgspec
@@ -26,7 +26,9 @@ from perdure.kernel.events import (
     StepSucceeded,
 )
 from perdure.kernel.failures import type_name
+from perdure.kernel.ops import OpenOp
 from perdure.kernel.replay import open_replay
+from perdure.kernel.state import RunState
 from perdure.kernel.versions import Programs
 
 
@@ -83,6 +85,26 @@ def _tell(command: Command) -> str:
     if isinstance(command, RunStep):
         return f"RunStep {command.op} {command.inputs.decode()}"
     return f"{type(command).__name__} {msgspec.json.encode(command).decode()}"
+
+
+def unfinished(states: Iterable[RunState]) -> str:
+    """What the runs that have not ended wait for."""
+    found = []
+    for state in states:
+        if state.finished is None and state.started is not None:
+            waits = [_waits_for(path, op) for path, op in state.ops.items() if op.kind != "child"]
+            found.append(f"{state.started.id} {' and '.join(waits[:3]) or f'is {state.status}'}")
+    return "; ".join(found[:3]) or "no run was accepted"
+
+
+def _waits_for(path: str, op: OpenOp) -> str:
+    if op.kind == "signal":
+        return f"waits for the signal {op.name.rpartition(chr(0))[2]!r}, which nobody sends"
+    if op.kind == "approval":
+        return f"waits for the approval {op.name!r}, which nobody gives"
+    if op.kind == "timer":
+        return f"sleeps at {path}"
+    return f"is at {path}"
 
 
 def check_end(run_id: str, end: RunFinished, finish: Finish | None, blobs: Mapping[str, bytes]) -> list[str]:

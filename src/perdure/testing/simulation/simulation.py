@@ -23,7 +23,7 @@ from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.orchestrator import service
 from perdure.stores.memory.store import MemoryStore
-from perdure.testing.simulation.checks import check_journal
+from perdure.testing.simulation.checks import check_journal, unfinished
 from perdure.testing.simulation.executor import VirtualExecutor
 from perdure.testing.simulation.faults import Crash, Faults, Pause
 from perdure.testing.simulation.messages import Sender, Sending
@@ -166,6 +166,7 @@ class Simulation:
         engines: int = 1,
         limit: float = 36_000.0,
         recovery: Recovery = BRISK,
+        watch: float = BRISK_WATCH,
         start: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Report:
@@ -174,15 +175,16 @@ class Simulation:
         The runs get the ids `run-0`, `run-1` and so on. A machine that dies is replaced after a while, under its own
         name or another. `engines` machines work on the store at once. `senders` tell the runs something meanwhile, each
         from a machine of its own, and every answer they get is held against the journal. `programs` may be a function
-        that makes them anew for each machine. `start` are options for `Engine.start`, others go to `Engine`.
-        PromiseBroken is raised when not all is well after `limit` virtual seconds.
+        that makes them anew for each machine. `start` are options for `Engine.start`, others go to `Engine`. `watch`
+        is how often engines look for what others wrote. PromiseBroken is raised when not all is well after `limit`
+        virtual seconds.
         """
         if self._engines:
             raise UsageError("a Simulation runs once: make another one with the next seed")
         known = programs if programs is not None else [i.program for i in invocations if i.program is not None]
         storm = Storm(self, invocations, known, senders, {**options, "recovery": recovery}, start or {})
         self._plan = FaultPlan(self.faults, crashes, pauses)
-        with self._world_in_force(BRISK_WATCH):
+        with self._world_in_force(watch):
             try:
                 for number in range(engines):
                     storm.boot(f"m{number}", serves=number == 0)
@@ -190,7 +192,8 @@ class Simulation:
                     storm.connect(sending)
                 self._engines = engines
                 if not self.world.run(limit):
-                    self.monitor.accuse("not every run has ended, and nothing more will happen in time")
+                    stand = unfinished(watched.state for watched in self.monitor.runs.values())
+                    self.monitor.accuse(f"not every run has ended after {limit:,.0f} seconds: {stand}")
                 elif not self.monitor.violations:
                     self.world.after(0.0, storm.leave)
                     if not self.world.run(self.world.time + 300.0):
