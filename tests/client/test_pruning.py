@@ -31,8 +31,7 @@ from perdure import (
 )
 from perdure.client import pruning, watch
 from perdure.kernel.capsule import decode_capsule
-from perdure.stores.memory.store import MemoryStore
-from perdure.stores.open import open_store
+from perdure.ports.store import Store
 from tests.engine.harness import FakeClock
 
 DAY = 86400.0
@@ -93,10 +92,9 @@ async def nap() -> None:
 PROGRAMS: list[Program] = [large, part, broken, early, patient, again, parent, nap]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def engine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Engine]:
-    store: Any = MemoryStore() if request.param == "memory" else open_store(f"sqlite:///{tmp_path}/runs.db")
-    async with Engine(store, PROGRAMS, clock=FakeClock(), limits=Limits(blob=1000), queues=[Queue("q")]) as engine:
+@pytest.fixture
+async def engine(any_store: Store) -> AsyncIterator[Engine]:
+    async with Engine(any_store, PROGRAMS, clock=FakeClock(), limits=Limits(blob=1000), queues=[Queue("q")]) as engine:
         yield engine
 
 
@@ -367,17 +365,16 @@ async def test_a_run_that_cannot_be_archived_is_kept(
     assert len(list((tmp_path / "archive").iterdir())) == 3
 
 
-async def test_a_run_whose_value_is_missing_is_not_archived_and_stays(engine: Engine, tmp_path: Path) -> None:
+async def missing(blob_id: str) -> None:
+    return None
+
+
+async def test_a_run_whose_value_is_missing_is_not_archived_and_stays(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await engine.run(large("a"), id="a")
     pass_time(engine, DAY)
-    if isinstance(engine.store, MemoryStore):
-        engine.store.blobs.blobs.clear()
-    else:
-        import apsw
-
-        db = apsw.Connection(engine.store.url.removeprefix("sqlite:///"))
-        db.execute("delete from perdure_blobs")
-        db.close()
+    monkeypatch.setattr(engine.store.blobs, "get", missing)
     report = await engine.prune(3600, archive=tmp_path / "archive")
     assert report.runs == 0
     assert "is missing" in report.kept[0].reason

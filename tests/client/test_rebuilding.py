@@ -11,7 +11,7 @@ import pytest
 
 from perdure import Difference, Engine, Limits, Queue, RebuildReport, RunStatus, connect
 from perdure.kernel.events import RunStatus as Status
-from perdure.stores.memory.store import MemoryStore
+from perdure.ports.store import Store
 from perdure.stores.sql.upkeep import SqlUpkeep
 from tests.client.test_pruning import PROGRAMS, again, broken, early, large, nap, parent, patient
 
@@ -37,10 +37,8 @@ async def fill(engine: Engine) -> None:
     assert (await retried.outcome()).status is RunStatus.FAILED
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_a_store_that_is_as_it_should_be_has_no_differences(kind: str, tmp_path: Path) -> None:
-    store: Any = MemoryStore() if kind == "memory" else f"sqlite:///{tmp_path}/runs.db"
-    async with Engine(store, PROGRAMS, limits=Limits(blob=1000), queues=[Queue("q")]) as engine:
+async def test_a_store_that_is_as_it_should_be_has_no_differences(any_store: Store) -> None:
+    async with Engine(any_store, PROGRAMS, limits=Limits(blob=1000), queues=[Queue("q")]) as engine:
         await fill(engine)
         for dry_run in (True, False):
             report = await engine.rebuild(dry_run=dry_run)
