@@ -37,7 +37,7 @@ _READ_MANY = """
 """
 _HEADS = "select run_id, next_seq from perdure_heads where run_id = any($1::text[])"
 _HEAD = "select next_seq, at, size from perdure_heads where run_id = $1"
-# Whether a run lacks its first entry although it could be created: then its id belongs to another.
+# What stands where an append would have written.
 _ENTRIES = """
     select j.run_id, j.seq, j.checksum, j.events from unnest($1::text[], $2::bigint[]) as w (run_id, seq)
     join perdure_journal j on j.run_id = w.run_id and j.seq = w.seq
@@ -99,6 +99,8 @@ class PostgresJournal:
                     collisions += 1
                     continue
                 problem = means(error, self._database.url)
+                if uncertain and not await self._landed(prepared):
+                    raise problem from error
             if not uncertain:
                 raise problem
             if self._database.closed:
@@ -234,6 +236,13 @@ class PostgresJournal:
             # The checksum covers the time of the entry as well.
             if there.get((run_id, seq)) == (check, events):
                 outcomes[i] = APPENDED
+
+    async def _landed(self, prepared: list[Prepared]) -> bool:
+        """Whether an earlier try was written after all, now that the server refuses this one."""
+        wanted = by_column(((one.events[-1][0], one.events[-1][1]) for one in prepared), 2)
+        rows = await self._database.ask(_ENTRIES, *wanted)
+        ours = {(one.events[-1][0], *one.events[-1][1:2], *one.events[-1][3:]) for one in prepared}
+        return any(tuple(row) in ours for row in rows)
 
     # --- the rest -------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,10 @@ MIGRATIONS = load_migrations(resources.files(__package__) / "migrations")
 # Building an index over millions of runs takes as long as it takes.
 MIGRATION_SECONDS = 3600.0
 
-_HAS = "select current_schema(), to_regclass($1) is not null"
+# From the catalogue: a look by name would be answered from what the connection remembers.
+_HAS = """
+    select exists (select 1 from pg_catalog.pg_tables where schemaname = any(current_schemas(false)) and tablename = $1)
+"""
 _HAS_SCHEMA = "select exists (select 1 from pg_namespace where nspname = $1)"
 _APPLIED = "select number, name, checksum, works_with, applied_at from perdure_migrations order by number"
 _LOCK = "select pg_advisory_xact_lock(hashtextextended('perdure migrations', 0))"
@@ -77,8 +80,8 @@ class PostgresMigrations:
 
     async def applied_by(self, connection: Connection) -> list[Applied]:
         """The migrations that the database has, asked over this connection."""
-        [(schema, there)] = await connection.fetch(_HAS, self._database.fill("perdure_migrations"))
-        if schema is None or not there:
+        [(there,)] = await connection.fetch(_HAS, self._database.address.names.prefix + "migrations")
+        if not there:
             return []
         return [Applied(*row) for row in await connection.fetch(self._database.fill(_APPLIED))]
 

@@ -1,4 +1,4 @@
-"""Reading runs and due runs in PostgreSQL. Writes nothing: rows change only with the journal."""
+"""Reading runs and due runs in PostgreSQL. Changes no row: those change only with the journal."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Ahead, Due
 from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.offers import Offers
 from perdure.stores.postgres.rows import (
     RUN,
     RUN_AND_HEAD,
@@ -41,12 +42,6 @@ _LIST_ASKING = RUN_AND_HEAD + " where r.approvals > 0 and r.root = '' and " + _F
 _LIST_PARKED = RUN_AND_HEAD + " where r.status = 'parked' and " + _FILTER
 _GET = RUN + " where r.run_id = $1"
 _FIND = RUN_AND_HEAD + " where r.id = $1 order by (r.root = '') desc, r.incarnation desc, r.run_id desc limit 1"
-_OWNED = """
-    select r.run_id from perdure_runs r
-    where r.finished_at is null and r.owner = any($1::text[]) and r.status = $2 and r.program = any($3::text[])
-      and ($4::text[] is null or r.queue = any($4))
-    order by r.run_id limit $5
-"""
 # The distinct values of an index, one step each: however many runs there are.
 _OWNERS = """
     with recursive owners (owner) as (
@@ -114,8 +109,8 @@ _AHEAD = """
 class PostgresRuns:
     """The rows of runs in one database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, offers: Offers) -> None:
+        self._database, self._offers = database, offers
 
     async def get(self, run_id: str) -> RunRow | None:
         """One run, or None."""
@@ -152,8 +147,7 @@ class PostgresRuns:
         queues: Sequence[str] | None = None,
     ) -> Sequence[str]:
         """Ids of runs of these owners, programs and queues in this status, oldest first."""
-        wanted = (list(owners), status.value, list(programs), _list(queues), limit)
-        return [run_id for (run_id,) in await self._database.ask(_OWNED, *wanted)]
+        return await self._offers.owned(owners, status, programs, limit, _list(queues))
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
@@ -172,8 +166,8 @@ class PostgresRuns:
 class PostgresTimers:
     """Due runs in one database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, offers: Offers) -> None:
+        self._database, self._offers = database, offers
 
     async def due(
         self,
@@ -184,6 +178,9 @@ class PostgresTimers:
         queues: Sequence[str] | None = None,
     ) -> Sequence[Due]:
         """Runs of these programs and queues due at `now`, earliest first."""
+        if skip:
+            # Others are alive, and find the same runs.
+            return await self._offers.due(now, limit, programs, skip, _list(queues))
         rows = await self._database.ask(_DUE, now, list(programs), list(skip), _list(queues), limit)
         return [Due(*row) for row in rows]
 

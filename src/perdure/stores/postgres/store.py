@@ -15,6 +15,7 @@ from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.journal import PostgresJournal
 from perdure.stores.postgres.leases import PostgresLeases
 from perdure.stores.postgres.migrating import MIGRATIONS, PostgresMigrations
+from perdure.stores.postgres.offers import Offers
 from perdure.stores.postgres.queues import PostgresQueues
 from perdure.stores.postgres.runs import PostgresRuns, PostgresTimers
 from perdure.stores.postgres.troubles import is_driver_error, means
@@ -38,8 +39,9 @@ class PostgresStore:
         self.url = address.shown
         self._database = Database(address)
         self.journal = PostgresJournal(self._database)
-        self.runs = PostgresRuns(self._database)
-        self.timers = PostgresTimers(self._database)
+        self._offers = Offers(self._database)
+        self.runs = PostgresRuns(self._database, self._offers)
+        self.timers = PostgresTimers(self._database, self._offers)
         self.queues = PostgresQueues(self._database)
         self.leases = PostgresLeases(self._database)
         self.blobs = PostgresBlobs(self._database)
@@ -93,6 +95,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Disconnect."""
+        self._offers.close()
         await self._database.close()
 
     @property

@@ -1,0 +1,111 @@
+"""Offering runs to several orchestrators, to each different ones.
+
+Runs that nobody looks after are found by every orchestrator at once. Each would claim the same ones, and all but one
+would have read journals for nothing. So what one is offered is noted for a moment, and others are offered what comes
+next: `for update skip locked` keeps two that ask at the same instant apart, and a note those that ask one after the
+other. It is a hint: the journal decides who may write, and the notes of one that died run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+
+from perdure.kernel.events import RunStatus
+from perdure.ports.timers import Due
+from perdure.stores.postgres.connection import Row
+from perdure.stores.postgres.database import Database
+
+# Longer than it takes to claim what was offered.
+OFFER_SECONDS = 2.0
+
+# All filters are inside the limit: what this orchestrator cannot take does not crowd out what it can. Runs with an
+# owner are never withheld: it may be the one who asks. The last column says whether something was left to others.
+_DUE = """
+    with found as materialized (
+        select r.run_id, r.program, r.owner, r.wake_at, r.status = 'waiting' as waiting from perdure_runs r
+        where r.wake_at <= $1 and r.program = any($2::text[]) and (r.owner is null or r.owner <> all($3::text[]))
+          and ($4::text[] is null or r.queue = any($4))
+          and (r.owner is not null or not exists (
+              select 1 from perdure_offers o
+              where o.run_id = r.run_id and o.taker <> $6 and o.until > extract(epoch from clock_timestamp())))
+        order by r.wake_at, r.run_id limit $5 for update of r skip locked
+    ), noted as (
+        insert into perdure_offers (run_id, taker, until)
+        select run_id, $6, extract(epoch from clock_timestamp()) + $7::float8 from found where owner is null
+        order by run_id
+        on conflict (run_id) do update set taker = excluded.taker, until = excluded.until
+    )
+    select f.run_id, f.program, f.owner, f.wake_at, f.waiting, exists (
+        select 1 from perdure_offers o where o.taker <> $6 and o.until > extract(epoch from clock_timestamp()))
+    from (select 1) one left join found f on true order by f.wake_at, f.run_id
+"""
+_OWNED = """
+    with found as materialized (
+        select r.run_id from perdure_runs r
+        where r.finished_at is null and r.owner = any($1::text[]) and r.status = $2 and r.program = any($3::text[])
+          and ($4::text[] is null or r.queue = any($4))
+          and not exists (
+              select 1 from perdure_offers o
+              where o.run_id = r.run_id and o.taker <> $6 and o.until > extract(epoch from clock_timestamp()))
+        order by r.run_id limit $5 for update of r skip locked
+    ), noted as (
+        insert into perdure_offers (run_id, taker, until)
+        select run_id, $6, extract(epoch from clock_timestamp()) + $7::float8 from found order by run_id
+        on conflict (run_id) do update set taker = excluded.taker, until = excluded.until
+    )
+    select f.run_id, exists (
+        select 1 from perdure_offers o where o.taker <> $6 and o.until > extract(epoch from clock_timestamp()))
+    from (select 1) one left join found f on true order by f.run_id
+"""
+_FORGET = "delete from perdure_offers where until <= extract(epoch from clock_timestamp()) - 60"
+
+
+class Offers:
+    """What one store has been offered."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._taker = secrets.token_hex(6)
+        self._again: asyncio.TimerHandle | None = None
+        self._asked = 0
+
+    async def due(
+        self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str], queues: list[str] | None
+    ) -> Sequence[Due]:
+        """Runs that are due, without those that were just offered to another."""
+        rows = await self._ask(_DUE, now, list(programs), list(skip), queues, limit)
+        return [Due(*row[:5]) for row in rows if row[0] is not None]
+
+    async def owned(
+        self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int, queues: list[str] | None
+    ) -> Sequence[str]:
+        """Runs of these owners, without those that were just offered to another."""
+        rows = await self._ask(_OWNED, list(owners), status.value, list(programs), queues, limit)
+        return [row[0] for row in rows if row[0] is not None]
+
+    async def _ask(self, sql: str, *arguments: object) -> list[Row]:
+        rows = await self._database.ask(sql, *arguments, self._taker, OFFER_SECONDS)
+        if rows[0][-1]:
+            self._look_again()
+        self._asked += 1
+        if self._asked % 100 == 0:
+            await self._database.ask(_FORGET)
+        return rows
+
+    def _look_again(self) -> None:
+        """Whoever was offered what is not in the answer may have died: look again when the note has run out."""
+        if self._again is None:
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(OFFER_SECONDS + 0.5, self._move)
+
+    def _move(self) -> None:
+        self._again = None
+        self._database.wakes.move()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
