@@ -129,6 +129,31 @@ def truncating(db: str, effects: str, at: int = 0, after: bool = False) -> dict[
     return asyncio.run(main())
 
 
+def strolling(url: str, effects: str, seed: int, forks: int) -> dict[str, Any]:
+    """A walk that the seed leads, and forks of it from places that the seed names. Killed at any time, it goes on."""
+    programs.log_effects(effects)
+    recovery = Recovery(lease=2.0, check_interval=0.3)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(url, [programs.stroll], name="keeper", recovery=recovery) as engine:
+            origin = await engine.start(programs.stroll(seed), id="original")
+            results = {"original": await origin.result()}
+            journal = await engine.journal(origin.run_id)
+            chance = random.Random(seed)
+            ops = list(dict.fromkeys(str(entry.event.op) for entry in journal if hasattr(entry.event, "op")))
+            for number in range(forks):
+                places: list[str | int] = [chance.randint(1, len(journal) - 1), *ops]
+                place = chance.choice(places)
+                if await engine.get(f"fork-{number}") is None:
+                    _ = await engine.fork("original", at=place, new_id=f"fork-{number}")
+            for number in range(forks):
+                handle = await engine.start(programs.stroll(seed), id=f"fork-{number}")
+                results[handle.id] = await handle.result()
+            return results
+
+    return asyncio.run(main())
+
+
 def scheduled(db: str, effects: str, overlap: str, at: int = 0, after: bool = False) -> dict[str, Any]:
     """Fill in four ticks of a schedule and wait for their runs, unless the failpoint comes first."""
     programs.log_effects(effects)

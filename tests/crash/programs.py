@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from random import Random
 from typing import Any
 
 from perdure import (
@@ -26,6 +27,7 @@ from perdure import (
     retry_with,
     rule,
     saga,
+    set_state,
     sleep,
     step,
     step_context,
@@ -190,6 +192,40 @@ async def after_the_change(n: int) -> list[Any]:
     heard = await wait_signal("heard")
     both = await add_in_thread(first, heard + 1)
     return [await add(both, 0), await wait_signal("end")]
+
+
+@workflow
+async def stroll(seed: int, depth: int = 0) -> int:
+    """Whatever the seed says, one thing after another and side by side. The same seed has the same result."""
+    chance = Random(seed)
+    total = 0
+    for turn in range(chance.randint(3, 7)):
+        match chance.choice(("add", "thread", "slow", "gather", "sleep", "child", "fail", "state", "value", "late")):
+            case "add":
+                total = await add(total, turn)
+            case "thread":
+                total = await add_in_thread(total, turn)
+            case "slow":
+                total = await add_slowly(total, turn, chance.random() / 50)
+            case "late":
+                total = await add_at_third_try(total, turn)
+            case "gather":
+                pauses = [chance.random() / 50 for _ in range(chance.randint(2, 4))]
+                total += sum(await asyncio.gather(*(add_slowly(turn, n, pause) for n, pause in enumerate(pauses))))
+            case "sleep":
+                await sleep(chance.random() / 20)
+            case "child" if depth < 2:
+                total += await stroll(chance.randrange(1 << 30), depth + 1)
+            case "fail":
+                try:
+                    await broken()
+                except Broken:
+                    total += 1
+            case "state":
+                set_state("total", total)
+            case _:
+                total += len(str(uuid4())) + (random() < 2)
+    return total
 
 
 # --- many small runs ------------------------------------------------------------------------------------------------

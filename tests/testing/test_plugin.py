@@ -133,10 +133,14 @@ def test_recorded_runs_can_be_spread_over_processes(project: pytest.Pytester) ->
         (["--perdure-runs=prod.db", "--perdure-programs=nothing"], "*nothing*cannot be loaded*"),
         (["--perdure-runs=prod.db", "--perdure-programs=nothing.py"], "*no file*nothing.py*"),
         (["--perdure-runs=shop.py", "--perdure-programs=shop"], "*not a perdure store*"),
+        (["--perdure-runs=prod.db:nobody", "--perdure-programs=shop"], "*no run of 'nobody' in prod.db*"),
+        (["--perdure-runs=prod.db", "--perdure-programs=broken"], "*broken cannot be loaded: ZeroDivisionError*"),
+        (["--perdure-runs=prod.db", "--perdure-programs=broken.py"], "*broken.py cannot be loaded: ZeroDivisionError*"),
     ],
 )
 def test_what_is_missing_is_said(project: pytest.Pytester, options: list[str], said: str) -> None:
     record(project)
+    project.makepyfile(broken="1 / 0")
     result = project.runpytest(*options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([said])

@@ -60,6 +60,10 @@ class RunsInStore(pytest.Collector):
             found = asyncio.run(self._ids())
         except PerdureError as error:
             raise pytest.UsageError(f"--perdure-runs={self.name}: {error}") from None
+        if not found:
+            # Tests that are not there would be taken for tests that pass.
+            what = f"no run of {self.program!r}" if self.program is not None else "no run"
+            raise pytest.UsageError(f"--perdure-runs={self.name}: there is {what} in {self.url}")
         return [
             RecordedRun.from_parent(self, name=f"{program}[{id}]", run_id=run_id, programs=self.programs)
             for run_id, program, id in found
@@ -184,8 +188,8 @@ def _load_module(name: str, root: Path) -> ModuleType:
         sys.path.insert(0, str(root))
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        raise pytest.UsageError(f"the workflows in {name} cannot be loaded: {error}") from error
+    except Exception as error:
+        raise _unloaded(name, error) from error
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -200,8 +204,16 @@ def _load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _unloaded(str(path), error) from error
     return module
+
+
+def _unloaded(place: str, error: Exception) -> pytest.UsageError:
+    kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+    return pytest.UsageError(f"the workflows in {place} cannot be loaded: {kind}{error}")
 
 
 def _is_program(value: Any) -> bool:
