@@ -108,6 +108,8 @@ if TYPE_CHECKING:
     from perdure.locks import Lock, lock
     from perdure.orchestrator.sweep import SweepReport
     from perdure.ports.leases import HeldBy
+    from perdure.settings.load import Settings, load_settings
+    from perdure.settings.problems import InvalidSettings
 
 __version__ = "0.1.0"
 
@@ -146,6 +148,7 @@ __all__ = [
     "InvalidLock",
     "InvalidName",
     "InvalidRule",
+    "InvalidSettings",
     "InvalidStoreUrl",
     "Invocation",
     "KeptRun",
@@ -192,6 +195,7 @@ __all__ = [
     "ScheduleHandle",
     "ScheduleView",
     "SchemaMismatch",
+    "Settings",
     "SignalRejected",
     "SignalTimeout",
     "Step",
@@ -228,6 +232,7 @@ __all__ = [
     "io",
     "kind",
     "llm",
+    "load_settings",
     "lock",
     "migrates",
     "now",
@@ -298,6 +303,8 @@ _HOMES = {
         "perdure.locks": ("Lock lock"),
         "perdure.orchestrator.sweep": ("SweepReport"),
         "perdure.ports.leases": ("HeldBy"),
+        "perdure.settings.load": ("Settings load_settings"),
+        "perdure.settings.problems": ("InvalidSettings"),
         "perdure.kernel.rules": ("Rule Rules StepInfo default kind prepend replace rule"),
     }.items()
     for name in names.split()

@@ -45,6 +45,7 @@ from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
+from perdure.settings.load import load_settings
 from perdure.stores.open import open_store, with_leases
 
 R = TypeVar("R")
@@ -101,6 +102,13 @@ class Engine(Client):
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
+
+    @classmethod
+    def from_config(
+        cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program] = (), **options: Any
+    ) -> Self:
+        """An engine as perdure.yaml, or another file of settings, and the environment say; `options` go over both."""
+        return cls(programs=programs, **(load_settings(path).options() | options))
 
     def _check_rules(self) -> None:
         programs = [program for program in self._programs.every() if not program.name.startswith(BUILT_IN)]

@@ -12,6 +12,7 @@
     │   ├── SignalRejected
     │   ├── InvalidCapsule    a file is no capsule, or a damaged or forged one
     │   ├── InvalidLock
+    │   ├── InvalidSettings   a file of settings, or a variable; it lives in perdure.settings
     │   ├── InvalidRule       a rule says something that makes no sense, or can match nothing
     │   ├── NoSuchRun
     │   ├── NoSuchOp

@@ -379,7 +379,7 @@ async def test_an_engine_shows_that_it_lives_in_etcd(tmp_path: Path, etcd_url: s
     async with Engine(tmp_path / "runs.db", [nothing], name="me", leases=etcd_url) as engine:
         assert await (await engine.start(nothing())).result() == "done"
         [lease] = await leases.live("orchestrator:", engine.clock.now())
-        assert lease.owner == "me"
+        assert lease.key == "orchestrator:me"
     assert await leases.live("", 0.0) == []
 
 
@@ -406,7 +406,7 @@ async def test_leases_none_is_for_a_single_orchestrator(tmp_path: Path) -> None:
     async with Engine(db, [nothing], name="one", leases="none") as engine:
         assert await (await engine.start(nothing())).result() == "done"
         now = engine.clock.now()
-        assert [lease.owner for lease in await engine.store.leases.live("orchestrator:", now)] == ["one"]
+        assert [lease.key for lease in await engine.store.leases.live("orchestrator:", now)] == ["orchestrator:one"]
         async with engine.locks.hold("k"), connect(db) as other:
             # Locks stay in the store, where other processes meet them.
             assert [lock.key for lock in await other.locks.list()] == ["k"]

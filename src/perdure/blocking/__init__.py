@@ -56,6 +56,7 @@ from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 from perdure.ports.leases import HeldBy, Leases
 from perdure.ports.store import Store
+from perdure.settings.load import load_settings
 
 __all__ = ["Blobs", "Client", "Engine", "Locks", "RunHandle", "ScheduleHandle", "connect", "run"]
 
@@ -277,6 +278,13 @@ class Engine(Client):
         super().__init__(engine)
         self.name = engine.name
         self._engine = engine
+
+    @classmethod
+    def from_config(
+        cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program] = (), **options: Any
+    ) -> Self:
+        """An engine as perdure.yaml, or another file of settings, and the environment say; `options` go over both."""
+        return cls(programs=programs, **(load_settings(path).options() | options))
 
     def sweep(
         self,

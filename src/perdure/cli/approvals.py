@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, pairs, value_text, when, write_json
 from perdure.client.asking import Asking
 from perdure.client.views import ApprovalView
-from perdure.stores.open import open_store
 
 app = App(name="approvals", help="See what people are asked.")
 
@@ -31,7 +30,7 @@ def ls(
     """List every question that is open, the oldest first, and what to type to answer it."""
 
     async def ask() -> Sequence[ApprovalView]:
-        async with Asking(open_store(store)) as client:
+        async with Asking(opened(store)) as client:
             return await client.approvals(name=name, approver=approver, program=program)
 
     found = asyncio.run(ask())

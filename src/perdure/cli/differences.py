@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import cut, error_name, note, pairs, span, table, value_text, write_json
 from perdure.client.asking import Asking
 from perdure.client.views import RunView
 from perdure.errors import NoSuchRun
 from perdure.kernel.events import moment
-from perdure.stores.open import open_store
 
 if TYPE_CHECKING:
     from perdure.kernel.diff import Diff, OpDiff, OpOutcome
@@ -37,7 +36,7 @@ def diff(a: RunId, b: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson
 async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff]:
     from perdure.kernel.diff import diff as compare
 
-    async with Asking(open_store(store)) as client:
+    async with Asking(opened(store)) as client:
         views = []
         for id in (a, b):
             view = await client.get(id)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import note, write_json
 from perdure.client.views import RunView
-from perdure.stores.open import open_store
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -69,7 +68,7 @@ def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], 
     from perdure.client.client import Client
 
     async def begin() -> RunView | None:
-        async with Client(open_store(store)) as client:
+        async with Client(opened(store)) as client:
             return await client.get((await work(client)).run_id)
 
     view = asyncio.run(begin())

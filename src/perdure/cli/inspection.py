@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
 from perdure.client.asking import Asking
 from perdure.errors import Diverged, NoSuchRun
 from perdure.kernel.events import Batch, RunStarted
-from perdure.stores.open import open_store
 
 if TYPE_CHECKING:
     from perdure.authoring.code.inspection import Standing
@@ -58,7 +57,7 @@ def inspect(
 
 
 async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Asking]:
-    async with Asking(open_store(store)) as client:
+    async with Asking(opened(store)) as client:
         view = await client.get(id)
         if view is None:
             raise NoSuchRun(id)

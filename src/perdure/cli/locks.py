@@ -9,11 +9,10 @@ from typing import Annotated, TypeVar
 from cyclopts import App, Parameter
 
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, table, when, write_json
 from perdure.client.asking import Asking
 from perdure.client.locks import LockView
-from perdure.stores.open import open_store
 
 app = App(name="locks", help="Look at locks, and take them away.")
 
@@ -69,7 +68,7 @@ async def _release(client: Asking, key: str, force: bool) -> LockView | None:
 
 def _ask(store: str, question: Callable[[Asking], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with Asking(open_store(store)) as client:
+        async with Asking(opened(store)) as client:
             return await question(client)
 
     return asyncio.run(ask())

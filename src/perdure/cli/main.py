@@ -10,10 +10,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
+from cyclopts import App, ArgumentCollection, CycloptsError, MissingArgumentError, Token, UnusedCliTokensError
 
 from perdure import __version__
 from perdure.cli.exits import EPILOGUE, Exit, Problem
+from perdure.cli.options import given, settings
 from perdure.errors import InvalidStoreUrl, NoSuchRun, NoSuchSchedule, PerdureError, StoreError
 
 # Where each command is, and what it is about.
@@ -69,6 +70,7 @@ def _app(called: str | None) -> App:
         exit_on_error=False,
         print_error=False,
         result_action="return_value",
+        config=_configured,
     )
     for number, (name, (path, about)) in enumerate(COMMANDS.items()):
         app.command(path, name=name, help=None if name == called else about, sort_key=number)
@@ -95,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ended(tokens: list[str]) -> int:
     as_json = "--json" in tokens
     try:
-        return int(_app(tokens[0] if tokens else None)(tokens) or Exit.OK)
+        tokens, config = _taken(tokens)
+        with given(config):
+            return int(_app(tokens[0] if tokens else None)(tokens) or Exit.OK)
     except Problem as problem:
         return _say(problem, problem.code, as_json)
     except CycloptsError as error:
@@ -108,6 +112,28 @@ def _ended(tokens: list[str]) -> int:
         raise
     except Exception as error:
         return _say(Problem(_bug(error)), Exit.BUG, as_json)
+
+
+def _taken(tokens: list[str]) -> tuple[list[str], str | None]:
+    """The command without --config FILE, which every one takes, and the file."""
+    end = tokens.index("--") if "--" in tokens else len(tokens)
+    for at, token in enumerate(tokens[:end]):
+        name, equals, value = token.partition("=")
+        if name == "--config":
+            rest = tokens[at + 1 :]
+            if not equals and not rest:
+                raise Problem("--config needs a file, such as --config perdure.yaml")
+            return tokens[:at] + (rest if equals else rest[1:]), value if equals else rest[0]
+    return tokens, None
+
+
+def _configured(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """A command that was not told its store asks the settings."""
+    for argument in arguments:
+        if argument.name == "--store" and not argument.tokens:
+            found = settings()
+            if found.store is not None:
+                argument.append(Token(keyword="--store", value=found.store, source=found.source or "the environment"))
 
 
 def _code(error: PerdureError) -> Exit:

@@ -1,20 +1,67 @@
-"""Options that every command has. The one place where the command line reads the environment."""
+"""Options that every command has, and the settings behind them. Where the command line reads the environment."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from perdure.kernel.queues import Queue
+    from perdure.ports.store import Store
+    from perdure.settings.load import Settings
 
 # As in perdure.assembly, which questions to a store need not load.
 DEFAULT_STORE = "sqlite:///perdure.db"
 
 StoreUrl = Annotated[
     str,
-    Parameter(name="--store", env_var="PERDURE_STORE", help="URL of the store."),
+    Parameter(name="--store", env_var="PERDURE_STORE", help="URL of the store; otherwise the settings say."),
 ]
 AsJson = Annotated[
     bool,
     Parameter(name="--json", negative="", help="Write JSON, for programs to read."),
 ]
 RunId = Annotated[str, Parameter(help="The run's id; its run_id does as well.")]
+
+# The file of settings that the command in hand was given, if it was.
+_given: ContextVar[str | None] = ContextVar("config", default=None)
+
+
+@contextmanager
+def given(config: str | None) -> Iterator[None]:
+    """A command was given this file of settings."""
+    token = _given.set(config)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def settings() -> Settings:
+    """What --config, or a file in the current directory, and the environment say."""
+    from perdure.settings.load import load_settings
+
+    return load_settings(_given.get())
+
+
+def engine_options(store: str, queues: Sequence[Queue] = ()) -> dict[str, Any]:
+    """What the settings say about an engine on this store; about leases only if it is the store they speak of.
+
+    `queues` are those of a module; what the settings say of one of them holds instead.
+    """
+    options = settings().options()
+    if options.pop("store", DEFAULT_STORE) != store:
+        options.pop("leases", None)
+    limits = {queue.name: queue for queue in (*queues, *options.get("queues", ()))}
+    return options | {"queues": tuple(limits.values())}
+
+
+def opened(store: str) -> Store:
+    """The store of a URL, with leases that are kept beside it if the settings say so. Not connected yet."""
+    from perdure.stores.open import open_store, with_leases
+
+    return with_leases(open_store(store), engine_options(store).get("leases"))

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from cyclopts import App
 
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, span, table, write_json
 from perdure.client.asking import Asking
 from perdure.client.views import QueueView
-from perdure.stores.open import open_store
 
 app = App(name="queues", help="Look at queues.")
 
@@ -21,7 +20,7 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List the queues that have runs which wait or are under way."""
 
     async def ask() -> Sequence[QueueView]:
-        async with Asking(open_store(store)) as client:
+        async with Asking(opened(store)) as client:
             return await client.queues()
 
     queues = asyncio.run(ask())

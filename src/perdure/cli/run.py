@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from perdure.assembly import Engine
 from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.inputs import invocation
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, engine_options
 from perdure.cli.output import failure_text, note, write_json
 from perdure.cli.targets import Target, resolve
 from perdure.client.views import RunResult, RunView, StepView
@@ -92,8 +92,9 @@ class _Task:
         self._heed_sigterm()
         try:
             with progress_line(self._program.name, None) as line:
-                programs, queues = list(self._module.programs.values()), self._module.queues
-                async with Engine(self._store, programs, queues=queues, on_commit=self._observer(line)) as engine:
+                programs, observer = list(self._module.programs.values()), self._observer(line)
+                options = engine_options(self._store, self._module.queues)
+                async with Engine(self._store, programs, on_commit=observer, **options) as engine:
                     result = await self._result(engine)
                     view, steps = await engine.get(result.run_id), await engine.steps(result.run_id)
                     output = engine.codec.encode(result.output, "the result")

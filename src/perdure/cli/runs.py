@@ -14,7 +14,7 @@ from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
 from perdure.cli.forking import fork, retry, travel
 from perdure.cli.inspection import inspect
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import (
     clean,
     cut,
@@ -34,7 +34,6 @@ from perdure.client.views import RunView, StepView
 from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.kernel.events import Entry, RunParked, RunStatus
 from perdure.ports.leases import ORCHESTRATOR
-from perdure.stores.open import open_store
 
 app = App(name="runs", help="Look at runs, and go back in them.")
 
@@ -171,7 +170,7 @@ class _Follower:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow(self) -> int:
-        async with Asking(open_store(self._store)) as client:
+        async with Asking(opened(self._store)) as client:
             view = await _view(client, self._id)
             if self._shown is None:
                 self._shown = Journal(view, self._json)
@@ -212,7 +211,7 @@ class _Follower:
 
 def _ask(store: str, question: Callable[[Asking], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with Asking(open_store(store)) as client:
+        async with Asking(opened(store)) as client:
             return await question(client)
 
     return asyncio.run(ask())

@@ -12,12 +12,11 @@ from cyclopts import App, Parameter
 
 from perdure.cli.exits import Problem
 from perdure.cli.inputs import invocation, read
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, table, when, write_json
 from perdure.client.client import Client
 from perdure.client.schedules import ScheduleHandle, ScheduleView
 from perdure.kernel.invocation import Invocation
-from perdure.stores.open import open_store
 
 app = App(name="schedules", help="Make schedules, and look after them.")
 
@@ -251,7 +250,7 @@ async def _with(client: Client, id: str, work: Callable[[ScheduleHandle], Awaita
 
 def _ask(store: str, work: Callable[[Client], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with Client(open_store(store)) as client:
+        async with Client(opened(store)) as client:
             return await work(client)
 
     return asyncio.run(ask())

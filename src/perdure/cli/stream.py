@@ -9,13 +9,12 @@ import msgspec
 from cyclopts import Parameter
 
 from perdure.cli.exits import ENDS, Exit, Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
 from perdure.client.asking import Asking
 from perdure.client.views import Chunk
 from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.kernel.events import RunStatus
-from perdure.stores.open import open_store
 
 # How long to wait before a store that went away is asked again.
 RECONNECT_SECONDS = 0.5
@@ -57,7 +56,7 @@ class _Follower:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow(self) -> int:
-        async with Asking(open_store(self._store)) as client:
+        async with Asking(opened(self._store)) as client:
             # By run_id, once it is known: another run under the same id is not what is being followed.
             view = await client.get(self._run_id or self._id)
             if view is None:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from perdure.assembly import Engine
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, engine_options
 from perdure.cli.output import note, write_json
 from perdure.cli.targets import load
 
@@ -30,7 +30,8 @@ def sweep(
     target = load(module)
     if not target.programs and not target.steps:
         raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
-    engine = Engine(store, target.programs.values(), queues=target.queues, steps=target.steps)
+    options = engine_options(store, target.queues)
+    engine = Engine(store, target.programs.values(), steps=target.steps, **options)
     report = asyncio.run(
         engine.sweep(max_timers=max_timers, max_schedules=max_schedules, max_runs=max_runs, until=until)
     )

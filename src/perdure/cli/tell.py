@@ -11,13 +11,12 @@ from msgspec import to_builtins
 
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.inputs import read
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import note, write_json
 from perdure.client.client import Client
 from perdure.errors import NoSuchRun
 from perdure.kernel.inbound import AlreadyFinished, Duplicate, Finished, NotFound
 from perdure.kernel.truncation import Truncated
-from perdure.stores.open import open_store
 
 Input = Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")]
 Reason = Annotated[str | None, Parameter(help="Why; it is kept in the journal.")]
@@ -116,7 +115,7 @@ def resolve(
 
 def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[Client], Awaitable[Any]]) -> int:
     async def ask() -> Any:
-        async with Client(open_store(store)) as client:
+        async with Client(opened(store)) as client:
             return await tell(client)
 
     verdict = asyncio.run(ask())

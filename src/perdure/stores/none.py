@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from perdure.ports.leases import Acquired, HeldBy, Lease, Leases, Renewal
+from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Leases, Renewal
 
 # The leases by which orchestrators show that they live.
-NAMES = "orchestrator:"
+NAMES = ORCHESTRATOR
 
 
 class NoLeases:

@@ -22,7 +22,7 @@ INVALID, DEADLINE, NOT_FOUND, DENIED, EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 
 # A stream that says nothing for so long is opened anew: its connection may be gone without anybody having noticed.
 QUIET_SECONDS = 60.0
 # What OpenSSL says of a server that answers the first words of TLS with something else, or not at all.
-NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER", "record layer failure")
+NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER", "record layer failure", "reset by peer")
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -200,7 +200,7 @@ class Gateway:
         said = _said(error)
         if "CERTIFICATE_VERIFY_FAILED" in said:
             return f"shows a certificate that cannot be trusted ({said}); name its authority with ?ca=FILE"
-        if any(sign in said for sign in NO_TLS):
+        if self.address.tls and any(sign in said for sign in NO_TLS):
             return f"does not seem to speak TLS ({said}); if so, write etcd:// and leave ca, cert and key out"
         if "certificate required" in said.lower() or "bad certificate" in said.lower():
             return "wants a certificate from us that it trusts; give ?cert=FILE&key=FILE"

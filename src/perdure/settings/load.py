@@ -1,0 +1,303 @@
+"""Settings as they hold: the file, and over it the environment. The one place where an engine's variables are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from perdure.config import Limits, Queue, Rate, Recovery, Retention
+from perdure.errors import UsageError
+from perdure.kernel.durability import durability
+from perdure.kernel.policy import suggest
+from perdure.settings.keys import KEYS, Key, Section, Values, read
+from perdure.settings.problems import InvalidSettings
+from perdure.settings.toml import read_toml
+from perdure.settings.tree import MOST_BYTES, Node
+from perdure.settings.yaml import read_yaml
+
+T = TypeVar("T")
+
+PREFIX = "PERDURE_"
+FILE = "PERDURE_CONFIG"
+FOUND = ("perdure.yaml", "perdure.yml")
+PYPROJECT = "pyproject.toml"
+# Sections that variables do not reach: what is in them is said by one variable, or by names of the user.
+UNREACHED = ("queues", "storageConfig", "leaseManager")
+SCHEMES = {
+    "inMemory": "memory",
+    "memory": "memory",
+    "file": "file",
+    "sqlite": "sqlite",
+    "postgres": "postgresql",
+    "postgresql": "postgresql",
+    "redis": "redis",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was set; None is what was not. `source` is the file, empty when there is none."""
+
+    # Both may have a password in them.
+    store: str | None = field(default=None, repr=False)
+    leases: str | None = field(default=None, repr=False)
+    name: str | None = None
+    module: str | None = None
+    durability: str | None = None
+    max_concurrency: int | None = None
+    serves: tuple[str, ...] | None = None
+    limits: Limits | None = None
+    recovery: Recovery | None = None
+    retention: Retention | None = None
+    queues: tuple[Queue, ...] | None = None
+    source: str = ""
+
+    def options(self) -> dict[str, Any]:
+        """What was set, as the parameters of an Engine."""
+        names = [name for name in self.__slots__ if name not in ("module", "source")]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def load_settings(
+    path: str | os.PathLike[str] | None = None, *, environment: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings of a file, with the environment over it.
+
+    Without a `path` it is the file that PERDURE_CONFIG names, or perdure.yaml in the current directory, or the table
+    [tool.perdure] of pyproject.toml there; when there is none of these, the environment alone.
+    """
+    variables = os.environ if environment is None else environment
+    chosen = os.fspath(path) if path is not None else variables.get(FILE, "")
+    tree, source = _file(chosen) if chosen else _found()
+    for place, node in _variables(variables).items():
+        _set(tree, place, node)
+    values, places = read(KEYS, tree)
+    return _settings(values, places, source)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _found() -> tuple[Node, str]:
+    names = [name for name in FOUND if os.path.isfile(name)]
+    table = _table(PYPROJECT) if os.path.isfile(PYPROJECT) else None
+    if len(names) + (table is not None) > 1:
+        others = names[1:] + ([f"[tool.perdure] in {PYPROJECT}"] if table is not None else [])
+        raise InvalidSettings(names[0], f"there are settings in {' and in '.join(others)} too; keep them in one place")
+    if names:
+        return _file(names[0])
+    return (table, PYPROJECT) if table is not None else (Node({}, ""), "")
+
+
+def _file(path: str) -> tuple[Node, str]:
+    if path.endswith((".yaml", ".yml")):
+        return read_yaml(_read(path), path), path
+    if path.endswith(".toml"):
+        table = _table(path)
+        if table is None:
+            raise InvalidSettings(path, "it has no table [tool.perdure]")
+        return table, path
+    raise InvalidSettings(path, "settings are in a file that ends with .yaml, .yml or .toml")
+
+
+def _table(path: str) -> Node | None:
+    """The table [tool.perdure]; None when there is none."""
+    text = _read(path)
+    if os.path.basename(path) == PYPROJECT and "perdure" not in text:
+        return None
+    tree = read_toml(text, path)
+    tool = tree["tool"].value if "tool" in tree else None
+    found = tool.get("perdure") if isinstance(tool, dict) else None
+    return found if isinstance(found, Node) else None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise InvalidSettings(path, f"there is no such file (the current directory is {os.getcwd()})") from error
+    except OSError as error:
+        raise InvalidSettings(path, f"it cannot be read: {error.strerror}") from error
+    if len(data) > MOST_BYTES:
+        raise InvalidSettings(path, f"it is larger than {MOST_BYTES:,} bytes, and settings are not")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidSettings(f"{path}, line {line}", "it is not UTF-8") from error
+
+
+# --- the environment --------------------------------------------------------------------------------------------------
+
+
+def variable_names() -> dict[str, tuple[str, ...]]:
+    """The variables there are, and the setting of each."""
+    names: dict[str, tuple[str, ...]] = {}
+    for name, key in KEYS.keys.items():
+        if isinstance(key, Key):
+            names[PREFIX + name.upper()] = (name,)
+        elif name not in UNREACHED:
+            for inner in key.keys:
+                names[f"{PREFIX}{name.upper()}__{inner.upper()}"] = (name, inner)
+    return names
+
+
+def _variables(variables: Mapping[str, str]) -> dict[tuple[str, ...], Node]:
+    known = variable_names()
+    found = {}
+    for name, value in variables.items():
+        if name in known:
+            found[known[name]] = Node(value, name, spoken=True)
+        elif name.startswith(PREFIX) and name != FILE:
+            _check_variable(name, known)
+    return found
+
+
+def _check_variable(name: str, known: Mapping[str, Any]) -> None:
+    """Others may begin with PERDURE_ too; one that is almost a setting, or is under a section, was meant as one."""
+    section, inside, _ = name.partition("__")
+    mistaken = inside and any(one.startswith(f"{section}__") for one in known)
+    if mistaken or get_close_matches(name, known, 1, 0.9):
+        near = [one for one in known if one.startswith(f"{section}__")] if mistaken else known
+        raise InvalidSettings(name, f"there is no setting of that name; {suggest(name, near)}")
+
+
+def _set(tree: Node, path: tuple[str, ...], node: Node) -> None:
+    """Put a value in the place of what the file says, by whichever name it says it."""
+    section: Section = KEYS
+    for name in path[:-1]:
+        inner = section.keys[name]
+        assert isinstance(inner, Section)
+        section = inner
+        if not isinstance(tree.value, dict):
+            return  # said to be wrong when it is read
+        if not isinstance(tree.value.get(name, Node(None, "")).value, dict | None):
+            return
+        if name not in tree.value or tree.value[name].value is None:
+            tree.value[name] = Node({}, node.where)
+        tree = tree.value[name]
+    if not isinstance(tree.value, dict):
+        return
+    key = section.keys[path[-1]]
+    if isinstance(key, Key) and key.stepflow:
+        tree.value.pop(key.stepflow, None)
+    instead = {"store": "storageConfig", "leases": "leaseManager"}.get(path[-1]) if len(path) == 1 else None
+    if instead is not None:
+        tree.value.pop(instead, None)
+    tree.value[path[-1]] = node
+
+
+# --- from values to settings ------------------------------------------------------------------------------------------
+
+
+def _settings(values: Values, places: dict[str, str], source: str) -> Settings:
+    for ours, theirs in (("store", "storageConfig"), ("leases", "leaseManager")):
+        if ours in values and theirs in values:
+            reason = f"{ours} is given in {places[ours]} already; keep one of the two"
+            raise InvalidSettings(places[theirs], reason)
+    if "storageConfig" in values:
+        values["store"] = _store(values["storageConfig"], places)
+    if "leaseManager" in values:
+        values["leases"] = _leases(values["leaseManager"], places)
+    if "durability" in values:
+        _made(lambda: durability(values["durability"]), "durability", places)
+    if values.get("max_concurrency", 1) < 1:
+        raise InvalidSettings(places["max_concurrency"], "max_concurrency must be at least 1")
+    limits = _made(lambda: Limits(**values["limits"]), "limits", places) if "limits" in values else None
+    recovery = _made(lambda: Recovery(**values["recovery"]), "recovery", places) if "recovery" in values else None
+    return Settings(
+        store=values.get("store"),
+        leases=values.get("leases"),
+        name=values.get("name"),
+        module=values.get("module"),
+        durability=values.get("durability"),
+        max_concurrency=values.get("max_concurrency"),
+        serves=values.get("serves"),
+        limits=limits,
+        recovery=recovery,
+        retention=_retention(values["retention"], places) if "retention" in values else None,
+        queues=tuple(_queue(name, values["queues"][name], places) for name in values.get("queues", ())) or None,
+        source=source,
+    )
+
+
+def _made(make: Callable[[], T], section: str, places: dict[str, str]) -> T:
+    """What the settings of a section are together; what is wrong with one of them is told where that is."""
+    try:
+        return make()
+    except (UsageError, ValueError) as error:
+        if isinstance(error, InvalidSettings):
+            raise
+        said = str(error)
+        inner = [path for path in places if path.startswith(f"{section}.") and f"{path.rpartition('.')[2]}=" in said]
+        raise InvalidSettings(places[inner[0] if inner else section], said) from error
+
+
+def _retention(values: Values, places: dict[str, str]) -> Retention:
+    if "older_than" not in values:
+        raise InvalidSettings(places["retention"], "retention needs older_than, such as older_than: 30d")
+    return _made(lambda: Retention(**values), "retention", places)
+
+
+def _queue(name: str, values: Values, places: dict[str, str]) -> Queue:
+    where = f"queues.{name}"
+    rate = values.pop("rate", None)
+    if rate is not None and "count" not in rate:
+        raise InvalidSettings(places[f"{where}.rate"], f"{where}.rate needs a count, such as count: 10")
+    return _made(lambda: Queue(name, rate=Rate(**rate) if rate is not None else None, **values), where, places)
+
+
+def _store(values: Values, places: dict[str, str]) -> str:
+    """The URL of a store that is described as in Stepflow's files."""
+    where = places["storageConfig"]
+    kind, url = values.get("type"), values.get("databaseUrl", "")
+    if kind not in SCHEMES:
+        reason = f"{kind!r} is no type of store; {suggest(kind, SCHEMES)}" if kind else "it needs a type"
+        raise InvalidSettings(places.get("storageConfig.type", where), reason)
+    if values.get("autoMigrate") is False:
+        reason = "an engine always brings an embedded store up to date, and no other; leave autoMigrate out"
+        raise InvalidSettings(places["storageConfig.autoMigrate"], reason)
+    scheme = SCHEMES[kind]
+    if scheme == "memory" or url == "sqlite::memory:":
+        return "memory://"
+    place = places.get("storageConfig.databaseUrl", where)
+    if not url:
+        raise InvalidSettings(place, f"a {kind} store needs its databaseUrl")
+    if scheme == "sqlite" and not url.startswith("sqlite://"):
+        # sqlite:relative.db or sqlite:/absolute.db, and options of a driver that is not ours.
+        url = f"sqlite:///{url.removeprefix('sqlite:').partition('?')[0]}"
+    given = url.partition(":")[0]
+    if given not in {scheme, *(name for name, one in SCHEMES.items() if one == scheme), f"{scheme}s"}:
+        raise InvalidSettings(place, f"storageConfig.type is {kind}, and this is the URL of something else")
+    if scheme == "postgresql" and "maxConnections" in values:
+        url += f"{'&' if '?' in url else '?'}pool={values['maxConnections']}"
+    return str(url)
+
+
+def _leases(values: Values, places: dict[str, str]) -> str | None:
+    """The URL of leases that are described as in Stepflow's files."""
+    where, kind = places["leaseManager"], values.get("type")
+    if kind in ("none", "store"):
+        return "none" if kind == "none" else None
+    if kind != "etcd":
+        known = ("none", "etcd", "store")
+        reason = f"{kind!r} is no type of leases; {suggest(kind, known)}" if kind else "it needs a type"
+        raise InvalidSettings(places.get("leaseManager.type", where), reason)
+    place = places.get("leaseManager.endpoints", where)
+    parts = [urlsplit(endpoint) for endpoint in values.get("endpoints", ())]
+    schemes = {part.scheme for part in parts}
+    if not parts or len(schemes) > 1 or schemes - {"http", "https"} or not all(part.netloc for part in parts):
+        raise InvalidSettings(
+            place, "endpoints are the members of etcd, such as [http://etcd-1:2379], all http or https"
+        )
+    named = [quote(values[name], safe="") for name in ("user", "password") if name in values]
+    access = f"{':'.join(named)}@" if named else ""
+    files = "&".join(f"{name}={quote(values[name], safe='/')}" for name in ("ca", "cert", "key") if name in values)
+    scheme = "etcds" if schemes == {"https"} else "etcd"
+    prefix = f"/{quote(values['prefix'])}" if "prefix" in values else ""
+    return f"{scheme}://{access}{','.join(part.netloc for part in parts)}{prefix}{'?' + files if files else ''}"
