@@ -242,6 +242,11 @@ def test_long_values_are_cut_visibly() -> None:
     assert cut("short", 10) == "short"
 
 
-def test_the_package_can_be_run_as_a_module(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-m", "perdure.cli", "--version"], capture_output=True, cwd=tmp_path)
-    assert ended.returncode == 0
+@pytest.mark.parametrize("module", ["perdure", "perdure.cli"])
+def test_the_package_can_be_run_as_a_module(tmp_path: Path, module: str) -> None:
+    def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    assert (ended("--version").returncode, ended("--version").stdout) == (0, f"perdure {perdure.__version__}\n")
+    assert ended("runs", "show").returncode == Exit.USAGE

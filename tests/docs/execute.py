@@ -1,12 +1,14 @@
 """Execute one document as its reader would: `python execute.py guide.md`, in the directory to work in.
 
 - The python blocks of a file share one namespace, in their order, as if typed into one session.
-- A block fenced with ```python shop.py is saved under that name, for later blocks to run or to import.
+- A block fenced with ```python shop.py or ```yaml perdure.yaml is saved under that name, for later blocks to use.
 - In a console block every line that begins with `$ ` is run in a shell.
 - A text block after a python block, and what follows a command in a console block, is what it prints. `...` stands for
   anything within a line, and as a line of its own for any lines or none. What a block prints must be shown.
 - A python block that says `# raises NotDurable` must raise that error; the text block after it ends with its message.
 - A command whose output ends with the line `Killed` is killed with SIGKILL as soon as it has printed the lines above.
+- A command may end with `&`, when what it prints goes to a file. What still runs when the document ends is killed.
+- Hosts under `.example` in URLs of servers stand for servers of the tests: see `servers.py`.
 
 Prints the first thing that is not as the document says, and exits with 1.
 """
@@ -59,23 +61,25 @@ def compare(shown: str, printed: str) -> None:
 class Session:
     """One document on its way from its first block to its last."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, servers: Any) -> None:
         # A module that can be found by its name, as a file of the reader's would be.
         self.module = sys.modules[name] = ModuleType(name)
+        self._servers = servers
+        # Groups of processes, one per command.
+        self._groups: list[int] = []
 
     def run(self, block: Any, filename: str, following: Any) -> None:
         """Do what a block says."""
-        if block.language == "python":
+        if block.saved_as is not None:
+            path = Path(block.saved_as)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
             shown = following.text if following is not None and following.language == "text" else ""
-            if block.saved_as is not None:
-                path = Path(block.saved_as)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(block.text, encoding="utf-8")
-            else:
-                compare(shown, self._python(block, filename))
+            compare(self._servers.back(shown), self._servers.back(self._python(block, filename)))
         elif block.language == "console":
             for command, shown in commands(block.text):
-                compare(shown, shell(command, shown))
+                compare(self._servers.back(shown), self._servers.back(self.shell(command, shown)))
 
     def _python(self, block: Any, filename: str) -> str:
         out = io.StringIO()
@@ -91,6 +95,33 @@ class Session:
             raise Unlike(f"the block says that it raises {block.raises}, and it raises nothing")
         return out.getvalue()
 
+    def shell(self, command: str, shown: str) -> str:
+        """Run a command and return what it prints, errors included."""
+        # A group of its own, so that the kill reaches what the shell started.
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._groups.append(process.pid)
+        assert process.stdout is not None
+        lines = shown.splitlines()
+        if not lines or lines[-1] != "Killed":
+            printed, _ = process.communicate(timeout=SECONDS)
+            return printed
+        first = "".join(process.stdout.readline() for _ in lines[:-1])
+        os.killpg(process.pid, signal.SIGKILL)
+        rest, _ = process.communicate(timeout=SECONDS)
+        return f"{first}{rest}Killed"
+
+    def end(self) -> None:
+        """End what commands have left running."""
+        for group in self._groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+
 
 def commands(text: str) -> list[tuple[str, str]]:
     """The commands of a console block, each with the output that is shown for it."""
@@ -100,29 +131,14 @@ def commands(text: str) -> list[tuple[str, str]]:
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def shell(command: str, shown: str) -> str:
-    """Run a command and return what it prints, errors included."""
-    # A group of its own, so that the kill reaches what the shell started.
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    lines = shown.splitlines()
-    if not lines or lines[-1] != "Killed":
-        printed, _ = process.communicate(timeout=SECONDS)
-        return printed
-    first = "".join(process.stdout.readline() for _ in lines[:-1])
-    os.killpg(process.pid, signal.SIGKILL)
-    rest, _ = process.communicate(timeout=SECONDS)
-    return f"{first}{rest}Killed"
-
-
 def main(document: Path) -> int:
     """Execute a document; 0 when everything is as it says."""
     from tests.docs.markdown import blocks
+    from tests.docs.servers import Standins
 
-    session = Session(re.sub(r"\W", "_", document.stem))
-    found = list(blocks(document.read_text(encoding="utf-8")))
+    servers = Standins.from_environment()
+    session = Session(re.sub(r"\W", "_", document.stem), servers)
+    found = list(blocks(servers.put(document.read_text(encoding="utf-8"))))
     # As in a fresh directory of the reader: what is saved there can be imported and run.
     sys.path.insert(0, os.getcwd())
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -130,16 +146,19 @@ def main(document: Path) -> int:
     # An editable install knows the entry points of the day it was made; the reader's knows the plugin.
     if not any(entry.value == "perdure.testing.plugin" for entry in entry_points(group="pytest11")):
         os.environ["PYTEST_PLUGINS"] = "perdure.testing.plugin"
-    for number, block in enumerate(found):
-        try:
-            session.run(block, document.name, found[number + 1] if number + 1 < len(found) else None)
-        except Unlike as unlike:
-            sys.stderr.write(f"{document.name}:{block.line}: not as shown\n{unlike}\n")
-            return 1
-        except Exception:
-            sys.stderr.write(f"{document.name}:{block.line}: failed\n{traceback.format_exc()}")
-            return 1
-    return 0
+    try:
+        for number, block in enumerate(found):
+            try:
+                session.run(block, document.name, found[number + 1] if number + 1 < len(found) else None)
+            except Unlike as unlike:
+                sys.stderr.write(f"{document.name}:{block.line}: not as shown\n{unlike}\n")
+                return 1
+            except Exception:
+                sys.stderr.write(f"{document.name}:{block.line}: failed\n{traceback.format_exc()}")
+                return 1
+        return 0
+    finally:
+        session.end()
 
 
 if __name__ == "__main__":

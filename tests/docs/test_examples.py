@@ -11,9 +11,11 @@ import pytest
 
 from tests.docs.execute import fits
 from tests.docs.markdown import DOCS, README, ROOT, blocks
+from tests.docs.servers import servers_of
+from tests.services.shared import Shared
 
-# A block without a language is a picture.
-LANGUAGES = {"python", "text", "console", "sh", ""}
+# A block without a language is a picture; settings are saved, and used by what follows.
+LANGUAGES = {"python", "text", "console", "sh", "", "yaml", "toml"}
 
 
 def name(path: Path) -> str:
@@ -21,9 +23,12 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("document", DOCS, ids=name)
-def test_what_a_document_shows_is_what_happens(document: Path, tmp_path: Path) -> None:
+def test_what_a_document_shows_is_what_happens(document: Path, tmp_path: Path, services: Shared) -> None:
     command = [sys.executable, "-W", "error", str(Path(__file__).parent / "execute.py"), str(document)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    with servers_of(document, services) as environment:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+        )
     assert done.returncode == 0, done.stderr
 
 
@@ -36,6 +41,8 @@ def test_no_block_escapes_execution(document: Path) -> None:
         if block.language == "text":
             before = found[number - 1]
             assert (before.language, before.saved_as) == ("python", None), f"line {block.line}: nothing prints this"
+        if block.language in ("yaml", "toml"):
+            assert block.saved_as is not None, f"line {block.line}: nothing reads this"
         if block.saved_as is not None:
             module = block.saved_as.removesuffix(".py").replace("/", ".")
             later = "\n".join(other.text for other in found[number + 1 :] if other.language in ("python", "console"))

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.servers import servers_of
+from tests.services.shared import Shared
+
 FENCE = "`" * 3
 
 
@@ -16,6 +19,39 @@ def execute(folder: Path, *blocks: tuple[str, str]) -> subprocess.CompletedProce
     document.write_text("\n\n".join(f"{FENCE}{info}\n{text}\n{FENCE}" for info, text in blocks), encoding="utf-8")
     command = [sys.executable, str(Path(__file__).parent / "execute.py"), str(document)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_a_command_leaves_running_ends_with_the_document(tmp_path: Path) -> None:
+    left = ("console", "$ sleep 1000 > log 2>&1 & echo $! > left.pid")
+    done = execute(tmp_path, left)
+    assert done.returncode == 0, done.stderr
+    pid = int((tmp_path / "left.pid").read_text())
+    status = Path(f"/proc/{pid}/stat")
+    # Whoever adopted it may not have buried it yet.
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_servers_that_a_document_names_are_empty_ones_of_the_tests(tmp_path: Path, services: Shared) -> None:
+    document = tmp_path / "guide.md"
+    code = """
+import asyncio, asyncpg, json, os, redis
+async def count():
+    for url in ("postgresql://db.example/one", "postgresql://db.example/two"):
+        connection = await asyncpg.connect(url)
+        await connection.execute("create table note (id int)")
+        await connection.close()
+asyncio.run(count())
+print(redis.Redis.from_url("redis://redis.example").dbsize())
+print("postgresql://db.example/one", "etcd://etcd.example:2379/x")
+"""
+    shown = "0\npostgresql://db.example/one etcd://etcd.example:2379/x\n"
+    document.write_text(f"{FENCE}python{code}{FENCE}\n\n{FENCE}text\n{shown}{FENCE}\n", encoding="utf-8")
+    with servers_of(document, services) as environment:
+        command = [sys.executable, str(Path(__file__).parent / "execute.py"), str(document)]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 0, done.stderr
 
 
 WAITS = "import sys, time\nprint('one')\nprint('two')\nsys.stdout.flush()\ntime.sleep(60)"
@@ -29,8 +65,9 @@ WAITS = "import sys, time\nprint('one')\nprint('two')\nsys.stdout.flush()\ntime.
         [("python", "int('x')  # raises ValueError"), ("text", "ValueError: invalid literal for int() ...: 'x'")],
         [("python one.py", "print(1)"), ("console", "$ python one.py\n1\n$ echo 2\n2")],
         [("python waits.py", WAITS), ("console", "$ python waits.py\none\ntwo\nKilled")],
+        [("yaml one.yaml", "one: 1"), ("console", "$ cat one.yaml\none: 1")],
     ],
-    ids=["output", "one namespace", "an error that is shown", "a saved file", "a kill"],
+    ids=["output", "one namespace", "an error that is shown", "a saved file", "a kill", "settings"],
 )
 def test_a_document_that_tells_the_truth_passes(tmp_path: Path, blocks: list[tuple[str, str]]) -> None:
     done = execute(tmp_path, *blocks)

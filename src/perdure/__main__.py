@@ -1,0 +1,8 @@
+"""`python -m perdure`, where the `perdure` command is not on the path."""
+
+import sys
+
+from perdure.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
