@@ -1,6 +1,6 @@
-"""Servers that documents name, such as `postgresql://db.example/shop`: each stands for one of the tests, empty at first.
+"""Servers that documents name, such as `postgresql://db.example/shop`: each stands for an empty one of the tests.
 
-Any name after the slash is a database of its own; one that nobody has is made for the document.
+Any name after the slash is a database of its own.
 """
 
 from __future__ import annotations
