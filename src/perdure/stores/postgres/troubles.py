@@ -21,7 +21,13 @@ class Lost(Exception):
 
 def is_driver_error(error: BaseException) -> bool:
     """Whether an error comes from the driver, the server or the network."""
-    return isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | TimeoutError)
+    return isinstance(error, asyncpg.PostgresError) or _is_of_connection(error)
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    # The driver calls it an internal error when it is told of the end of a session that it was about to use.
+    kinds = asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError
+    return isinstance(error, kinds)
 
 
 def is_lost(error: BaseException) -> bool:
@@ -29,7 +35,7 @@ def is_lost(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         # Shutdowns end a session between two statements, or with one; crashes of others end all sessions at once.
         return _state(error)[:2] == "08" or _state(error) in ("57P01", "57P02", "57P05", "25P03")
-    return isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError)
+    return _is_of_connection(error)
 
 
 def is_collision(error: BaseException) -> bool:

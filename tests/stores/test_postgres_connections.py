@@ -1,0 +1,229 @@
+"""Connections end: by the network, by the server, in the middle of a commit. Nothing is lost, nothing is doubled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from perdure import Engine, step, workflow
+from perdure.errors import StoreUnavailable
+from perdure.kernel.events import RunClaimed, StepSucceeded
+from perdure.kernel.queues import Queue
+from perdure.ports.journal import Appended, Conflict
+from perdure.stores.postgres import connection
+from perdure.stores.postgres.store import PostgresStore
+from perdure.testing.conformance.history import History, listed, numbered, write, write_all
+from perdure.testing.conformance.history import step as steps
+from tests.services.plugin import Servers
+from tests.services.proxy import Proxy
+from tests.services.servers import Postgres
+from tests.stores.postgres import opened, sql
+
+PATIENCE = 60.0
+END_ALL = """
+    select pg_terminate_backend(pid) from pg_stat_activity
+    where pid <> pg_backend_pid() and datname = current_database()
+"""
+
+
+@pytest.fixture
+def proxy(postgres_url: str) -> Iterator[Proxy]:
+    with Proxy(urlsplit(postgres_url).port or 0) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def store(postgres_url: str, proxy: Proxy) -> AsyncIterator[PostgresStore]:
+    async with opened(proxy.url(postgres_url)) as store:
+        yield store
+
+
+async def test_reads_go_on_over_a_new_connection(store: PostgresStore, postgres_url: str) -> None:
+    begin = History("r1").begin()
+    await write_all(store, begin)
+    for _ in range(3):
+        await sql(postgres_url, END_ALL)
+        assert await numbered(store.journal, "r1") == listed(begin)
+
+
+async def test_appends_go_on_over_a_new_connection(store: PostgresStore, postgres_url: str) -> None:
+    run = History("r1")
+    written = [run.begin()]
+    await write_all(store, written[0])
+    for number in range(3):
+        await sql(postgres_url, END_ALL)
+        written.append(run.then(*steps(number)))
+        await write_all(store, written[-1])
+    assert await numbered(store.journal, "r1") == listed(*written)
+
+
+async def test_an_append_whose_reply_is_lost_was_written_and_is_known_to_be(
+    store: PostgresStore, proxy: Proxy, postgres_url: str
+) -> None:
+    run = History("r1")
+    written = [run.begin()]
+    await write_all(store, written[0])
+    for number in range(5):
+        # One that is a step alone, and one that changes the row.
+        append = run.then(*steps(number), RunClaimed("me", number + 1))
+        written.append(msgspec.structs.replace(append, row=None) if number % 2 else append)
+        proxy.lose_replies()
+        assert await write(store, written[-1]) == [Appended()]
+    async with opened(postgres_url) as other:
+        assert await numbered(other.journal, "r1") == listed(*written)
+
+
+async def test_the_creation_of_a_run_whose_reply_is_lost_is_ours(store: PostgresStore, proxy: Proxy) -> None:
+    for number in range(3):
+        proxy.lose_replies()
+        assert await write(store, History(f"r{number}").begin_as("me")) == [Appended()]
+        assert await write(store, History(f"r{number}").begin_as("other")) == [Conflict(2)]
+
+
+async def test_of_a_group_whose_reply_is_lost_each_gets_its_own_outcome(store: PostgresStore, proxy: Proxy) -> None:
+    runs = [History(f"r{number}") for number in range(4)]
+    await write_all(store, *(run.begin_as("me") for run in runs))
+    stale = History("r1")
+    stale.begin()
+    group = [runs[0].then(*steps(0)), stale.then(*steps(9)), runs[2].then(*steps(0)), History("new").begin()]
+    proxy.lose_replies()
+    assert await write(store, *group) == [Appended(), Conflict(2), Appended(), Appended()]
+    assert len(await numbered(store.journal, "r1")) == 2
+
+
+async def test_a_claim_whose_reply_is_lost_takes_one_place_in_its_queue(store: PostgresStore, proxy: Proxy) -> None:
+    one = Queue("emails", concurrency=1)
+    runs = [History(f"r{number}", queue="emails") for number in range(2)]
+    await write_all(store, *(run.begin() for run in runs))
+    claims = [msgspec.structs.replace(run.then(RunClaimed("me", 1)), admit=one) for run in runs]
+    # Whichever of the messages it is that gets no answer: begin, lock, count, write or commit.
+    proxy.lose_replies()
+    assert await write(store, claims[0]) == [Appended()]
+    assert len(await numbered(store.journal, "r0")) == 2
+    [outcome] = await write(store, claims[1])
+    assert not isinstance(outcome, Appended)
+
+
+async def test_a_commit_whose_reply_is_lost_is_found_out(
+    store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, child = History("parent"), History("child")
+    await write_all(store, parent.begin_as("me"))
+    script = connection.Connection.script
+
+    async def commit(self: connection.Connection, text: str, *more: Any) -> None:
+        if text == "commit" and not lost:
+            lost.append(text)
+            proxy.lose_replies()
+        await script(self, text, *more)
+
+    lost: list[str] = []
+    monkeypatch.setattr(connection.Connection, "script", commit)
+    append = msgspec.structs.replace(parent.then(*steps(0)), starts=[child.begin()])
+    assert await write(store, append) == [Appended()]
+    assert lost == ["commit"]
+    assert len(await numbered(store.journal, "parent")) == 4
+    assert len(await numbered(store.journal, "child")) == 1
+
+
+async def test_an_append_that_was_not_sent_is_refused_at_once(store: PostgresStore, proxy: Proxy) -> None:
+    run = History("r1")
+    await write_all(store, run.begin())
+    proxy.refuse()
+    proxy.cut()
+    # Until the end of the connection is noticed, an append may be on its way.
+    while not isinstance(store._database._writer, connection.Connection) or not store._database._writer.closed:
+        await asyncio.sleep(0)
+    append = run.then(*steps(0))
+    with pytest.raises(StoreUnavailable):
+        await write(store, append)
+    proxy.heal()
+    assert await write(store, append) == [Appended()]
+
+
+async def test_a_server_that_answers_no_more_is_given_up(
+    store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.3)
+    run = History("r1")
+    await write_all(store, run.begin())
+    proxy.blackhole("down")
+    append = run.then(*steps(0))
+    writing = asyncio.ensure_future(write(store, append))
+    while not proxy.held["down"]:
+        await asyncio.sleep(0)
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        await store.leases.acquire("k", "me", 10.0, 100.0)
+    assert not writing.done()
+    monkeypatch.undo()
+    proxy.heal()
+    async with asyncio.timeout(PATIENCE):
+        assert await writing == [Appended()]
+    assert len(await numbered(store.journal, "r1")) == 3
+
+
+async def test_leases_whose_replies_are_lost_are_held_and_given_back_once(store: PostgresStore, proxy: Proxy) -> None:
+    proxy.lose_replies()
+    first = await store.leases.acquire("k", "me", 10.0, 100.0)
+    assert await store.leases.acquire("k", "me", 10.0, 100.0) == first
+    proxy.lose_replies()
+    await store.leases.release("k", "me")
+    assert await store.leases.get("k", 100.0) is None
+
+
+@step
+async def work(number: int) -> int:
+    return number
+
+
+@workflow
+async def flow(count: int) -> int:
+    total = 0
+    for number in range(count):
+        total += await work(number)
+    return total
+
+
+async def test_runs_go_on_when_the_server_was_restarted(servers: Servers) -> None:
+    with servers.postgres() as server:
+        async with Engine(server.url, [flow]) as engine:
+            runs = [await engine.start(flow(60), id=f"r{number}") for number in range(5)]
+            for restart in (Postgres.restart, _crash, Postgres.restart):
+                await asyncio.to_thread(restart, server)
+                run = await _insist(engine)
+                assert await run.result(PATIENCE) == 3
+            assert [await run.result(PATIENCE) for run in runs] == [sum(range(60))] * 5
+            for run in runs:
+                events = [entry.event for entry in await engine.journal(run.id)]
+                assert len([event for event in events if isinstance(event, StepSucceeded)]) == 60
+
+
+def _crash(server: Postgres) -> None:
+    server.kill()
+    server.start()
+
+
+async def _insist(engine: Engine) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                return await engine.start(flow(3))
+            except StoreUnavailable:
+                await asyncio.sleep(0)
+
+
+async def test_an_engine_hears_of_work_after_its_connection_has_ended(postgres_url: str, proxy: Proxy) -> None:
+    async with Engine(proxy.url(postgres_url), [flow]) as engine:
+        proxy.cut()
+        async with opened(postgres_url) as other:
+            # Somebody else leaves a run for whoever is there.
+            started = History("r1", id="it", program=flow.name, input=msgspec.Raw(b"[3]"), not_before=1.0)
+            await write_all(other, started.begin())
+        row = await asyncio.wait_for(engine.watch.ended("r1"), PATIENCE)
+        assert bytes(row.output) == b"3"
