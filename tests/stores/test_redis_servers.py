@@ -16,7 +16,7 @@ from perdure.kernel.events import Batch
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.leases import Acquired
 from perdure.stores.redis.store import RedisStore
-from perdure.testing.conformance.history import History, numbered, step, write, write_all
+from perdure.testing.conformance.history import History, finished, numbered, step, write, write_all
 from tests.services.plugin import Servers
 from tests.services.servers import free_port
 
@@ -205,14 +205,16 @@ async def test_stores_of_two_prefixes_know_nothing_of_each_other(redis_url: str)
 async def test_a_full_server_refuses_and_takes_again_when_there_is_room(servers: Servers) -> None:
     with servers.redis() as server:
         async with opened(server.url) as store:
-            run = History("r1")
-            await write_all(store, run.begin_as("a"))
+            run, over = History("r1"), History("over")
+            await write_all(store, run.begin_as("a"), over.begin_as("a", finished()))
             with admin(server.url) as settings:
                 settings.config_set("maxmemory", "1mb")
                 more = run.then(*step(0))
                 with pytest.raises(StoreUnavailable, match="maxmemory"):
                     await write(store, more)
                 assert len(await numbered(store.journal, "r1")) == 2
+                # Making room is possible all the same.
+                assert list(await store.upkeep.remove(["over"])) == ["over"]
                 settings.config_set("maxmemory", "0")
             assert await write(store, more) == [Appended()]
 
@@ -265,6 +267,37 @@ async def test_a_server_that_is_gone_is_told_and_work_goes_on_when_it_is_back(se
             server.start()
             assert len(await numbered(store.journal, "r1")) == 2
             await write_all(store, Append("r1", 2, [Batch(2, 9.0, step(0))]))
+
+
+async def test_a_primary_that_is_one_no_more_is_left_for_whoever_has_its_name(servers: Servers) -> None:
+    """After a failover the name leads elsewhere: old connections are not kept."""
+    with servers.redis() as server:
+        async with opened(server.url) as store:
+            run = History("r1")
+            await write_all(store, run.begin_as("a"))
+            commands: list[str] = []
+            with admin(server.url) as there:
+                there.replicaof("127.0.0.1", free_port())
+                more = run.then(*step(0))
+                with pytest.raises(StoreUnavailable, match="read-only replica"):
+                    await write(store, more)
+                there.replicaof("NO", "ONE")
+            store.trace(commands.append)
+            assert await write(store, more) == [Appended()]
+            assert commands[0] == "CONNECT"
+
+
+def test_a_store_can_be_opened_again_in_another_loop(redis_url: str) -> None:
+    store = RedisStore(redis_url)
+
+    async def use(run_id: str) -> None:
+        await store.open(migrate=True)
+        await asyncio.gather(*(write_all(store, History(f"{run_id}-{i}").begin()) for i in range(20)))
+        await store._news.listening.wait()
+        await store.close()
+
+    asyncio.run(use("one"))
+    asyncio.run(use("other"))
 
 
 async def test_a_server_that_lost_everything_looks_empty(servers: Servers) -> None:

@@ -65,6 +65,7 @@ class News:
     def start(self, commits: int) -> None:
         """Begin to listen."""
         self._count = commits
+        self.listening = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._poll())]

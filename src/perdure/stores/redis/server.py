@@ -41,8 +41,10 @@ _REFUSALS: Final = {
     "BUSY": "the server is busy with a script that takes long; try again when it is done",
     "LOADING": "the server is still reading its data from disk; try again when it has",
     "NOPERM": "the user lacks a right; give it all commands on the keys and channels that begin with our prefix, but "
-    "for the dangerous ones (ACL SETUSER ... ~{prefix}* &{prefix}* +@all -@dangerous)",
+    "for the dangerous ones (ACL SETUSER ... ~{prefix}* &{prefix}* +@all -@dangerous +info)",
 }
+# What a server says that was the primary once.
+_ELSEWHERE: Final = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED")
 LOGIN = "the server refuses the user and password; check both, and that the user is switched on"
 NEEDS_LOGIN = "the server asks for a password; write it into the URL, as in redis://user:password@host:6379/0"
 
@@ -85,7 +87,8 @@ class Server:
     # --- connections ----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """From now on connections are made."""
+        """From now on connections are made, in the loop that runs now."""
+        self._free = asyncio.Semaphore(self.address.pool)
         self._open = True
 
     @property
@@ -147,8 +150,13 @@ class Server:
                 async with asyncio.timeout(self.address.timeout):
                     await connection.send_command(*command, check_health=False)
                     answer = await connection.read_response()
-            except ResponseError:
-                self._idle.append(connection)
+            except ResponseError as error:
+                if self._is(error, *_ELSEWHERE):
+                    # The name may lead to another server by now: only a new connection finds out.
+                    await self._drop(connection, *self._idle)
+                    self._idle.clear()
+                else:
+                    self._idle.append(connection)
                 raise
             except (BusyLoadingError, AuthenticationError) as error:
                 await connection.disconnect(nowait=True)
@@ -246,11 +254,15 @@ class Server:
             return self.unreachable(error)
         if "WRONGTYPE" in said:
             return Corrupt(self.url, "some of its keys are not what we wrote; is the prefix anybody else's?")
-        # An error of a command in a script may come with its own code, or with it in the text.
         for code, reason in _REFUSALS.items():
-            if kind == code or _CLASSES.get(type(error).__name__) == code or re.search(rf"(^|[ -]){code} ", said):
+            if self._is(error, code):
                 return StoreUnavailable(self.url, reason.replace("{prefix}", self.address.prefix))
         return StoreUnavailable(self.url, f"the server reports {said[:300]!r}")
+
+    def _is(self, error: BaseException, *codes: str) -> bool:
+        # An error of a command in a script may come with its own code, or with it in the text.
+        own = _CLASSES.get(type(error).__name__)
+        return own in codes or any(re.search(rf"(^|[ -]){code} ", str(error)) for code in codes)
 
     def _stranger(self, reason: str) -> StoreError | InvalidStoreUrl:
         return StoreUnavailable(self.url, reason) if self.known else InvalidStoreUrl(self.url, reason)
