@@ -37,6 +37,7 @@ def test_a_redis_url_opens_a_redis_store() -> None:
         ("redis://host/-1", "not the number of a database"),
         ("redis://host/0?db=3", "unknown option 'db'; there are prefix, pool, timeout"),
         ("redis://host/0?ssl_ca_certs=x", "unknown option"),
+        ("rediss://host/0?ssl_ca_certs=/no/such/file", "names no file"),
         ("redis://host/0?pool=0", "pool='0' must be an integer from 1 to 1000"),
         ("redis://host/0?pool=2.5", "must be an integer"),
         ("redis://host/0?timeout=soon", "timeout='soon' must be a number"),

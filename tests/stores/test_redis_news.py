@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+import redis
 
 from perdure.kernel.queues import Queue
 from perdure.ports.leases import Renewal
@@ -13,6 +14,7 @@ from perdure.stores.redis import news
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import History, step, timer, write_all
 from perdure.testing.conformance.queues import queued
+from tests.services.plugin import Servers
 
 PATIENCE = 30.0
 
@@ -148,3 +150,21 @@ async def test_a_dead_connection_is_noticed_by_what_was_missed(
     before = second.version()
     await write_all(store, History("r2").begin())
     await eventually(lambda: second.version() != before)
+
+
+async def test_a_user_who_may_not_listen_hears_by_the_counter(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with servers.redis() as server:
+        with redis.Redis.from_url(server.url) as root:
+            root.execute_command("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "resetchannels", "+@all")
+        stores = [RedisStore(server.url.replace("://", "://deaf:pw@")) for _ in range(2)]
+        monkeypatch.setattr(news, "POLL_SECONDS", 0.0)
+        for store in stores:
+            await store.open(migrate=True)
+        await eventually(lambda: "cannot listen" in caplog.text)
+        before = stores[1].version()
+        await write_all(stores[0], History("r1").begin())
+        await eventually(lambda: stores[1].version() != before)
+        for store in stores:
+            await store.close()

@@ -55,6 +55,13 @@ async def test_no_server_is_told_with_its_place_and_what_to_do() -> None:
     assert "s3cret" not in said
 
 
+def test_a_certificate_that_is_not_trusted_is_told_with_the_cure() -> None:
+    error = redis.ConnectionError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+    said = str(RedisStore("rediss://host")._server.explain(error))
+    assert "the certificate of host:6379 is not trusted" in said
+    assert "?ssl_ca_certs=" in said
+
+
 async def test_a_name_that_is_no_host_is_told() -> None:
     assert "no server answers at nowhere.invalid:6379" in await refusal("redis://nowhere.invalid", StoreUnavailable)
 

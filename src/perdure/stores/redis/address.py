@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ DEFAULT_PREFIX = "perdure:"
 # What keys may begin with. One pair of braces may mark what a cluster hashes, so that all keys share a slot.
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]*(\{[A-Za-z0-9_.:-]+\})?[A-Za-z0-9_.:-]*")
 MAX_PREFIX = 100
-TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+TLS_OPTIONS = (*TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ def parse(url: str) -> Address:
     for name in options:
         if name not in known:
             raise InvalidStoreUrl(shown, f"it has an unknown option {name!r}; there are {', '.join(known)}")
+    for name in TLS_FILES:
+        if name in options and not os.path.isfile(options[name]):
+            raise InvalidStoreUrl(shown, f"its option {name}={options[name]!r} names no file")
     return Address(
         host=parts.hostname,
         port=port,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.stores.redis.server import Server
@@ -17,6 +17,7 @@ log = logging.getLogger("perdure")
 # Without any word for so long, the counter is read. Whoever renews its lease hears it with that.
 POLL_SECONDS = 15.0
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
+REFUSED_RETRY = 3600.0
 # So long after a sign of life of our own, what was heard meanwhile is told.
 SETTLED_SECONDS = 0.01
 
@@ -110,6 +111,10 @@ class News:
         while True:
             try:
                 await self._listen_once()
+            except ResponseError as error:
+                # Not a matter of time: the user may not listen. The poll has to do.
+                log.warning("cannot listen to %s, and hears of others late: %s", self._server.url, error)
+                delay = REFUSED_RETRY
             except (PerdureError, RedisError, OSError) as error:
                 log.debug("listening to %s: %s", self._server.url, error)
                 if self.listening.is_set():
@@ -118,7 +123,7 @@ class News:
                 self.listening.clear()
                 self._give_up()
             await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_RETRY)
+            delay = min(2 * delay, LAST_RETRY) if delay < REFUSED_RETRY else FIRST_RETRY
 
     async def _listen_once(self) -> None:
         news, ended = self._server.channel + b"news", self._server.channel + b"ended"

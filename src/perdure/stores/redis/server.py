@@ -250,6 +250,11 @@ class Server:
             return self._stranger(LOGIN)
         if "DB index is out of range" in said:
             return InvalidStoreUrl(self.url, f"the server has no database {self.address.db}; take a lower number")
+        if "CERTIFICATE_VERIFY_FAILED" in said:
+            reason = (
+                f"the certificate of {self.address.place} is not trusted ({said}); name the authority that signed it"
+            )
+            return self._stranger(f"{reason}: ?ssl_ca_certs=/path/to/ca.pem")
         if isinstance(error, ConnectionError | TimeoutError | OSError):
             return self.unreachable(error)
         if "WRONGTYPE" in said:
