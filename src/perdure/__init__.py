@@ -41,7 +41,16 @@ if TYPE_CHECKING:
     from perdure.client.pruning import KeptRun, PruneReport
     from perdure.client.rebuilding import DamagedJournal, Difference, RebuildReport
     from perdure.client.schedules import ScheduleHandle, ScheduleView
-    from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
+    from perdure.client.views import (
+        ApprovalView,
+        Chunk,
+        OrchestratorView,
+        QueueView,
+        RunPage,
+        RunResult,
+        RunView,
+        StepView,
+    )
     from perdure.config import Limits, Queue, Rate, Recovery, Retention
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
@@ -168,6 +177,7 @@ __all__ = [
     "NotOwner",
     "NotParked",
     "NotSerializable",
+    "OrchestratorView",
     "OutcomeUnknown",
     "PayloadTooLarge",
     "PerdureError",
@@ -275,7 +285,7 @@ _HOMES = {
         "perdure.client.pruning": ("KeptRun PruneReport"),
         "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
         "perdure.client.schedules": ("ScheduleHandle ScheduleView"),
-        "perdure.client.views": ("ApprovalView Chunk QueueView RunPage RunResult RunView StepView"),
+        "perdure.client.views": ("ApprovalView Chunk OrchestratorView QueueView RunPage RunResult RunView StepView"),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (

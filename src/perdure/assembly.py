@@ -102,6 +102,8 @@ class Engine(Client):
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
+        # Set when another process has been started under our name, and nothing is advanced here any more.
+        self.superseded = asyncio.Event()
 
     @classmethod
     def from_config(
@@ -159,6 +161,7 @@ class Engine(Client):
             on_commit=self._committed,
             serves=self._serves,
         )
+        self.superseded = orchestrator.retired
         orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
         self._ownership = Ownership(

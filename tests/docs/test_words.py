@@ -21,6 +21,8 @@ WORDS = {
     "journal": "log, history table",
     "store": "repository, DAO",
     "orchestrator": "server, node",
+    "session": "generation",
+    "quarantine": "dead letter",
     "lease, epoch": "lock",
     "compensation": "rollback",
     "rule": "policy list, override",

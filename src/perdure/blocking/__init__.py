@@ -38,7 +38,15 @@ from perdure.blocking.upkeep import Upkeep
 from perdure.client import client as asynchronous
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
-from perdure.client.views import ApprovalView, Chunk, QueueView, RunPage, RunResult, RunView, StepView
+from perdure.client.views import (
+    ApprovalView,
+    Chunk,
+    QueueView,
+    RunPage,
+    RunResult,
+    RunView,
+    StepView,
+)
 from perdure.config import Limits, Recovery, Retention
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program

@@ -70,8 +70,13 @@ async def _work(engine: Engine, target: Target, queues: Sequence[Queue], serves:
             pass
     async with engine:
         note(_introduction(engine, target, queues, serves))
-        await stop.wait()
-        note("stopping: what is under way is finished or handed over")
+        told = [loop.create_task(one.wait()) for one in (stop, engine.superseded)]
+        await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+        if engine.superseded.is_set() and not stop.is_set():
+            # No error: whoever looks after processes would start it again, and it would take its name back.
+            note(f"stopping: another process has been started as {engine.name}")
+        else:
+            note("stopping: what is under way is finished or handed over")
 
 
 def _introduction(engine: Engine, target: Target, queues: Sequence[Queue], serves: Sequence[str] | None) -> str:

@@ -11,11 +11,13 @@ from perdure.client.connection import Connection, checked_tags
 from perdure.client.views import (
     ApprovalView,
     Chunk,
+    OrchestratorView,
     QueueView,
     RunPage,
     RunView,
     StepView,
     approval_views,
+    orchestrator_views,
     queue_view,
     run_view,
     step_view,
@@ -83,6 +85,12 @@ class Asking(Connection):
         views = [queue_view(s, known.pop(s.queue, None), self.clock.now()) for s in await self.store.queues.stats()]
         views += [QueueView(name, 0, 0, limits=limits) for name, limits in known.items()]
         return sorted(views, key=lambda view: view.name)
+
+    async def orchestrators(self) -> Sequence[OrchestratorView]:
+        """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
+        self._check_open()
+        live = await self._leases.live(ORCHESTRATOR, self.clock.now())
+        return orchestrator_views(live, await self.store.upkeep.loads())
 
     async def steps(self, id: str) -> Sequence[StepView]:
         """The steps of a run and of its children with their attempts, in the order they began."""

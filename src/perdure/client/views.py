@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +20,9 @@ from perdure.kernel.queues import Queue
 from perdure.kernel.state import RunState
 from perdure.kernel.steps import StepRecord
 from perdure.ports.journal import Head
+from perdure.ports.leases import Lease, orchestrator_name
 from perdure.ports.queues import QueueStats
+from perdure.ports.upkeep import Load
 
 R = TypeVar("R")
 
@@ -170,6 +173,35 @@ def queue_view(stats: QueueStats, limits: Queue | None, now: float) -> QueueView
     """A queue as callers see it."""
     oldest = None if stats.oldest is None else max(0.0, now - stats.oldest)
     return QueueView(stats.queue, stats.queued, stats.running, oldest, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorView:
+    """An orchestrator that lives, or that still owns runs which somebody has to take over.
+
+    `session` tells the processes apart that have had its name; `expires_at` is when it is taken for dead unless it
+    shows that it lives. `running` of its runs are under way, and `waiting` wait for something.
+    """
+
+    name: str
+    alive: bool
+    running: int = 0
+    waiting: int = 0
+    session: str | None = None
+    expires_at: datetime | None = None
+
+
+def orchestrator_views(leases: Sequence[Lease], loads: Sequence[Load]) -> list[OrchestratorView]:
+    """Orchestrators as callers see them, by name."""
+    views = {
+        load.owner: OrchestratorView(load.owner, False, load.running, load.waiting) for load in loads if load.owner
+    }
+    for lease in leases:
+        name = orchestrator_name(lease.key)
+        seen = views.get(name, OrchestratorView(name, True))
+        session = lease.owner.removeprefix(f"{name}#")
+        views[name] = replace(seen, alive=True, session=session, expires_at=moment(lease.expires))
+    return sorted(views.values(), key=lambda view: view.name)
 
 
 class RunPage(list[RunView]):

@@ -77,6 +77,7 @@ class Loading:
         finally:
             self.under_way.difference_update(wanted)
             orchestrator.left.set()
+            orchestrator.quarantine.begin()
 
     def load_soon(self, run_id: str) -> None:
         """Load a run in the background."""

@@ -31,8 +31,8 @@ class Quarantine:
     def __init__(self, orchestrator: Orchestrator) -> None:
         self._orchestrator = orchestrator
         self._limit = orchestrator.recovery.quarantine
-        # Runs that are to be tried, each with its last owner.
-        self.waiting: dict[str, str] = {}
+        # Runs that are to be tried, each with its last owner and how often it had been claimed.
+        self.waiting: dict[str, tuple[str, int]] = {}
         self._trying = False
         self._on_trial = ""
         self._proven = asyncio.Event()
@@ -40,6 +40,9 @@ class Quarantine:
     def keeps(self, run_id: str, batches: Sequence[Batch], on_trial: bool) -> bool:
         """Whether a run that has lost its owner is parked, or has to wait until it can be tried."""
         owners = fruitless(batches)
+        epoch = sum(1 for batch in batches for event in batch.events if isinstance(event, RunClaimed))
+        if on_trial and self.waiting[run_id][1] != epoch:
+            return True  # somebody else has tried it meanwhile, and may be alive
         if not self._limit or len(owners) < max(1, self._limit - 1):
             return False
         orchestrator = self._orchestrator
@@ -48,19 +51,23 @@ class Quarantine:
             orchestrator.spawn(orchestrator.parking.put_away(state, poisoned(state, owners)))
             return True
         if not on_trial:
-            self.waiting[run_id] = owners[-1]
-            if not self._trying:
-                self._trying = True
-                orchestrator.spawn(self._try_each())
+            self.waiting[run_id] = owners[-1], epoch
         return not on_trial
+
+    def begin(self) -> None:
+        """Try those that wait, unless that is under way."""
+        if self.waiting and not self._trying and self._orchestrator.at_work:
+            self._trying = True
+            self._orchestrator.spawn(self._try_each())
 
     async def _try_each(self) -> None:
         orchestrator = self._orchestrator
         try:
             while self.waiting and orchestrator.at_work:
-                run_id, owner = next(iter(self.waiting.items()))
-                self._on_trial = run_id
+                await self._acquit_last()
+                run_id, (owner, _) = next(iter(self.waiting.items()))
                 self._proven.clear()
+                self._on_trial = run_id
                 try:
                     await orchestrator.loading.load([run_id], [owner], on_trial=True)
                 except StoreUnavailable:
@@ -68,24 +75,28 @@ class Quarantine:
                     continue
                 del self.waiting[run_id]
                 if run_id in orchestrator.active:
-                    await self._wait_for_progress(run_id)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(orchestrator.recovery.lease):
+                            await self._proven.wait()
         finally:
-            self._trying, self._on_trial = False, ""
+            self._trying = False
 
-    async def _wait_for_progress(self, run_id: str) -> None:
-        orchestrator = self._orchestrator
-        with suppress(TimeoutError):
-            async with asyncio.timeout(orchestrator.recovery.lease):
-                await self._proven.wait()
-        if not self._proven.is_set() and self.waiting:
-            # It takes long, and the others cannot wait for ever: say that we live with it.
-            await orchestrator.in_callback(lambda: self._acquit(run_id))
+    async def _acquit_last(self) -> None:
+        """Before the next one is tried, say of the last, if it still gets no further, that we have lived with it."""
+        accepted: list[asyncio.Future[None]] = []
 
-    def _acquit(self, run_id: str) -> None:
-        driver = self._orchestrator.active.get(run_id)
-        if driver is not None and not driver.stale and driver.state.finished is None:
+        def acquit() -> None:
             orchestrator = self._orchestrator
-            driver.record(RunClaimed(orchestrator.name, driver.state.epoch + 1, orchestrator.session))
+            driver = orchestrator.active.get(self._on_trial)
+            if driver is not None and not driver.stale and driver.state.finished is None:
+                claim = RunClaimed(orchestrator.name, driver.state.epoch + 1, orchestrator.session)
+                accepted.append(driver.accept(claim))
+
+        if self._on_trial and not self._proven.is_set():
+            await self._orchestrator.in_callback(acquit)
+            if accepted:
+                await asyncio.wait(accepted)
+                accepted[0].exception()  # it has left memory: then it is nobody's concern here
 
     def committed(self, run_id: str, append: Append) -> None:
         """Something of a run is in the journal."""

@@ -44,6 +44,9 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
         seen.update(fresh)
         loaded += await orchestrator.loading.load(fresh, dead)
         await asyncio.sleep(0 if startup else 0.01)
+        # One of the dead may have been started again meanwhile, and be at its own runs.
+        await ownership.look_around()
+        dead = [owner for owner in dead if owner not in ownership.others]
     return loaded + await _retry_parked(orchestrator, startup)
 
 

@@ -1,0 +1,82 @@
+"""An orchestrator as a process of its own, for tests that stop, wake and kill it. It writes down all that it does.
+
+`python -m tests.crash.orchestrating URL NAME FOLDER LEASE [QUARANTINE]`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from perdure import Engine, Recovery, step, workflow
+from perdure.ports.journal import Append
+
+
+def write_down(file: str, *words: object) -> None:
+    """Add a line to a file of the test, in one piece."""
+    line = " ".join(map(str, (time.time(), os.getpid(), *words))) + "\n"
+    handle = os.open(Path(os.environ["FOLDER"]) / file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, line.encode())
+    os.close(handle)
+
+
+def mended() -> bool:
+    return (Path(os.environ["FOLDER"]) / "mended").exists()
+
+
+@step
+async def work(number: int, seconds: float) -> int:
+    write_down("steps", "work", number)
+    await asyncio.sleep(seconds)
+    return number
+
+
+@workflow
+async def flow(steps: int, seconds: float) -> int:
+    return sum([await work(number, seconds) for number in range(steps)])
+
+
+@step
+async def kill() -> str:
+    write_down("steps", "kill", 0)
+    if not mended():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "mended"
+
+
+@workflow
+async def poison() -> str:
+    return await kill()
+
+
+@workflow
+async def poison_body() -> str:
+    if not mended():
+        os._exit(3)
+    return "mended"
+
+
+async def main(url: str, name: str, lease: float, quarantine: int) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    def committed(id: str, append: Append) -> None:
+        assert engine._orchestrator is not None
+        write_down("appends", engine._orchestrator.session, append.run_id, append.expected_next, append.next_seq)
+
+    recovery = Recovery(lease=lease, check_interval=lease / 3, grace=0.2, quarantine=quarantine)
+    engine = Engine(url, [flow, poison, poison_body], name=name, recovery=recovery, on_commit=committed)
+    async with engine:
+        print("open", flush=True)
+        waits = [asyncio.ensure_future(one.wait()) for one in (stop, engine.superseded)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        print("superseded" if engine.superseded.is_set() else "stopping", flush=True)
+
+
+if __name__ == "__main__":
+    os.environ["FOLDER"] = sys.argv[3]
+    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[4]), int((sys.argv[5:] or ["3"])[0])))

@@ -1,0 +1,80 @@
+"""Orchestrators that stand still past their lease and go on as if nothing had been.
+
+Half of them find that another process has their name by then. Whatever they were about to do, nothing of it is
+accepted, and they begin nothing: the woken one stops within a heartbeat, or goes on after it has shown that it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from perdure import Engine
+from perdure.kernel.events import RunStatus
+from tests.crash.fleet import Fleet, Member, freeze, wake
+from tests.crash.harness import until
+
+LEASE = 0.9
+NAMES = ("a", "b", "c")
+# What a busy machine may add to a heartbeat before a process has its turn.
+LATE = 2.0
+
+
+def zombies(url: str, folder: Path, count: int, seed: int) -> None:
+    """Stop `count` orchestrators, one after another, for 1.5 to 4 leases each, while there is work to do."""
+
+    async def make() -> None:
+        async with Engine(url, []):
+            pass
+
+    asyncio.run(make())
+    chance = random.Random(seed)
+    # Stopped or not, no run is to blame.
+    with Fleet(url, folder, LEASE, quarantine=0) as fleet:
+        members = {name: fleet.start(name) for name in NAMES}
+        begun: list[str] = []
+        for number in range(count):
+            fresh = [f"run-{number}-{n}" for n in range(6)]
+            fleet.put("flow", 8, 0.05, ids=fresh)
+            begun += fresh
+            victim = members[chance.choice(NAMES)]
+            time.sleep(chance.random() * 0.2)
+            freeze(victim)
+            replaced = number % 2 == 0
+            try:
+                if replaced:
+                    members[victim.name] = fleet.start(victim.name)
+                time.sleep(chance.uniform(1.5, 4) * LEASE)
+            finally:
+                woken = time.time()
+                wake(victim)
+            if replaced:
+                stops_for_good(fleet, victim, woken)
+        until(lambda: {view.status for view in fleet.views().values()} == {RunStatus.COMPLETED}, every=0.1)
+        assert set(fleet.views()) == set(begun)
+        assert fleet.stale_writes() == []
+        assert not [member.name for member in members.values() if not member.alive], fleet.log
+
+
+def stops_for_good(fleet: Fleet, zombie: Member, woken: float) -> None:
+    """Somebody else has its name: it begins nothing, and ends by itself."""
+    assert zombie.wait() == 0, fleet.log
+    assert time.time() - woken < LEASE / 3 + LATE, "within a heartbeat"
+    later = [one for one in fleet.did("steps") if one.pid == zombie.pid and one.at > woken + 0.01]
+    assert later == [], "it began a step after it woke up"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_zombies_were_about_to_do_is_neither_done_nor_accepted(tmp_path: Path, seed: int) -> None:
+    zombies(f"sqlite:///{tmp_path}/z.db", tmp_path, count=10, seed=seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_two_hundred_zombies(tmp_path: Path, seed: int) -> None:
+    zombies(f"sqlite:///{tmp_path}/z.db", tmp_path, count=50, seed=seed)
