@@ -26,7 +26,7 @@ def batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool)
     ends = start
     head: object = None
     for row in rows:
-        batch, head = _batch(run_id, *row[:-1]), row[-1]
+        batch, head = one_batch(run_id, *row[:-1]), row[-1]
         if batch.seq > ends or (found and batch.seq != ends):
             raise _damage(run_id, ends, "entries are missing")
         ends = batch.seq + len(batch.events)
@@ -36,7 +36,8 @@ def batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool)
     return found
 
 
-def _batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
+def one_batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
+    """What an entry holds; raises Corrupt when that is not what was written."""
     try:
         if checksum(run_id, seq, at, data) != recorded:
             raise _damage(run_id, seq, "its checksum does not match")

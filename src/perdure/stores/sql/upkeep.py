@@ -11,11 +11,12 @@ import apsw
 import msgspec
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import RunStatus, decode_events
+from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.kernel.references import references
 from perdure.ports.upkeep import Collected, Ended, Load
 from perdure.stores.sql.database import Database
+from perdure.stores.sql.entries import one_batch
 from perdure.stores.sql.journal import INSERT_RUN, NOTE_USES
 from perdure.stores.sql.rows import run_bindings
 
@@ -42,12 +43,15 @@ _REMOVABLE = """
 _REMOVE_JOURNAL = "delete from perdure_journal where run_id = ?"
 _REMOVE_HEAD = "delete from perdure_heads where run_id = ?"
 _REMOVE_USES = "delete from perdure_blob_uses where run_id = ?"
-_REMOVE_UNNOTED = "delete from perdure_blob_unnoted where run_id = ?"
 _REMOVE_ROW = "delete from perdure_runs where run_id = ?"
 # Children are named after their root and an op path: '0' comes after '/'.
 _REMOVE_CHILDREN = "delete from perdure_runs where run_id > ?1 || '/' and run_id < ?1 || '0' and root = ?1"
-_UNNOTED = "select run_id from perdure_blob_unnoted limit 1"
-_EVENTS = "select cast(events as blob) from perdure_journal where run_id = ?"
+_UNNOTED = """
+    select run_id, position, seq, at, checksum, cast(events as blob)
+    from perdure_journal indexed by perdure_journal_unnoted
+    where writer < 2 and instr(events, 'blob":"') > 0 limit 100
+"""
+_NOTED = "update perdure_journal set writer = 2 where position = ?"
 _SAY_PUT = "insert into perdure_blob_puts (blob_id, put_at) values (?, ?) on conflict (blob_id) do nothing"
 _UNUSED = """
     select p.blob_id, length(b.data) from perdure_blob_puts p join perdure_blobs b on b.id = p.blob_id
@@ -87,8 +91,8 @@ class SqlUpkeep:
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
         """Remove blobs that no journal refers to and that nobody has put for `age` seconds."""
-        # One journal per commit, so that others get their turn at the write lock.
-        while await self._write(_note_one):
+        # Some entries per commit, so that others get their turn at the write lock.
+        while await self._write(_note_some):
             pass
         before = time.time() - age
         if dry_run:
@@ -124,7 +128,6 @@ def _remove(db: apsw.Connection, run_ids: Sequence[str]) -> Sequence[str]:
         _REMOVE_JOURNAL,
         _REMOVE_HEAD,
         _REMOVE_USES,
-        _REMOVE_UNNOTED,
         _REMOVE_CHILDREN,
         _REMOVE_ROW,
     ):
@@ -132,24 +135,16 @@ def _remove(db: apsw.Connection, run_ids: Sequence[str]) -> Sequence[str]:
     return [run_id for (run_id,) in gone]
 
 
-def _note_one(db: apsw.Connection) -> bool:
-    """Note the references of one journal that older code wrote; False when there is none left."""
-    found = db.execute(_UNNOTED).fetchone()
-    if found is None:
-        return False
-    run_id: str = found[0]
-    rows: list[tuple[Any, ...]] = db.execute(_EVENTS, (run_id,)).fetchall()
-    for (data,) in rows:
-        try:
-            blobs = references(decode_events(data))
-        except (msgspec.MsgspecError, ValueError) as error:
-            # Nobody knows what the damaged entry refers to, so nothing may go.
-            raise Corrupt(f"the journal of run_id {run_id}", str(error), run_id) from error
-        for blob in blobs:
+def _note_some(db: apsw.Connection) -> bool:
+    """Note the references of some entries that older code wrote; False when there are none left."""
+    rows: list[tuple[Any, ...]] = db.execute(_UNNOTED).fetchall()
+    for run_id, position, *entry in rows:
+        # Of a damaged entry nobody knows what it refers to, so nothing may go.
+        for blob in references(one_batch(run_id, *entry).events):
             db.execute(NOTE_USES, (blob, run_id))
             db.execute(_SAY_PUT, (blob, time.time()))
-    db.execute(_REMOVE_UNNOTED, (run_id,))
-    return True
+        db.execute(_NOTED, (position,))
+    return bool(rows)
 
 
 def _collect(db: apsw.Connection, before: float, limit: int) -> Collected:

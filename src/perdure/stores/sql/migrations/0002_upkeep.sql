@@ -22,18 +22,11 @@ create table perdure_blob_uses (
 ) without rowid;
 create index perdure_blob_uses_by_run on perdure_blob_uses (run_id);
 
--- Journals whose references are not noted yet. Nothing is collected while there is one.
-create table perdure_blob_unnoted (
-    run_id text primary key
-) without rowid;
-insert into perdure_blob_unnoted select distinct run_id from perdure_journal where instr(events, 'blob":"') > 0;
+-- Entries whose references are not noted yet: those of older code, which may still work on this database. Nothing is
+-- collected while there is one. An index and no trigger: entries of newer code cost nothing.
+create index perdure_journal_unnoted on perdure_journal (run_id) where writer < 2 and instr(events, 'blob":"') > 0;
 
--- Older code that still works on this database: it notes no references, and does not say that it put a blob again.
-create trigger perdure_journal_unnoted after insert on perdure_journal
-when new.writer < 2 and instr(new.events, 'blob":"') > 0
-begin
-    insert or ignore into perdure_blob_unnoted values (new.run_id);
-end;
+-- Older code does not say that it put a blob again.
 create trigger perdure_blobs_put_again before insert on perdure_blobs
 begin
     update perdure_blob_puts set put_at = (julianday('now') - 2440587.5) * 86400.0 where blob_id = new.id;
