@@ -52,7 +52,14 @@ def _is_source(code: str) -> bool:
 @pytest.mark.parametrize("document", DOCS, ids=name)
 def test_public_names_that_are_named_exist(document: Path) -> None:
     named = re.findall(r"`perdure\.([a-z_A-Z0-9]+)\b", prose(document.read_text(encoding="utf-8")))
-    known = {"db", "schedule", *perdure.__all__, *(path.stem for path in (ROOT / "src" / "perdure").iterdir())}
+    known = {
+        "db",
+        "yaml",
+        "json",
+        "schedule",
+        *perdure.__all__,
+        *(path.stem for path in (ROOT / "src" / "perdure").iterdir()),
+    }
     assert [found for found in named if found not in known] == []
 
 

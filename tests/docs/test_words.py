@@ -20,6 +20,7 @@ WORDS = {
     "command": "",
     "journal": "log, history table",
     "store": "repository, DAO",
+    "setting": "option, preference",
     "orchestrator": "server, node",
     "session": "generation",
     "quarantine": "dead letter",
