@@ -245,6 +245,31 @@ def test_a_journal_that_no_engine_wrote_is_refused(change: Any, why: str) -> Non
         decode_capsule(forged(change))
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" * 700 + b"]" * 700,
+        b'{"a":[' * 350 + b"]}" * 350,
+        b"[" + b"{}," * 5000 + b"[[]]]",
+        b'["' + b"[" * 5000 + b'"]',
+        b'["\\"[[[' + b"[" * 5000 + b'\\\\"]',
+    ],
+    ids=["lists", "both", "beside each other", "in a text", "in a text with quotes"],
+)
+def test_a_value_that_is_not_too_deep_is_read_whatever_it_holds(value: bytes) -> None:
+    content = msgspec.json.decode(msgspec.json.encode(a_capsule()))
+    content["batches"][3]["events"][0]["value"] = Raw(value)
+    _ = decode_capsule(sealed(msgspec.json.encode(content)))
+
+
+@pytest.mark.parametrize("value", [b"[" * 701 + b"]" * 701, b'{"a":[' * 351 + b"]}" * 351], ids=["lists", "both"])
+def test_a_value_that_is_too_deep_is_refused_by_every_python(value: bytes) -> None:
+    content = msgspec.json.decode(msgspec.json.encode(a_capsule()))
+    content["batches"][3]["events"][0]["value"] = Raw(value)
+    with pytest.raises(InvalidCapsule, match="nested too deeply"):
+        decode_capsule(sealed(msgspec.json.encode(content)))
+
+
 def test_a_failed_attempt_of_a_step_that_never_began_is_refused() -> None:
     error = AttemptFailed("ghost:0", 1, Failure("E", "m"), 1.0)
     with pytest.raises(InvalidCapsule, match="KeyError"):

@@ -7,10 +7,12 @@ The hash says that a file is as it was written, not who wrote it.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import msgspec
@@ -38,8 +40,13 @@ MOST_BYTES = MOST + MOST // 1000 + HEAD_SIZE + 64
 # The last moment that has a date.
 _LATEST = 253_402_300_799.0
 _MOST_PATH = 4000
-# How much deeper than here the values of a journal may be read.
+# How deeply values may be nested: some Pythons could read more, and others must be able to read it too, from functions
+# that are called deeper than this one.
+DEEPEST = 700
 _MARGIN = 256
+_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STEPS = tuple({"[": 1, "{": 1, "]": -1, "}": -1}.get(chr(byte), 0) for byte in range(256))
+_OTHERS = bytes(byte for byte in range(256) if not _STEPS[byte])
 _MOMENTS = ("retry_at", "deadline", "not_before", "escalate_at")
 _BLOBS = ("blob", "input_blob")
 
@@ -248,12 +255,22 @@ def _check_event(event: AnyEvent, where: str, blobs: Mapping[str, bytes]) -> Non
 
 
 def _readable(data: bytes | Raw, where: str) -> None:
+    data = bytes(data)
     try:
-        msgspec.json.decode(b"[" * _MARGIN + bytes(data) + b"]" * _MARGIN)
+        msgspec.json.decode(b"[" * _MARGIN + data + b"]" * _MARGIN)
+        deep = data.count(b"[") + data.count(b"{") > DEEPEST and _depth(data) > DEEPEST
     except RecursionError:
-        _refuse(f"a value of {where} is nested too deeply")
+        deep = True
     except (msgspec.MsgspecError, ValueError) as error:
         _refuse(f"a value of {where} is no JSON: {error}")
+    if deep:
+        _refuse(f"a value of {where} is nested too deeply")
+
+
+def _depth(data: bytes) -> int:
+    """How deeply a JSON value is nested."""
+    brackets = _TEXTS.sub(b"", data).translate(None, _OTHERS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
 
 
 def _refuse(reason: str) -> NoReturn:
