@@ -57,8 +57,10 @@ async def both() -> list[Any]:
     return list(await asyncio.gather(approval("a"), approval("b"), approval("a")))
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'approvals.db'}"
 
 

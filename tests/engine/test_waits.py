@@ -60,8 +60,10 @@ class World:
         await self.recorded.until(lambda e: isinstance(e, WaitOpened) and e.op == op)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_url"))
     return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'waits.db'}"
 
 

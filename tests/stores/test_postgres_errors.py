@@ -10,6 +10,7 @@ import pytest
 from perdure import Engine, connect, step, workflow
 from perdure.errors import InvalidStoreUrl, PerdureError, SchemaMismatch, StoreUnavailable, UsageError
 from perdure.kernel.durability import durability
+from perdure.stores.postgres.migrating import MIGRATIONS
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, numbered, write, write_all
 from perdure.testing.conformance.history import step as steps
@@ -101,11 +102,15 @@ async def test_a_schema_that_does_not_exist(postgres_url: str) -> None:
 async def test_a_newer_schema_that_shuts_this_version_out(postgres_url: str) -> None:
     async with opened(postgres_url):
         pass
-    await sql(postgres_url, "insert into perdure_migrations values (2, '0002_later', 'x', 2, 0)")
+    await sql(
+        postgres_url,
+        "insert into perdure_migrations "
+        "select max(number) + 1, 'later', 'x', max(number) + 1, 0 from perdure_migrations",
+    )
     error = await refused(postgres_url)
     assert isinstance(error, SchemaMismatch)
     assert "upgrade perdure" in str(error)
-    await sql(postgres_url, "update perdure_migrations set works_with = 1 where number = 2")
+    await sql(postgres_url, "update perdure_migrations set works_with = 1 where name = 'later'")
     async with opened(postgres_url) as store:
         assert await store.runs.programs() == []
 
@@ -215,7 +220,7 @@ async def test_two_processes_that_set_a_store_up_at_once_both_find_it_set_up(pos
     await asyncio.gather(*(store.open(migrate=True) for store in stores))
     assert [len(await store.runs.programs()) for store in stores] == [0] * 6
     await asyncio.gather(*(store.close() for store in stores))
-    assert len(await sql(postgres_url, "select * from perdure_migrations")) == 1
+    assert len(await sql(postgres_url, "select * from perdure_migrations")) == len(MIGRATIONS)
 
 
 async def test_a_damaged_row_is_named_and_hides_no_other(postgres_url: str) -> None:
