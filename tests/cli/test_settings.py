@@ -116,6 +116,20 @@ def test_a_worker_is_set_up_by_its_file(place: Path, etcd_url: str) -> None:
     assert worker.returncode == 0
 
 
+def test_the_doctor_looks_at_leases_beside_the_store(cli: Cli, place: Path, etcd_url: str) -> None:
+    (place / "perdure.yaml").write_text(f"store: sqlite:///mine.db\nleases: {etcd_url}\n")
+    assert cli("run", "greetings.py:greet").code == 0
+    found = {check["name"]: check for check in cli("doctor", "--json").json["checks"]}
+    assert found["leases"]["found"] == f"{etcd_url}, 0 orchestrators live"
+    assert cli("orchestrators", "ls", "--json").json["orchestrators"] == []
+    (place / "perdure.yaml").write_text("store: sqlite:///mine.db\nleases: etcd://127.0.0.1:9\n")
+    ended = cli("doctor", "--json")
+    assert ended.code == 1
+    found = {check["name"]: check for check in ended.json["checks"]}
+    assert found["leases"]["verdict"] == "fail"
+    assert "no etcd answers" in found["leases"]["fix"]
+
+
 def test_locks_are_listed_where_the_settings_keep_them(cli: Cli, place: Path, etcd_url: str) -> None:
     (place / "perdure.yaml").write_text(f"store: sqlite:///mine.db\nleases: {etcd_url}\n")
     assert cli("run", "greetings.py:greet").code == 0

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from perdure import Engine, Recovery, RunHandle, connect, step, workflow
-from perdure.errors import NotOwner
+from perdure.errors import NotOwner, StoreUnavailable
 from perdure.kernel.events import RunClaimed, RunFinished, RunReleased, StepSucceeded
 from perdure.ports.journal import Append
+from perdure.ports.leases import HeldBy, Renewal
+from perdure.stores.etcd.leases import EtcdLeases
 from tests.services.plugin import Servers
+from tests.services.proxy import Proxy
 from tests.services.servers import Etcd
 
 RUNS, STEPS = 12, 40
@@ -36,8 +41,8 @@ async def labour() -> int:
 class Pair:
     """Two engines on one file whose leases are in etcd, and what each of them wrote."""
 
-    def __init__(self, db: str, server: Etcd) -> None:
-        self.db, self.server = db, server
+    def __init__(self, db: str, leases: str) -> None:
+        self.db, self.leases = db, leases
         # By run, the numbers of entries, and by whom each was written.
         self.wrote: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
 
@@ -51,7 +56,7 @@ class Pair:
             for seq in range(append.expected_next, append.next_seq):
                 self.wrote[append.run_id][seq].append(name)
 
-        url = f"{self.server.url}?timeout=0.5"
+        url = f"{self.leases}?timeout=0.5"
         return Engine(self.db, [labour], name=name, leases=url, recovery=RECOVERY, on_commit=note)
 
     async def check(self, handles: list[RunHandle[int]]) -> int:
@@ -101,7 +106,7 @@ async def test_an_etcd_that_forgot_lets_nobody_write_twice(
         old = tmp_path / "old"
         shutil.copytree(server.directory / "data", old)
         server.start()
-        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server)
+        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server.url)
         async with pair.open() as (a, b):
             handles = [await (a, b)[n % 2].start(labour(), id=f"run-{n}") for n in range(RUNS)]
             for _ in range(3):
@@ -115,7 +120,7 @@ async def test_an_etcd_that_forgot_lets_nobody_write_twice(
 async def test_both_think_that_they_are_alone_and_one_writes(servers: Servers, tmp_path: Path) -> None:
     """The keys of etcd are taken away again and again: each finds nobody else alive, and takes the other's runs."""
     with servers.etcd() as server:
-        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server)
+        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server.url)
         async with pair.open() as (a, b):
             handles = [await (a, b)[n % 2].start(labour(), id=f"run-{n}") for n in range(RUNS)]
             thief = asyncio.create_task(_steal(a))
@@ -136,7 +141,7 @@ async def _steal(engine: Engine) -> None:
 
 async def test_engines_go_on_when_etcd_was_away_for_longer_than_a_lease(servers: Servers, tmp_path: Path) -> None:
     with servers.etcd() as server:
-        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server)
+        pair = Pair(f"sqlite:///{tmp_path}/runs.db", server.url)
         async with pair.open() as (a, b):
             handles = [await (a, b)[n % 2].start(labour(), id=f"run-{n}") for n in range(RUNS)]
             await asyncio.sleep(0.3)
@@ -146,3 +151,101 @@ async def test_engines_go_on_when_etcd_was_away_for_longer_than_a_lease(servers:
             async with asyncio.timeout(60):
                 assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
         await pair.check(handles)
+
+
+# --- networks -------------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, Callable[[Proxy], None]] = {
+    "silence": Proxy.blackhole,
+    "nothing is heard": lambda proxy: proxy.blackhole("down"),
+    "nothing is said": lambda proxy: proxy.blackhole("up"),
+    "refused": Proxy.refuse,
+    "replies are lost": lambda proxy: proxy.lose_replies(5),
+    "broken off": lambda proxy: proxy.reset_after(700),
+    "answers are broken off": lambda proxy: proxy.reset_after(300, "down"),
+    "slow": lambda proxy: proxy.delay(0.2),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_work_goes_on_when_the_way_to_etcd_heals(servers: Servers, tmp_path: Path, fault: str) -> None:
+    with servers.etcd() as server, Proxy(server.port) as proxy:
+        pair = Pair(f"sqlite:///{tmp_path}/runs.db", proxy.url(server.url))
+        async with pair.open() as (a, b):
+            handles = [await (a, b)[n % 2].start(labour(), id=f"run-{n}") for n in range(RUNS)]
+            await asyncio.sleep(0.2)
+            FAULTS[fault](proxy)
+            await asyncio.sleep(1.5 * RECOVERY.lease)
+            proxy.heal()
+            # What is left of the work, and as long as it may take until it goes on.
+            async with asyncio.timeout(STEPS * 0.05 * 4 + 2 * RECOVERY.lease + 5):
+                assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
+        await pair.check(handles)
+
+
+class Tenure:
+    """What is known of one time during which somebody held the lease."""
+
+    def __init__(self, owner: str, began: float, until: float) -> None:
+        self.owner, self.began, self.until = owner, began, until
+        # When it began to give the lease back, whatever it heard of that.
+        self.left: float | None = None
+
+
+async def test_one_holds_a_lease_at_a_time_whatever_the_network_does(servers: Servers) -> None:
+    """Each epoch has one holder, and begins when the one before has run out or was given back."""
+    clock = asyncio.get_running_loop().time
+    tenures: dict[int, Tenure] = {}
+    unknown = 0
+
+    async def contend(leases: EtcdLeases, owner: str, chance: random.Random) -> None:
+        nonlocal unknown
+        while clock() < end:
+            now = clock()
+            try:
+                answer = await leases.acquire("k", owner, 0.3, now)
+                if isinstance(answer, HeldBy):
+                    await asyncio.sleep(0.01)
+                    continue
+                tenure = tenures.setdefault(answer.epoch, Tenure(owner, now, answer.expires))
+                assert tenure.owner == owner
+                tenure.until = max(tenure.until, answer.expires)
+                if chance.random() < 0.5:
+                    await asyncio.sleep(0.02)
+                    now = clock()
+                    if not await leases.renew_all([Renewal("k", owner, 0.3)], now):
+                        tenure.until = max(tenure.until, now + 0.3)
+                if chance.random() < 0.7:
+                    tenure.left = min(tenure.left or end * 2, clock())
+                    await leases.release("k", owner)
+            except NotOwner:
+                pass
+            except StoreUnavailable:
+                unknown += 1
+
+    async def disturb(proxy: Proxy, chance: random.Random) -> None:
+        while clock() < end:
+            chance.choice(list(FAULTS.values()))(proxy)
+            await asyncio.sleep(chance.random() * 0.3)
+            proxy.heal()
+            await asyncio.sleep(chance.random() * 0.1)
+
+    with servers.etcd() as server, Proxy(server.port) as proxy:
+        end = clock() + 8
+        url = f"{proxy.url(server.url)}?timeout=0.2"
+        async with EtcdLeases(server.url) as near, EtcdLeases(url) as far, EtcdLeases(url) as farther:
+            await asyncio.gather(
+                contend(near, "near", random.Random(1)),
+                contend(far, "far", random.Random(2)),
+                contend(farther, "farther", random.Random(3)),
+                disturb(proxy, random.Random(4)),
+            )
+            proxy.heal()
+    assert len(tenures) > 50
+    assert unknown > 5
+    assert {tenure.owner for tenure in tenures.values()} == {"near", "far", "farther"}
+    # By epoch they are in the order in which they were given.
+    ordered = [tenures[epoch] for epoch in sorted(tenures)]
+    for before, after in pairwise(ordered):
+        assert before.began <= after.began
+        assert after.began >= before.until or before.left is not None, f"{before.owner} and {after.owner}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -426,6 +427,14 @@ def test_leases_that_cannot_be_meant_are_refused(leases: str, said: str) -> None
     with pytest.raises(InvalidStoreUrl, match="cannot open the leases") as caught:
         _ = Engine("memory://", leases=leases)
     assert said in str(caught.value)
+
+
+def test_leases_without_their_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("perdure.stores.etcd")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(InvalidStoreUrl, match=r"pip install 'perdure\[etcd\]'"):
+        _ = Engine("memory://", leases="etcd://host")
 
 
 def test_etcd_as_a_store_names_the_place_where_it_belongs() -> None:

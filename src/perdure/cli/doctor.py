@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from perdure import __version__
 from perdure.cli.exits import Exit
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import clean, distance, first_line, table, write_json
 from perdure.client.client import Client
 from perdure.errors import Corrupt, PerdureError
@@ -24,7 +24,6 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
-from perdure.stores.open import open_store
 
 # Older ones can lose committed data when the write-ahead log is reset.
 OLDEST_SQLITE = (3, 51, 3)
@@ -66,10 +65,10 @@ def doctor(
         from perdure.cli.targets import load
 
         programs = [program.name for program in load(module).programs.values()]
-    opened = open_store(store)
-    checks = [*_software(), *_place(opened)]
-    missing = _missing(opened)
-    checks += [missing] if missing is not None else asyncio.run(_store(opened, programs))
+    asked = opened(store)
+    checks = [*_software(), *_place(asked)]
+    missing = _missing(asked)
+    checks += [missing] if missing is not None else asyncio.run(_store(asked, programs))
     failed = any(check.verdict == "fail" for check in checks)
     if json:
         write_json({"ok": not failed, "store": store, "checks": checks})
@@ -166,6 +165,11 @@ async def _store(store: Store, programs: list[str] | None) -> list[Check]:
         checks = [Check("store", "ok", store.url)]
         if path is not None:
             checks += _file(path)
+        beside = getattr(store.leases, "url", None)
+        if beside is not None:
+            checks.append(await _leases(client, beside))
+            if checks[-1].verdict == "fail":
+                return checks  # who lives is not known, and so not whose runs nobody advances
         try:
             checks += await _runs(client, programs)
         except PerdureError as error:
@@ -173,6 +177,15 @@ async def _store(store: Store, programs: list[str] | None) -> list[Check]:
         return checks
     finally:
         await client.close()
+
+
+async def _leases(client: Client, url: str) -> Check:
+    """Leases that are kept beside the store."""
+    try:
+        live = await client.store.leases.live(ORCHESTRATOR, client.clock.now())
+    except PerdureError as error:
+        return Check("leases", "fail", url, str(error))
+    return Check("leases", "ok", f"{url}, {len(live)} orchestrators live")
 
 
 def _file(path: str) -> Iterator[Check]:

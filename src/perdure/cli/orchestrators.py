@@ -8,11 +8,10 @@ from dataclasses import asdict
 
 from cyclopts import App
 
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, table, write_json
 from perdure.client.client import Client
 from perdure.client.views import OrchestratorView
-from perdure.stores.open import open_store
 
 app = App(name="orchestrators", help="Look at orchestrators.")
 
@@ -22,7 +21,7 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List the orchestrators that live, and those that are gone and still own runs."""
 
     async def ask() -> Sequence[OrchestratorView]:
-        async with Client(open_store(store)) as client:
+        async with Client(opened(store)) as client:
             return await client.orchestrators()
 
     found = asyncio.run(ask())
