@@ -55,8 +55,25 @@ _OWNED = """
       and (?4 is null or queue in (select value from json_each(?4)))
     order by run_id limit ?5
 """
-_OWNERS = "select distinct owner from perdure_runs where finished_at is null and owner is not null"
-_PROGRAMS = "select distinct program from perdure_runs where finished_at is null"
+# From one name to the next by the index: what others own is not read run by run.
+_OWNERS = """
+    with recursive owners(owner) as (
+        select min(owner) from perdure_runs where finished_at is null
+        union all
+        select (select min(r.owner) from perdure_runs r where r.finished_at is null and r.owner > owners.owner)
+        from owners where owners.owner is not null
+    )
+    select owner from owners where owner is not null
+"""
+_PROGRAMS = """
+    with recursive programs(program) as (
+        select min(program) from perdure_runs where finished_at is null
+        union all
+        select (select min(r.program) from perdure_runs r where r.finished_at is null and r.program > programs.program)
+        from programs where programs.program is not null
+    )
+    select program from programs where program is not null
+"""
 _FINISHED = RUN + ENDED
 _DUE = """
     select run_id, program, owner, wake_at, status = 'waiting' from perdure_runs
