@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from perdure import Engine, Recovery, step, workflow
 from perdure.engine.outbox import extend
-from perdure.kernel.events import RunClaimed, RunStarted, RunStatus, StepStarted
+from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted, RunStatus, StepStarted
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Appended, append_all
 from perdure.ports.leases import ORCHESTRATOR, holder
@@ -53,7 +53,7 @@ def running(run_id: str, owner: str) -> Any:
     """A run that was under way when its owner died."""
     state = RunState(run_id)
     started = RunStarted(run_id, "flow", "1", Raw(b"[]"))
-    events = [started, RunClaimed(owner, 1, "gone"), StepStarted("work:0", 1)]
+    events: list[AnyEvent] = [started, RunClaimed(owner, 1, "gone"), StepStarted("work:0", 1)]
     return extend(state, events, 1_000.0)
 
 

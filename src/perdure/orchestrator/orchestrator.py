@@ -104,6 +104,8 @@ class Orchestrator:
         self._tasks: set[asyncio.Task[None]] = set()
         # Called with the moment at which a run that left memory wants to be looked at.
         self.on_due: Callable[[float], None] = lambda at: None
+        # Called when somebody else has claimed a run under our name.
+        self.on_namesake: Callable[[], None] = lambda: None
         # Called when a run of a queue may wait for its turn, and when one has left memory.
         self.on_queued: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
@@ -323,6 +325,8 @@ class Orchestrator:
         if state.finished is not None or state.parked is not None or not mine or self.closing:
             if state.finished is not None:
                 self.locks.ended(old.run_id)
+            if state.owner == self.name and state.session != self.session:
+                self.on_namesake()
             self.drop(old)
             if state.finished is not None or state.parked is not None:
                 self.on_finished(row(state))

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from random import Random
 
 from perdure.errors import PerdureError, StoreUnavailable
@@ -111,9 +112,14 @@ class Service:
         """Show that we live, again and again, until somebody else has our name."""
         lease = self._orchestrator.recovery.lease
         shown = True
+        doubt = asyncio.Event()
+        self._orchestrator.on_namesake = doubt.set
         while not self._orchestrator.retired.is_set():
             # Sooner where it failed: there is time for several tries before work has to stop.
-            await asyncio.sleep(lease / 3 if shown else min(1.0, lease / 12))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(lease / 3 if shown else min(1.0, lease / 12)):
+                    await doubt.wait()
+            doubt.clear()
             shown = await self._guarded(self._show_life)
 
     async def _show_life(self) -> None:

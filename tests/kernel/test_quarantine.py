@@ -1,0 +1,96 @@
+"""Which owners of a run got no further with it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import Raw
+
+from perdure.kernel.events import (
+    AnyEvent,
+    AttemptFailed,
+    Batch,
+    CancelRequested,
+    ChunkAppended,
+    RunClaimed,
+    RunReleased,
+    RunResumed,
+    RunStarted,
+    SignalReceived,
+    SnapshotTaken,
+    StepProgressed,
+    StepStarted,
+    StepSucceeded,
+    WaitOpened,
+)
+from perdure.kernel.failures import Failure
+from perdure.kernel.quarantine import fruitless, poisoned
+from perdure.kernel.state import fold
+
+NULL = Raw(b"null")
+BEGUN: list[AnyEvent] = [RunStarted("it", "flow", "1", NULL), RunClaimed("a", 1, "s1"), StepStarted("work:0")]
+
+
+def journal(*events: AnyEvent) -> list[Batch]:
+    """A batch for each event."""
+    return [Batch(seq, float(seq), [event]) for seq, event in enumerate([*BEGUN, *events])]
+
+
+def takeover(number: int, owner: str = "b") -> list[AnyEvent]:
+    """A new owner, who makes the attempt again that was under way."""
+    return [RunClaimed(owner, number, f"s{number}"), StepStarted("work:0", number)]
+
+
+def test_an_owner_that_began_something_is_not_counted() -> None:
+    assert fruitless(journal()) == []
+
+
+def test_each_takeover_that_only_tries_again_is_counted() -> None:
+    assert fruitless(journal(*takeover(2, "b"), *takeover(3, "a"), *takeover(4, "b"))) == ["b", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        StepSucceeded("work:0", NULL, 2),
+        AttemptFailed("work:0", 2, Failure("E", "m"), 9.0),
+        WaitOpened("sleep:0", "timer", 9.0),
+        StepStarted("other:0"),
+        RunReleased("b"),
+        RunResumed(),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_progress_and_good_order_clear_an_owner(event: AnyEvent) -> None:
+    assert fruitless(journal(*takeover(2), event)) == []
+    assert fruitless(journal(*takeover(2), event, *takeover(3, "c"))) == ["c"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SignalReceived("go"),
+        CancelRequested("enough"),
+        SnapshotTaken(1, "blob", 1),
+        ChunkAppended("work:0", 2, 0, (NULL,)),
+        StepProgressed("work:0", 2, NULL),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_comes_from_outside_and_what_a_step_shows_is_no_progress(event: AnyEvent) -> None:
+    assert fruitless(journal(*takeover(2), event, *takeover(3))) == ["b", "b"]
+
+
+def test_an_owner_that_claimed_twice_has_lived_with_it() -> None:
+    again = RunClaimed("b", 3, "s2")
+    assert fruitless(journal(*takeover(2), again)) == []
+    assert fruitless(journal(*takeover(2), again, *takeover(4, "c"))) == ["c"]
+
+
+def test_the_reason_names_who_was_lost_and_what_was_under_way() -> None:
+    state = fold("r", journal(*takeover(2), *takeover(3), *takeover(4)))
+    parked = poisoned(state, ["b", "c", "b"])
+    assert parked.kind == "poisoned"
+    for part in ("3 orchestrators", "b, c, b", "work:0, attempt 4", "perdure resolve it", "--fail"):
+        assert part in parked.reason
+    idle = fold("r", [Batch(0, 0.0, BEGUN[:2])])
+    assert "look at the body" in poisoned(idle, ["b"]).reason

@@ -1,0 +1,289 @@
+"""Orchestrators that share a store: names and sessions, lost leases, orphans that are heard of, rows that heal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from perdure import Engine, Recovery, StoreUnavailable, UsageError, call, connect, step, workflow
+from perdure.kernel.events import Batch, RunClaimed, RunParked, RunStatus, StepStarted
+from perdure.orchestrator import service
+from perdure.ports.leases import ORCHESTRATOR, Leases, holder
+from perdure.stores.memory.store import MemoryStore
+from perdure.testing.simulation import Simulation
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates, eventually, left_by_a_crash
+
+LEASE = 60.0
+BRIEF = Recovery(lease=LEASE, check_interval=20.0, grace=0)
+
+
+class Fickle:
+    """Leases that cannot be renewed for as long as `away` is set."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self.away = False
+
+    async def renew_all(self, *args: Any) -> Sequence[str]:
+        if self.away:
+            raise StoreUnavailable("leases", "out of reach")
+        return await self._leases.renew_all(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._leases, name)
+
+
+began: list[str] = []
+cancelled: list[str] = []
+
+
+@step
+async def rest(name: str, seconds: float) -> str:
+    began.append(name)
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        cancelled.append(name)
+        raise
+    return name
+
+
+@workflow
+async def resting(name: str, seconds: float) -> str:
+    return await rest(name, seconds)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    began.clear()
+    cancelled.clear()
+
+
+def test_an_orchestrator_that_cannot_renew_stops_before_its_lease_ends_and_goes_on_by_itself() -> None:
+    sim = Simulation(seed=1)
+
+    async def scenario() -> None:
+        leases = Fickle(sim.store.leases)
+        async with sim.engine([resting], name="a", leases=leases, recovery=BRIEF) as engine:
+            run = await engine.start(resting("x", 300.0), id="x")
+            await sim.advance(30)
+            leases.away = True
+            lease = await sim.store.leases.get(ORCHESTRATOR + "a", 0.0)
+            assert lease is not None
+            await sim.advance(LEASE * 5 / 6)
+            assert sim.now().timestamp() < lease.expires + 1
+            assert cancelled == ["x"]
+            assert not engine._orchestrator.active  # type: ignore[union-attr]
+            with pytest.raises(StoreUnavailable, match="try again"):
+                _ = await engine.start(resting("y", 1.0), id="y")
+            leases.away = False
+            await sim.advance(LEASE)
+            assert began == ["x", "x"]
+            assert await run.result(400) == "x"
+            journal = [e.event for e in await engine.journal("x")]
+            # Nobody else had it: it is still the same owner, which counts the attempt that it gave up.
+            assert [type(event) for event in journal].count(RunClaimed) == 1
+            assert [event.attempt for event in journal if isinstance(event, StepStarted)] == [1, 2]
+
+    sim.play(scenario())
+
+
+def test_a_renewal_that_fails_for_a_moment_changes_nothing() -> None:
+    sim = Simulation(seed=1)
+
+    async def scenario() -> None:
+        leases = Fickle(sim.store.leases)
+        async with sim.engine([resting], name="a", leases=leases, recovery=BRIEF) as engine:
+            run = await engine.start(resting("x", 100.0), id="x")
+            leases.away = True
+            await sim.advance(LEASE / 2)
+            leases.away = False
+            assert await run.result(400) == "x"
+            assert began == ["x"]
+
+    sim.play(scenario())
+
+
+def test_a_process_that_slept_through_its_lease_begins_and_writes_nothing_before_it_has_shown_that_it_lives() -> None:
+    sim = Simulation(seed=1)
+
+    async def scenario() -> None:
+        async with sim.engine([resting], name="a", recovery=BRIEF) as engine:
+            run = await engine.start(resting("x", 3600.0), id="x")
+            await sim.advance(1)
+            orchestrator = engine._orchestrator
+            assert orchestrator is not None
+            driver = orchestrator.active[run.run_id]
+            # As if it had been stopped: the time is over, and no timer has had its turn.
+            orchestrator.tenure.until = asyncio.get_running_loop().time()
+            before = len(await engine.journal("x"))
+            driver.record(RunClaimed("a", 9, orchestrator.session))
+            await sim.advance(0)
+            assert len(await engine.journal("x")) == before
+            assert orchestrator.suspended
+            assert driver.closed
+            await sim.advance(LEASE)
+            assert not orchestrator.suspended
+            assert run.run_id in orchestrator.active
+
+    sim.play(scenario())
+
+
+def test_whoever_starts_under_a_name_takes_it_and_the_older_process_stops() -> None:
+    sim = Simulation(seed=1)
+
+    async def scenario() -> None:
+        async with sim.engine([resting], name="node", recovery=BRIEF) as old:
+            run = await old.start(resting("x", 200.0), id="x")
+            await sim.advance(1)
+            async with sim.engine([resting], name="node", recovery=BRIEF) as new:
+                await sim.advance(LEASE / 3 + 1)
+                assert old.superseded.is_set()
+                assert not new.superseded.is_set()
+                assert cancelled == ["x"]
+                with pytest.raises(UsageError, match="started as 'node'"):
+                    _ = await old.start(resting("y", 1.0), id="y")
+                # Who waits at the old one hears of the end all the same.
+                assert await run.result(1000) == "x"
+                [one] = await new.orchestrators()
+                assert one.session == new._orchestrator.session  # type: ignore[union-attr]
+        claims = [e for b in await sim.store.journal.read(run.run_id) for e in b.events if isinstance(e, RunClaimed)]
+        assert len({claim.session for claim in claims}) == 2
+        assert len(claims) == 2, "they do not take it from each other"
+
+    sim.play(scenario())
+
+
+async def test_the_older_process_does_not_give_back_the_lease_of_the_newer() -> None:
+    store = MemoryStore()
+    old = await Engine(store, [resting], name="node", recovery=AT_ONCE).open()
+    async with Engine(store, [resting], name="node", recovery=AT_ONCE) as new:
+        await old.close()
+        assert [one.alive for one in await new.orchestrators()] == [True]
+
+
+async def test_the_end_of_another_is_heard_of_at_once() -> None:
+    gates = Gates()
+
+    @step
+    async def wait() -> str:
+        gates.open("runs")
+        await gates.wait("go")
+        return "done"
+
+    @workflow
+    async def flow() -> str:
+        return await wait()
+
+    store = MemoryStore()
+    rarely = Recovery(grace=0, check_interval=3600)
+    first = await Engine(store, [flow], name="first", recovery=rarely).open()
+    _ = await first.start(flow(), id="it")
+    await gates.wait("runs")
+    async with Engine(store, [flow], name="second", recovery=rarely) as second:
+        # It dies without a word, and its lease is taken away.
+        first._orchestrator.abort()  # type: ignore[union-attr]
+        await first._service.stop()  # type: ignore[union-attr]
+        gates.open("go")
+        await store.leases.release_all(holder("first", first._orchestrator.session))  # type: ignore[union-attr]
+        handle = await second.start(flow(), id="it")
+        assert await handle.result(PATIENCE) == "done"
+
+
+async def test_a_row_that_names_the_wrong_owner_follows_the_journal_in_both_directions() -> None:
+    store = MemoryStore()
+    async with Engine(store, [resting], name="first", recovery=AT_ONCE) as first:
+        run = await first.start(resting("x", 1e6), id="x")
+        await eventually(lambda: began == ["x"])
+        found = left_by_a_crash(store)
+    quick = Recovery(grace=0, check_interval=0.02)
+    rows = found.journal.rows
+    # The journal says first, who lives; the row says somebody who does not.
+    await found.leases.acquire(ORCHESTRATOR + "first", holder("first", "s"), 1e9, first.clock.now())
+    rows[run.run_id] = msgspec.structs.replace(rows[run.run_id], owner="ghost")
+    async with Engine(found, [resting], name="second", recovery=quick):
+        await eventually(lambda: rows[run.run_id].owner == "first")
+        assert await claims(found, run.run_id) == ["first"]
+        # And the other way round: the row says one who lives, and the owner in the journal does not.
+        await found.leases.release_all(holder("first", "s"))
+        rows[run.run_id] = msgspec.structs.replace(rows[run.run_id], owner="second")
+        await eventually(lambda: rows[run.run_id].epoch == 2)
+        assert await claims(found, run.run_id) == ["first", "second"]
+
+
+async def claims(store: MemoryStore, run_id: str) -> list[str]:
+    batches: Sequence[Batch] = await store.journal.read(run_id)
+    return [event.owner for batch in batches for event in batch.events if isinstance(event, RunClaimed)]
+
+
+def test_looks_for_orphans_are_spread_by_the_name_of_who_looks() -> None:
+    def first_looks(name: str) -> list[float]:
+        chance = Random(name)
+        return [1 + service.JITTER * chance.uniform(-1, 1) for _ in range(3)]
+
+    spread = [first_looks(f"node-{n}")[0] for n in range(100)]
+    assert first_looks("node-1") == first_looks("node-1")
+    assert len(set(spread)) == 100
+    assert min(spread) < 0.8
+    assert max(spread) > 1.2
+
+
+async def test_a_poisoned_run_is_parked_for_a_person_and_not_tried_by_itself() -> None:
+    store = MemoryStore()
+    async with Engine(store, [resting], name="n0", recovery=AT_ONCE) as engine:
+        run = await engine.start(resting("x", 1e6), id="x")
+        await eventually(lambda: began == ["x"])
+        found = left_by_a_crash(store)
+    for number in range(1, 4):
+        async with Engine(found, [resting], name=f"n{number}", recovery=AT_ONCE):
+            await eventually(lambda n=number: len(began) == n + 1)  # type: ignore[misc]
+            found = left_by_a_crash(found)
+    async with Engine(found, [resting], name="n4", recovery=AT_ONCE) as last:
+        await eventually(lambda: found.journal.rows[run.run_id].status is RunStatus.PARKED)
+        view = await last.get("x")
+        assert view is not None
+        assert view.parked == "poisoned"
+        assert "n1, n2, n3" in (view.reason or "")
+    async with Engine(found, [resting], name="n5", recovery=AT_ONCE) as later:
+        view = await later.get("x")
+        assert view is not None
+        assert view.status is RunStatus.PARKED, "whatever code there is, it is for a person to say"
+        assert len(began) == 4
+        _ = await later.resolve("x")
+        await eventually(lambda: len(began) == 5)
+    events = [event for batch in await found.journal.read(run.run_id) for event in batch.events]
+    assert [event.kind for event in events if isinstance(event, RunParked)] == ["poisoned"]
+
+
+async def test_quarantine_can_be_switched_off() -> None:
+    store = MemoryStore()
+    never = Recovery(grace=0, quarantine=0)
+    async with Engine(store, [resting], name="n0", recovery=never) as engine:
+        _ = await engine.start(resting("x", 1e6), id="x")
+        await eventually(lambda: began == ["x"])
+        found = left_by_a_crash(store)
+    for number in range(1, 7):
+        async with Engine(found, [resting], name=f"n{number}", recovery=never):
+            await eventually(lambda n=number: len(began) == n + 1)  # type: ignore[misc]
+            found = left_by_a_crash(found)
+    with pytest.raises(ValueError, match="quarantine=-1"):
+        Recovery(quarantine=-1)
+
+
+async def test_those_that_are_gone_are_shown_as_long_as_they_own_something() -> None:
+    store = MemoryStore()
+    async with Engine(store, [resting], name="gone", recovery=AT_ONCE) as engine:
+        _ = await engine.start(resting("x", 1e6), id="x")
+        await eventually(lambda: began == ["x"])
+        found = left_by_a_crash(store)
+    async with connect(found) as client:
+        assert [(o.name, o.alive, o.running, o.expires_at) for o in await client.orchestrators()] == [
+            ("gone", False, 1, None)
+        ]
+        _ = await client.start(call("other"), id="queued")
+        assert len(await client.orchestrators()) == 1, "what nobody owns is nobody's"
