@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from perdure.kernel.events import Batch
+from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Conflict, Outcome
 from perdure.ports.leases import Acquired, HeldBy
+from perdure.ports.upkeep import Collected
 from perdure.stores.memory.store import MemoryJournal, MemoryLeases, MemoryStore
+from perdure.stores.memory.upkeep import MemoryUpkeep
 from perdure.testing import conformance
-from perdure.testing.conformance import JournalConformance, LeasesConformance
+from perdure.testing.conformance import JournalConformance, LeasesConformance, UpkeepConformance
 
 SUITES = [getattr(conformance, name) for name in conformance.__all__]
 
@@ -61,15 +64,44 @@ class Generous(MemoryLeases):
         return await super().acquire(key, owner, ttl, now)
 
 
+class Ruthless(MemoryUpkeep):
+    """Removes whatever it is told to, ended or not."""
+
+    async def remove(self, run_ids: Sequence[str]) -> Sequence[str]:
+        for run_id in run_ids:
+            if (row := self._journal.rows.get(run_id)) is not None:
+                self._journal.forget_row(row)
+                del self._journal.batches[run_id], self._journal.head_of[run_id]
+        return run_ids
+
+
+class Greedy(MemoryUpkeep):
+    """Collects blobs whether or not a journal refers to them."""
+
+    async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
+        count = len(self._blobs.blobs)
+        self._blobs.blobs.clear()
+        return Collected(count, 0)
+
+
+class Hasty(MemoryUpkeep):
+    """Replaces rows whatever has happened since."""
+
+    async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
+        head = self._journal.head_of.get(run_id)
+        return await super().reproject(run_id, head.next_seq if head else 0, rows)
+
+
 def broken(**ports: Any) -> MemoryStore:
     store = MemoryStore()
     for name, port in ports.items():
-        setattr(store, name, port)
+        setattr(store, name, port(store.journal, store.blobs) if name == "upkeep" else port())
     return store
 
 
 journal: Any = JournalConformance()
 leases: Any = LeasesConformance()
+upkeep: Any = UpkeepConformance()
 
 
 @pytest.mark.parametrize(
@@ -81,12 +113,19 @@ leases: Any = LeasesConformance()
         ({"journal": Timid}, journal.test_one_conflicting_append_does_not_harm_the_others_of_its_group),
         ({"journal": Exclusive}, journal.test_reading_from_a_number_includes_it),
         ({"leases": Generous}, leases.test_an_expired_lease_is_taken_with_a_higher_epoch),
+        ({"upkeep": Ruthless}, upkeep.test_a_run_that_has_not_ended_is_not_removed),
+        ({"upkeep": Ruthless}, upkeep.test_a_run_stays_while_an_earlier_one_of_its_id_does),
+        ({"upkeep": Ruthless}, upkeep.test_a_removed_run_leaves_nothing_behind),
+        ({"upkeep": Greedy}, upkeep.test_a_blob_that_a_journal_refers_to_stays),
+        ({"upkeep": Greedy}, upkeep.test_a_blob_that_was_put_lately_stays),
+        ({"upkeep": Greedy}, upkeep.test_a_blob_that_is_kept_is_never_collected),
+        ({"upkeep": Hasty}, upkeep.test_rows_are_left_alone_when_the_journal_has_gone_on),
     ],
 )
 async def test_a_backend_that_breaks_the_contract_does_not_pass(
     ports: dict[str, Callable[[], Any]], check: Callable[..., Awaitable[None]]
 ) -> None:
-    store = broken(**{name: make() for name, make in ports.items()})
+    store = broken(**ports)
     more = {"second": store, "start": 2} if "start" in inspect.signature(check).parameters else {"second": store}
     wanted = {name: value for name, value in more.items() if name in inspect.signature(check).parameters}
     with pytest.raises(AssertionError):

@@ -158,7 +158,9 @@ def _sentence(error: CycloptsError, tokens: list[str]) -> str:
         by_input = f"; a value is given with --input {shlex.quote(extra)}" if tokens[:1] in _WITH_VALUE else ""
         return f"too many arguments: {extra}{by_input}"
     if isinstance(error, MissingArgumentError) and error.argument is not None and error.command_chain:
-        return f"{' '.join(error.command_chain)} needs {error.argument.name.lstrip('-').upper()}"
+        name = error.argument.name
+        what = name if error.argument.index is None else name.lstrip("-").upper()
+        return f"{' '.join(error.command_chain)} needs {what}"
     return " ".join(str(error).split())
 
 
