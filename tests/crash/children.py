@@ -132,7 +132,7 @@ def truncating(db: str, effects: str, at: int = 0, after: bool = False) -> dict[
 def strolling(url: str, effects: str, seed: int, forks: int) -> dict[str, Any]:
     """A walk that the seed leads, and forks of it from places that the seed names. Killed at any time, it goes on."""
     programs.log_effects(effects)
-    recovery = Recovery(lease=2.0, check_interval=0.3)
+    recovery = Recovery(lease=2.0, check_interval=0.3, quarantine=0)
 
     async def main() -> dict[str, Any]:
         async with Engine(url, [programs.stroll], name="keeper", recovery=recovery) as engine:
@@ -193,7 +193,7 @@ def work(
     drained = os.path.join(os.path.dirname(db), "drained")
 
     async def main() -> str:
-        recovery = Recovery(check_interval=check_interval, lease=lease)
+        recovery = Recovery(check_interval=check_interval, lease=lease, quarantine=0)
         url = f"sqlite:///{db}"
         options: dict[str, Any] = {"max_concurrency": max_concurrency, "name": name}
         queues = [Queue("q", **limits)] if limits else []
@@ -231,7 +231,7 @@ def on_disk(
             ALL,
             durability=durability,
             # The file that shows who is alive may not have survived; then only time tells.
-            recovery=Recovery(check_interval=0.1, lease=0.3),
+            recovery=Recovery(check_interval=0.1, lease=0.3, quarantine=0),
             on_commit=lambda id, append: note("commit", id, append.next_seq),
         )
         async with engine:
@@ -283,7 +283,7 @@ def leave_without_room(db: str, effects: str) -> str:
 
     async def main() -> None:
         # Its leases cannot be given back: they run out.
-        recovery = Recovery(lease=1.0, grace=0.05)
+        recovery = Recovery(lease=1.0, grace=0.05, quarantine=0)
         async with Engine(f"sqlite:///{db}", ALL, recovery=recovery) as engine:
             _ = await engine.start(programs.ticks(4, 0.2, 0, 0), id="ticks")
             while len(await engine.steps("ticks")) < 3:

@@ -68,13 +68,21 @@ def stops_for_good(fleet: Fleet, zombie: Member, woken: float) -> None:
     assert later == [], "it began a step after it woke up"
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store of each kind that processes share."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/z.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_what_zombies_were_about_to_do_is_neither_done_nor_accepted(tmp_path: Path, seed: int) -> None:
-    zombies(f"sqlite:///{tmp_path}/z.db", tmp_path, count=10, seed=seed)
+def test_what_zombies_were_about_to_do_is_neither_done_nor_accepted(url: str, tmp_path: Path, seed: int) -> None:
+    zombies(url, tmp_path, count=10, seed=seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(2, 6))
-def test_two_hundred_zombies(tmp_path: Path, seed: int) -> None:
-    zombies(f"sqlite:///{tmp_path}/z.db", tmp_path, count=50, seed=seed)
+def test_two_hundred_zombies(url: str, tmp_path: Path, seed: int) -> None:
+    zombies(url, tmp_path, count=50, seed=seed)
