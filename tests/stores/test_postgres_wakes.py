@@ -164,3 +164,32 @@ async def test_a_signal_from_another_process_wakes_a_run(postgres_url: str) -> N
             row = await asyncio.wait_for(client.watch.ended(run.run_id), PATIENCE)
             assert bytes(row.output) == b"7"
         assert await run.result(PATIENCE) == 7
+
+
+async def test_appends_of_many_callers_share_their_commits(store: PostgresStore) -> None:
+    sent: list[str] = []
+    store.trace(sent.append)
+    runs = [History(f"r{number}") for number in range(100)]
+    await asyncio.gather(*(write_all(store, run.begin()) for run in runs))
+    assert len(sent) == 2
+    signals = [run.then(SignalReceived("go")) for run in (*runs[:5], runs[0])]
+    await asyncio.gather(*(write_all(store, signal) for signal in signals))
+    assert len(await store.journal.read("r0")) == 3
+
+
+async def test_a_caller_that_gives_up_takes_nobody_with_it(store: PostgresStore) -> None:
+    runs = [History(f"r{number}") for number in range(4)]
+    writing = [asyncio.ensure_future(write_all(store, run.begin())) for run in runs]
+    await asyncio.sleep(0)
+    writing[1].cancel()
+    assert await asyncio.gather(*writing[:1], *writing[2:]) == [None] * 3
+    assert sorted(await store.journal.heads([run.run_id for run in runs])) == ["r0", "r2", "r3"]
+
+
+async def test_an_append_that_cannot_be_written_takes_no_other_with_it(store: PostgresStore) -> None:
+    runs = [History(f"r{number}") for number in range(3)]
+    bad = History("bad", id="no\0thing")
+    results = await asyncio.gather(
+        *(write_all(store, run.begin()) for run in (runs[0], bad, *runs[1:])), return_exceptions=True
+    )
+    assert [type(result).__name__ for result in results] == ["NoneType", "StoreError", "NoneType", "NoneType"]

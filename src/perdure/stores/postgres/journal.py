@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
+import msgspec
+
 from perdure.errors import Corrupt, StoreUnavailable
 from perdure.kernel.events import Batch
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
@@ -21,6 +23,8 @@ from perdure.stores.sql.entries import cut
 
 APPENDED = Appended()
 Outcomes = dict[int, Outcome]
+# About how many journals one commit of several callers is for.
+MOST = 500
 
 # A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
 _READ = """
@@ -62,21 +66,85 @@ _REWRITE = """
 """
 
 
+class _Waiting(msgspec.Struct, eq=False):
+    """Appends of one caller that wait for their turn."""
+
+    prepared: list[Prepared]
+    outcomes: asyncio.Future[Sequence[Outcome]]
+
+    def settle(self, outcomes: Sequence[Outcome]) -> None:
+        if not self.outcomes.done():
+            self.outcomes.set_result(outcomes)
+
+    def fail(self, error: Exception) -> None:
+        if not self.outcomes.done():
+            self.outcomes.set_exception(error)
+
+
 class PostgresJournal:
     """Journals in one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        # What came while a commit was under way, and goes into the next one together.
+        self._waiting: list[_Waiting] = []
+        self._busy = False
+        self._next: asyncio.Task[None] | None = None
 
     async def append(self, appends: Sequence[Append]) -> Sequence[Outcome]:
         """Write each append wholly or not at all, in one commit."""
         if not appends:
             return []
         prepared = [prepare(append) for append in appends]
-        return await self._settled(prepared, self._database.wakes.of_appends(appends))
+        if self._busy:
+            waiting = _Waiting(prepared, asyncio.get_running_loop().create_future())
+            self._waiting.append(waiting)
+            return await waiting.outcomes
+        self._busy = True
+        try:
+            return await self._settled(prepared)
+        finally:
+            self._pass_on()
 
-    async def _settled(self, prepared: list[Prepared], tell: str) -> list[Outcome]:
+    def _pass_on(self) -> None:
+        """The commit is over: begin the next one, if anybody waits for it."""
+        group: list[_Waiting] = []
+        left: list[_Waiting] = []
+        journals: set[str] = set()
+        for waiting in self._waiting:
+            if waiting.outcomes.done():
+                continue  # whoever wanted it is gone, and nothing was sent
+            wanted = {one.append.run_id for one in waiting.prepared}
+            # Appends to one journal follow each other.
+            (left if journals & wanted or len(journals) >= MOST else group).append(waiting)
+            journals |= wanted
+        self._waiting, self._busy = left, bool(group)
+        if group:
+            self._next = asyncio.get_running_loop().create_task(self._together(group))
+
+    async def _together(self, group: list[_Waiting]) -> None:
+        try:
+            outcomes = iter(await self._settled([one for waiting in group for one in waiting.prepared]))
+            for waiting in group:
+                waiting.settle([next(outcomes) for _ in waiting.prepared])
+        except StoreUnavailable as error:
+            for waiting in group:
+                waiting.fail(error)
+        except Exception:
+            # One of them cannot be written, and must not take the others with it.
+            for waiting in group:
+                try:
+                    waiting.settle(await self._settled(waiting.prepared))
+                except Exception as error:
+                    waiting.fail(error)
+        finally:
+            for waiting in group:
+                waiting.outcomes.cancel()  # for those that have one it means nothing
+            self._pass_on()
+
+    async def _settled(self, prepared: list[Prepared]) -> list[Outcome]:
         """Write, whatever becomes of the connection. Once a try may have been written, the answer is found out."""
+        tell = self._database.wakes.of_appends([one.append for one in prepared])
         uncertain, pause, collisions = False, FIRST_PAUSE, 0
         while True:
             try:
