@@ -42,6 +42,36 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+SCRIPT = """
+import time
+import perdure
+from perdure import step, step_context, workflow
+
+@step
+def read(chapter: int) -> int:
+    print(chapter, step_context().attempt, flush=True)
+    time.sleep(60 if chapter == 2 and step_context().attempt == 1 else 0)
+    return chapter
+
+@workflow
+async def report() -> int:
+    return sum([await read(chapter) for chapter in range(4)])
+
+print("sum", perdure.run(report(), id="report", store="file:///flows", progress=False))
+"""
+
+
+def test_a_run_goes_on_after_its_process_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    assert [first.stdout.readline() for _ in range(3)] == ["0 1\n", "1 1\n", "2 1\n"]
+    first.kill()
+    first.communicate()
+    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert second.stdout == "2 2\n3 1\nsum 6\n"
+
+
 def storm(path: str) -> dict[int, str]:
     """Two writers at a time, killed at once; returns what they said was acknowledged, by its number."""
     chance = random.Random(7)

@@ -249,6 +249,11 @@ def test_a_file_that_cannot_be_meant_says_why(place: Path, name: str, content: A
             "recovery:\n  checkIntervalSec: 3",
             "line 2: recovery has no setting 'checkIntervalSec'; did you mean 'checkI",
         ),
+        ("name: a\nstore: sqlit:///x.db", "line 2: store: 'sqlit' is no known backend; did you mean 'sqlite'?"),
+        ("store: x.db", "line 1: store is a URL, such as 'sqlite:///flows.db'"),
+        ("store: none", "line 1: store is a URL"),
+        ("leases: sqlite:///x.db", "line 1: leases: 'sqlite' is no known backend; there is etcd, etcds, none"),
+        ("leases: some", "line 1: leases is a URL, such as 'etcd://host:2379', or none"),
         ("zzz: 1", "line 1: there is no setting 'zzz'; there is store, leases, name,"),
         (
             "queues:\n  a:\n    concurrenzy: 1",

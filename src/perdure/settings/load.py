@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -204,6 +204,8 @@ def _settings(values: Values, places: dict[str, str], source: str) -> Settings:
         values["store"] = _store(values["storageConfig"], places)
     if "leaseManager" in values:
         values["leases"] = _leases(values["leaseManager"], places)
+    _check_scheme("store", ("memory", "file", "sqlite", "postgresql", "postgres", "redis", "rediss"), values, places)
+    _check_scheme("leases", ("etcd", "etcds", "none"), values, places)
     if "durability" in values:
         _made(lambda: durability(values["durability"]), "durability", places)
     if values.get("max_concurrency", 1) < 1:
@@ -224,6 +226,20 @@ def _settings(values: Values, places: dict[str, str], source: str) -> Settings:
         queues=tuple(_queue(name, values["queues"][name], places) for name in values.get("queues", ())) or None,
         source=source,
     )
+
+
+def _check_scheme(name: str, known: Sequence[str], values: Values, places: dict[str, str]) -> None:
+    """What a URL is of is known here; what else it says, and a password in it, is for whoever opens it."""
+    url = values.get(name)
+    if url is None or url == "none" == known[-1]:
+        return
+    scheme, separator, _ = url.partition("://")
+    where = places.get(name) or places["storageConfig" if name == "store" else "leaseManager"]
+    if not separator:
+        example = "'sqlite:///flows.db'" if name == "store" else "'etcd://host:2379', or none"
+        raise InvalidSettings(where, f"{name} is a URL, such as {example}")
+    if scheme not in known:
+        raise InvalidSettings(where, f"{name}: {scheme!r} is no known backend; {suggest(scheme, known)}")
 
 
 def _made(make: Callable[[], T], section: str, places: dict[str, str]) -> T:

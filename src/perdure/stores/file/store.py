@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from perdure.errors import Corrupt
 from perdure.kernel.durability import Durability
 from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
@@ -55,7 +56,11 @@ class FileStore:
 
     def version(self) -> object:
         """Changes when any process commits, and when a lease changes hands."""
-        return self._folder.version(), self.leases.changes
+        try:
+            changes = self.leases.changes
+        except (Corrupt, OSError):
+            changes = -1  # whoever asks for a lease is told
+        return self._folder.version(), changes
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each call that reads or writes."""
