@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 
 
@@ -14,24 +15,25 @@ class Tenure:
     on with whatever it was about to do, and its timers come after that.
     """
 
-    __slots__ = ("_loop", "_timer", "on_over", "until")
+    __slots__ = ("_loop", "_slept", "_timer", "on_over", "until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
+        self._slept = 0.0
         # In the time of the loop. A process without a lease has all the time there is.
         self.until = math.inf
         self.on_over: Callable[[], None] = lambda: None
 
     def extend(self, until: float) -> None:
         """It lasts until then, at least."""
-        self.until = until
+        self.until, self._slept = until, slept()
         self.end()
         self._timer = self._loop.call_at(until, self.over)
 
     def over(self) -> bool:
         """Whether it is over. If so, what has to be done about it has been done when this returns."""
-        if self._loop.time() < self.until:
+        if self._loop.time() + slept() - self._slept < self.until:
             return False
         self.on_over()
         return True
@@ -41,3 +43,10 @@ class Tenure:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def slept() -> float:
+    """How long the machine has been suspended since it was started: the clock of the loop stands still then."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -1,0 +1,61 @@
+"""How long an orchestrator may act, by its own clock."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from perdure.engine import tenure
+from perdure.engine.tenure import Tenure
+
+
+class Told:
+    """A tenure on a loop whose time is set by hand, and how often it was over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.now, self.asleep, self.count = 100.0, 7.0, 0
+        monkeypatch.setattr(self.loop, "time", lambda: self.now)
+        monkeypatch.setattr(tenure, "slept", lambda: self.asleep)
+        self.tenure = Tenure(self.loop)
+        self.tenure.on_over = self.over
+
+    def over(self) -> None:
+        self.count += 1
+
+
+async def test_without_a_lease_there_is_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.now = 1e12
+    assert not told.tenure.over()
+    monkeypatch.undo()
+
+
+async def test_it_is_over_at_its_moment_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.tenure.extend(130.0)
+    told.now = 129.9
+    assert not told.tenure.over()
+    told.now = 130.0
+    assert told.tenure.over()
+    assert told.count == 1
+    told.tenure.extend(160.0)
+    assert not told.tenure.over()
+    told.tenure.end()
+    monkeypatch.undo()
+
+
+async def test_the_time_for_which_the_machine_was_suspended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.tenure.extend(130.0)
+    told.asleep += 29.0
+    assert not told.tenure.over()
+    told.asleep += 2.0
+    assert told.tenure.over()
+    told.tenure.end()
+    monkeypatch.undo()
+
+
+def test_suspension_is_measured_where_the_system_can_tell() -> None:
+    assert tenure.slept() >= -0.01
