@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
 from perdure.errors import NotOwner, StoreUnavailable
-from perdure.kernel.events import Batch
+from perdure.kernel.events import Batch, RunReleased
 from perdure.kernel.queues import Queue
 from perdure.ports.journal import Append, Appended, Conflict, Full
 from perdure.ports.leases import Acquired, Renewal
@@ -219,3 +220,56 @@ async def test_watching_leases_ends_with_an_error_when_the_connection_does(store
     proxy.cut()
     with pytest.raises(StoreUnavailable):
         await waiting
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_of_writers_on_a_bad_network_every_event_is_there_once_and_in_order(
+    store: RedisStore, direct: RedisStore, proxy: Proxy, seed: int
+) -> None:
+    """Two writers race for one journal while replies are lost, requests are torn and connections are cut."""
+    chance = random.Random(seed)
+    await write_all(direct, History("r1").begin())
+
+    def disturb() -> None:
+        match chance.randint(0, 5):
+            case 0:
+                proxy.lose_replies()
+            case 1:
+                proxy.cut()
+            case 2:
+                proxy.reset_after(chance.randint(1, 2000), chance.choice(["up", "down"]))
+            case _:
+                proxy.heal()
+
+    async def insist(on: RedisStore, name: str) -> None:
+        next_seq: int | None = 1
+        for number in range(40):
+            event = RunReleased(f"{name}{number}")
+            while True:
+                disturb()
+                assert next_seq is not None
+                try:
+                    [outcome] = await write(on, Append("r1", next_seq, [Batch(next_seq, 9.0, [event])]))
+                except StoreUnavailable:
+                    proxy.heal()
+                    continue
+                if isinstance(outcome, Appended):
+                    next_seq += 1
+                    break
+                assert isinstance(outcome, Conflict)
+                next_seq = outcome.next_seq
+
+    async def heal() -> None:
+        while True:
+            await asyncio.sleep(0)
+            if chance.random() < 0.01:
+                proxy.heal()
+
+    healing = asyncio.ensure_future(heal())
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(insist(store, "a"), insist(direct, "b"))
+    healing.cancel()
+    found = await numbered(direct.journal, "r1")
+    names = [event.owner for _, event in found if isinstance(event, RunReleased)]
+    for name in "ab":
+        assert [one for one in names if one[0] == name] == [f"{name}{number}" for number in range(40)]
