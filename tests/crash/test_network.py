@@ -1,0 +1,155 @@
+"""Workers whose network fails: nothing is lost or done twice, and work goes on soon after it heals.
+
+Each worker reaches the server through a proxy of its own, so that one of them can be cut off while others work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from perdure import Engine, RunStatus, connect
+from tests.crash import programs
+from tests.crash.harness import Children, Effect, check_executions, read_effects, until
+from tests.crash.network import audit
+from tests.services.proxy import Proxy
+
+STEPS = 5
+LEASE = 1.0
+# What is promised: work goes on so long after the network has healed.
+SOON = 2 * LEASE + 5.0
+
+Fault = Callable[[Proxy], None]
+FAULTS: dict[str, Fault] = {
+    "delay": lambda proxy: proxy.delay(0.3),
+    "refused": lambda proxy: proxy.refuse(),
+    "requests stuck": lambda proxy: proxy.blackhole("up"),
+    "replies stuck": lambda proxy: proxy.blackhole("down"),
+    "replies lost": lambda proxy: proxy.lose_replies(1_000_000),
+    "reset amid requests": lambda proxy: proxy.reset_after(700, "up"),
+    "reset amid replies": lambda proxy: proxy.reset_after(300, "down"),
+}
+
+
+async def queue(url: str, runs: int, seconds: float) -> None:
+    """Create the store and queue runs in it, as a client does that executes nothing itself."""
+    async with Engine(url):
+        pass
+    async with connect(url) as client:
+        for n in range(runs):
+            _ = await client.start(programs.five(n, seconds), id=f"run-{n}")
+
+
+class Place:
+    """A store behind proxies, one for each of its workers, and what these do."""
+
+    def __init__(self, url: str, children: Children, folder: Path, workers: int, runs: int, seconds: float) -> None:
+        self.url, self.folder, self.runs = url, folder, runs
+        self.log = folder / "effects"
+        asyncio.run(queue(url, runs, seconds))
+        port = urlsplit(url).port
+        assert port is not None
+        self._stack = ExitStack()
+        self.proxies = [self._stack.enter_context(Proxy(port)) for _ in range(workers)]
+        drained = str(folder / "drained")
+        self.workers = [
+            children.start(
+                "tests.crash.network:labour",
+                folder,
+                url=proxy.url(url),
+                effects=str(self.log),
+                drained=drained,
+                name=f"worker-{i}",
+                lease=LEASE,
+            )
+            for i, proxy in enumerate(self.proxies)
+        ]
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self._stack.close()
+
+    @property
+    def effects(self) -> int:
+        """How many steps have begun."""
+        return self.log.read_bytes().count(b'"begin"') if self.log.exists() else 0
+
+    def finish(self) -> None:
+        """Wait for the end of all work, and check everything."""
+        (self.folder / "drained").touch()
+        for worker in self.workers:
+            assert worker.result() == "drained"
+        by_run: dict[str, list[Effect]] = defaultdict(list)
+        for effect in read_effects(self.log):
+            by_run[effect.run_id].append(effect)
+        journals = asyncio.run(audit(self.url))
+        assert set(journals) == {f"run-{n}" for n in range(self.runs)}, "a run was lost"
+        for id, journal in journals.items():
+            n = int(id.removeprefix("run-"))
+            assert [end.status for end in journal.finished] == [RunStatus.COMPLETED]
+            assert bytes(journal.finished[0].value) == str(n + sum(range(STEPS))).encode()
+            assert journal.outcomes == [f"add_slowly:{i}" for i in range(STEPS)]
+            executed = check_executions(journal, by_run[journal.run_id])
+            # Each change of hands makes one more attempt of what was under way. So does an owner who stopped in time,
+            # as it could not show that it lives, and went on when nobody else had come. Nothing else does.
+            assert sum(journal.started.values()) - STEPS <= journal.claims
+            assert all(executed[op] <= times for op, times in journal.started.items())
+
+
+@pytest.fixture(params=["postgres_url", "redis_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A store of each kind that is reached by a network."""
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_work_goes_on_soon_after_the_network_of_all_workers_heals(
+    fault: str, url: str, children: Children, tmp_path: Path
+) -> None:
+    with Place(url, children, tmp_path, workers=2, runs=60, seconds=0.1) as place:
+        until(lambda: place.effects > 30, what="for the work to begin")
+        for proxy in place.proxies:
+            FAULTS[fault](proxy)
+        time.sleep(1.5 * LEASE)
+        for proxy in place.proxies:
+            proxy.heal()
+        before = place.effects
+        assert before < 60 * STEPS, "nothing was left to do"
+        until(lambda: place.effects > before, timeout=SOON, what="for the work to go on")
+        place.finish()
+
+
+@pytest.mark.parametrize("fault", ["requests stuck", "replies stuck", "refused"])
+def test_a_worker_that_is_cut_off_loses_its_runs_to_the_other_and_writes_nothing_late(
+    fault: str, url: str, children: Children, tmp_path: Path
+) -> None:
+    with Place(url, children, tmp_path, workers=2, runs=40, seconds=0.1) as place:
+        until(lambda: place.effects > 20, what="for the work to begin")
+        cut_off, _ = place.proxies
+        FAULTS[fault](cut_off)
+        # The other takes over what the first one has, and ends all of it.
+        until(lambda: finished(url) == 40, what="for the other to end everything")
+        cut_off.heal()
+        place.finish()
+
+
+def finished(url: str) -> int:
+    """How many runs have ended."""
+
+    async def count() -> int:
+        async with connect(url) as client:
+            return len(await client.list(status=RunStatus.COMPLETED, limit=1000))
+
+    return asyncio.run(count())
