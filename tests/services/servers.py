@@ -520,19 +520,25 @@ def _postgres_binaries(shared: Path, user: User | None) -> Path:
     if user is None:
         return found
     copied = shared / "postgres-programs"
-    if copied.exists():
-        return copied / found.name
+    # The programs of the bundle find their libraries by where both lie: module/pginstall/bin, and module.libs.
+    install, module = found.parent, found.parent.parent
+    there = copied / module.name / install.name / found.name
+    if there.exists():
+        return there
     try:
         subprocess.run([str(found / "postgres"), "--version"], capture_output=True, check=True, cwd="/", **_as(user))
         return found
     except (PermissionError, subprocess.CalledProcessError):
         made = shared / f"postgres-programs.{os.getpid()}"
-        shutil.copytree(found.parent, made, symlinks=True)
+        shutil.copytree(install, made / module.name / install.name, symlinks=True)
+        libraries = module.with_name(f"{module.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, made / libraries.name, symlinks=True)
         try:
             made.rename(copied)
         except OSError:
-            shutil.rmtree(made)
-        return copied / found.name
+            shutil.rmtree(made)  # somebody else was quicker
+        return there
 
 
 def _as(user: User | None) -> dict[str, Any]:

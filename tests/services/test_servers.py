@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 import redis
 import yaml
 
+from tests.services import servers as servers_module
 from tests.services.binaries import BUNDLES, CHOICE, PROGRAMS, ServerMissing, binaries
 from tests.services.plugin import Servers
 from tests.services.servers import KINDS, Etcd, Postgres, Redis, Server, ServerFailed
@@ -103,6 +106,28 @@ async def test_each_server_of_the_bundles_starts_and_answers(kind: str, monkeypa
     finally:
         shared.end()
     assert not shared.directory.exists()
+
+
+async def test_a_bundle_that_only_its_owner_may_read_starts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when root has the environment in its home directory: PostgreSQL runs as somebody who may not go there."""
+    _, module, folder = BUNDLES["postgres"]
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    place = tmp_path / "home"
+    place.mkdir()
+    for one in (Path(spec.origin).parent, Path(spec.origin).parent.with_name(f"{module}.libs")):
+        if one.is_dir():
+            shutil.copytree(one, place / one.name, symlinks=True, ignore=shutil.ignore_patterns("pginstall18"))
+    place.chmod(0o700)
+    monkeypatch.setattr(servers_module, "binaries", lambda kind: place / module / folder)
+    shared = Shared.make()
+    try:
+        assert await answer_of(shared.server("postgres"))
+    finally:
+        shared.end()
 
 
 def command_of(pid: int) -> str:
