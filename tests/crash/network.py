@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 from perdure import Engine, Recovery, StoreUnavailable
 from perdure.kernel.events import RunClaimed, RunFinished
@@ -17,12 +18,16 @@ from tests.crash.harness import Journal
 
 
 def labour(url: str, effects: str, drained: str, name: str, lease: float) -> str:
-    """Work off what is queued, until nothing is left and the file `drained` says that no more will come."""
+    """Work off what is queued, until nothing is left and the file `drained` says that no more will come.
+
+    The file `drained.NAME` says that it is ready.
+    """
     programs.log_effects(effects)
 
     async def main() -> str:
         recovery = Recovery(check_interval=lease / 4, lease=lease, quarantine=0)
         async with Engine(url, [programs.five], recovery=recovery, name=name, max_concurrency=8) as engine:
+            Path(f"{drained}.{name}").touch()
             while True:
                 with suppress(StoreUnavailable):
                     if os.path.exists(drained) and not await engine.store.runs.programs():

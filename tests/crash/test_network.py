@@ -6,6 +6,7 @@ Each worker reaches the server through a proxy of its own, so that one of them c
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from tests.crash.harness import Children, Effect, check_executions, read_effects
 from tests.crash.network import audit
 from tests.services.proxy import Proxy
 
-STEPS = 5
+RUNS, STEPS = 80, 5
 LEASE = 1.0
 # What is promised: work goes on so long after the network has healed.
 SOON = 2 * LEASE + 5.0
@@ -85,6 +86,13 @@ class Place:
         """How many steps have begun."""
         return self.log.read_bytes().count(b'"begin"') if self.log.exists() else 0
 
+    def wait_for_work(self) -> int:
+        """Return when all workers are ready and at least one works: which one that is."""
+        ready = [self.folder / f"drained.worker-{i}" for i in range(len(self.workers))]
+        until(lambda: all(path.exists() for path in ready) and self.effects > 10, what="for the work to begin")
+        first = json.loads(self.log.read_bytes().split(b"\n")[0])["pid"]
+        return [worker.pid for worker in self.workers].index(first)
+
     def finish(self) -> None:
         """Wait for the end of all work, and check everything."""
         (self.folder / "drained").touch()
@@ -122,15 +130,15 @@ def url(request: pytest.FixtureRequest) -> str:
 def test_work_goes_on_soon_after_the_network_of_all_workers_heals(
     fault: str, url: str, children: Children, tmp_path: Path
 ) -> None:
-    with Place(url, children, tmp_path, workers=2, runs=60, seconds=0.1) as place:
-        until(lambda: place.effects > 30, what="for the work to begin")
+    with Place(url, children, tmp_path, workers=2, runs=RUNS, seconds=0.1) as place:
+        place.wait_for_work()
         for proxy in place.proxies:
             FAULTS[fault](proxy)
         time.sleep(1.5 * LEASE)
         for proxy in place.proxies:
             proxy.heal()
         before = place.effects
-        assert before < 60 * STEPS, "nothing was left to do"
+        assert before < RUNS * STEPS, "nothing was left to do"
         until(lambda: place.effects > before, timeout=SOON, what="for the work to go on")
         place.finish()
 
@@ -139,15 +147,15 @@ def test_work_goes_on_soon_after_the_network_of_all_workers_heals(
 def test_a_worker_that_is_cut_off_loses_its_runs_to_the_other_and_writes_nothing_late(
     fault: str, url: str, children: Children, tmp_path: Path
 ) -> None:
-    with Place(url, children, tmp_path, workers=2, runs=40, seconds=0.1) as place:
-        until(lambda: place.effects > 20, what="for the work to begin")
-        cut_off, _ = place.proxies
+    with Place(url, children, tmp_path, workers=2, runs=RUNS, seconds=0.1) as place:
+        busy = place.wait_for_work()
+        cut_off, returning = place.proxies[busy], place.workers[busy]
         FAULTS[fault](cut_off)
         # The other takes over what the first one has, and ends all of it.
-        until(lambda: finished(url) == 40, what="for the other to end everything")
+        until(lambda: finished(url) == RUNS, what="for the other to end everything")
         cut_off.heal()
         # What it still wanted to say is said by now, if it ever is.
-        until(lambda: "shows again that it lives" in place.workers[0].log, timeout=SOON, what="for the first to return")
+        until(lambda: "shows again that it lives" in returning.log, timeout=SOON, what="for the first to return")
         place.check()
 
 
