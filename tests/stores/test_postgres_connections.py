@@ -15,7 +15,7 @@ from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunClaimed, StepSucceeded
 from perdure.kernel.queues import Queue
 from perdure.ports.journal import Appended, Conflict
-from perdure.stores.postgres import connection
+from perdure.stores.postgres import connection, leases
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, listed, numbered, write, write_all
 from perdure.testing.conformance.history import step as steps
@@ -24,7 +24,7 @@ from tests.services.proxy import Proxy
 from tests.services.servers import Postgres
 from tests.stores.postgres import opened, sql
 
-PATIENCE = 60.0
+PATIENCE = 40.0
 END_ALL = """
     select pg_terminate_backend(pid) from pg_stat_activity
     where pid <> pg_backend_pid() and datname = current_database()
@@ -79,6 +79,7 @@ async def test_an_append_whose_reply_is_lost_was_written_and_is_known_to_be(
 
 
 async def test_the_creation_of_a_run_whose_reply_is_lost_is_ours(store: PostgresStore, proxy: Proxy) -> None:
+    await write_all(store, History("connected").begin())
     for number in range(3):
         proxy.lose_replies()
         assert await write(store, History(f"r{number}").begin_as("me")) == [Appended()]
@@ -150,6 +151,7 @@ async def test_a_server_that_answers_no_more_is_given_up(
     store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(leases, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.3)
     run = History("r1")
     await write_all(store, run.begin())

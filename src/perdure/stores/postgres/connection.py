@@ -51,10 +51,10 @@ class Connection:
         """Whether it is known to be of no use any more."""
         return bool(self._raw.is_closed())
 
-    async def fetch(self, sql: str, *arguments: Any) -> list[Row]:
+    async def fetch(self, sql: str, *arguments: Any, seconds: float | None = None) -> list[Row]:
         """One statement, which commits by itself outside a transaction: one message there and one back."""
         self._trace(sql)
-        rows: list[Row] = await self._raw.fetch(sql, *arguments, timeout=ANSWER_SECONDS)
+        rows: list[Row] = await self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS)
         return rows
 
     async def script(self, sql: str, seconds: float = ANSWER_SECONDS) -> None:
@@ -66,7 +66,8 @@ class Connection:
         """Call `heard` with what is told on the channel, and `ended` when the connection ends."""
         self._trace("listen")
         self._raw.add_termination_listener(lambda _: ended())
-        await self._raw.add_listener(channel, lambda _connection, _pid, _channel, payload: heard(payload))
+        adding = self._raw.add_listener(channel, lambda _connection, _pid, _channel, payload: heard(payload))
+        await asyncio.wait_for(adding, CONNECT_SECONDS)
 
     def drop(self) -> None:
         """End it without a word, whatever it is at."""

@@ -51,10 +51,11 @@ class Database:
     # --- opening and closing --------------------------------------------------------------------------------------
 
     async def open(self) -> Connection:
-        """Connect for the first time, or raise what is wrong. The connection is the one that writes."""
-        self._writer = await self.connect(WRITING)
+        """Connect for the first time, or raise what is wrong. Who only reads never has a connection that writes."""
+        connection = await self.connect()
+        self._idle.append(connection)
         self.closed = False
-        return self._writer
+        return connection
 
     async def listen(self, channel: str) -> None:
         """Begin to listen."""
@@ -148,9 +149,9 @@ class Database:
         while True:
             try:
                 if by is not None and not by.closed:
-                    return await self._send(by, sql, arguments), again
+                    return await self._send(by, sql, arguments, patience), again
                 async with self._place() as connection:
-                    return await self._send(connection, sql, arguments), again
+                    return await self._send(connection, sql, arguments, patience), again
             except Lost as error:
                 again, problem = True, means(error, self.url)
             except StoreUnavailable as error:
@@ -167,9 +168,11 @@ class Database:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LAST_PAUSE)
 
-    async def _send(self, connection: Connection, sql: str, arguments: tuple[Any, ...]) -> list[Row]:
+    async def _send(self, connection: Connection, sql: str, arguments: tuple[Any, ...], patience: float) -> list[Row]:
+        # Who has little patience does not wait for long either.
+        seconds = patience if patience < PATIENCE_SECONDS else None
         try:
-            return await connection.fetch(self.fill(sql), *arguments)
+            return await connection.fetch(self.fill(sql), *arguments, seconds=seconds)
         except BaseException as error:
             if is_lost(error):
                 connection.drop()
