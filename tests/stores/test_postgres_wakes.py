@@ -11,6 +11,7 @@ from msgspec import Raw
 from perdure import Engine, connect, step, wait_signal, workflow
 from perdure.kernel.events import ChunkAppended, RunClaimed, SignalReceived, StepStarted
 from perdure.ports.journal import Append
+from perdure.ports.leases import Renewal
 from perdure.ports.runs import RunFilter
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, finished, released, timer, write_all
@@ -193,3 +194,14 @@ async def test_an_append_that_cannot_be_written_takes_no_other_with_it(store: Po
         *(write_all(store, run.begin()) for run in (runs[0], bad, *runs[1:])), return_exceptions=True
     )
     assert [type(result).__name__ for result in results] == ["NoneType", "StoreError", "NoneType", "NoneType"]
+
+
+async def test_many_signs_of_life_at_once_leave_the_listener_listening(store: PostgresStore) -> None:
+    keys = [f"k{number}" for number in range(10)]
+    for key in keys:
+        await store.leases.acquire(key, "me", 10.0, 100.0)
+    listener = store._database.listener
+    renewals = [store.leases.renew_all([Renewal(key, "me", 10.0)], 105.0) for key in keys]
+    assert [list(lost) for lost in await asyncio.gather(*renewals)] == [[]] * 10
+    assert store._database.listener is listener
+    assert len(await store.leases.live("k", 112.0)) == 10

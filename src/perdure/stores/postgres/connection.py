@@ -45,6 +45,8 @@ class Connection:
 
     def __init__(self, raw: Any, trace: Callable[[str], None]) -> None:
         self._raw, self._trace = raw, trace
+        # Whether a statement is under way: the driver takes one at a time.
+        self.busy = False
 
     @property
     def closed(self) -> bool:
@@ -54,7 +56,11 @@ class Connection:
     async def fetch(self, sql: str, *arguments: Any, seconds: float | None = None) -> list[Row]:
         """One statement, which commits by itself outside a transaction: one message there and one back."""
         self._trace(sql)
-        rows: list[Row] = await self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS)
+        self.busy = True
+        try:
+            rows: list[Row] = await self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS)
+        finally:
+            self.busy = False
         return rows
 
     async def script(self, sql: str, seconds: float = ANSWER_SECONDS) -> None:

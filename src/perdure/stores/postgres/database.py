@@ -148,7 +148,7 @@ class Database:
         pause, again, collisions = FIRST_PAUSE, False, 0
         while True:
             try:
-                if by is not None and not by.closed:
+                if by is not None and not by.closed and not by.busy:
                     return await self._send(by, sql, arguments, patience), again
                 async with self._place() as connection:
                     return await self._send(connection, sql, arguments, patience), again
