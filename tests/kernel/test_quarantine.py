@@ -86,6 +86,13 @@ def test_an_owner_that_claimed_twice_has_lived_with_it() -> None:
     assert fruitless(journal(*takeover(2), again, *takeover(4, "c"))) == ["c"]
 
 
+def test_two_that_live_and_take_it_from_each_other_are_not_lost() -> None:
+    one, other = RunClaimed("a", 2, "x"), RunClaimed("b", 3, "y")
+    assert fruitless(journal(one, other, one, other)) == ["a", "b"]
+    assert fruitless(journal(one, other, one, other), "x") == ["b"]
+    assert fruitless(journal(one, other, one), "x") == ["b"]
+
+
 def test_the_reason_names_who_was_lost_and_what_was_under_way() -> None:
     state = fold("r", journal(*takeover(2), *takeover(3), *takeover(4)))
     parked = poisoned(state, ["b", "c", "b"])

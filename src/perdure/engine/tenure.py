@@ -7,6 +7,9 @@ import math
 import time
 from collections.abc import Callable
 
+# Less than this is no suspension: two clocks cannot be read in the same moment.
+INSTANT = 0.1
+
 
 class Tenure:
     """The time until which an orchestrator is sure to be the only one of its name.
@@ -29,11 +32,17 @@ class Tenure:
         """It lasts until then, at least."""
         self.until, self._slept = until, slept()
         self.end()
-        self._timer = self._loop.call_at(until, self.over)
+        self._timer = self._loop.call_at(until, self._ring)
+
+    def _ring(self) -> None:
+        # A timer may come an instant early.
+        if not self.over():
+            self._timer = self._loop.call_at(self.until + INSTANT, self._ring)
 
     def over(self) -> bool:
         """Whether it is over. If so, what has to be done about it has been done when this returns."""
-        if self._loop.time() + slept() - self._slept < self.until:
+        suspended = slept() - self._slept
+        if self._loop.time() + (suspended if suspended > INSTANT else 0.0) < self.until:
             return False
         self.on_over()
         return True

@@ -23,23 +23,27 @@ from perdure.kernel.state import POISONED, RunState
 _NO_PROGRESS = (RunClaimed, SnapshotTaken, ChunkAppended, StepProgressed, SignalReceived, CancelRequested, RunPaused)
 
 
-def fruitless(batches: Sequence[Batch]) -> list[str]:
+def fruitless(batches: Sequence[Batch], session: str = "") -> list[str]:
     """The owners that claimed the run one after another and got no further with it, the oldest first.
 
-    An owner that has claimed it twice was there for longer, and did not die of it; one that gave it up did not either.
+    An owner that has claimed it twice in a row was there for longer, and did not die of it; one that gave it up did not
+    either. One that claims it again after another, as `session` is about to, was alive all the while: two that cannot
+    see each other take a run from each other, and it is not the run's fault.
     """
-    owners: list[str] = []
-    session = ""
+    lost: dict[str, str] = {}
+    last = ""
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunClaimed):
-                if event.session and event.session == session:
-                    return owners[1:]
-                owners.insert(0, event.owner)
-                session = event.session
+                if event.session and event.session == last:
+                    lost.pop(last, None)
+                    return list(lost.values())[::-1]
+                last = event.session
+                if not session or event.session != session:
+                    lost.setdefault(event.session or str(event.epoch), event.owner)
             elif is_progress(event):
-                return owners
-    return owners
+                return list(lost.values())[::-1]
+    return list(lost.values())[::-1]
 
 
 def is_progress(event: AnyEvent) -> bool:

@@ -39,7 +39,7 @@ class Quarantine:
 
     def keeps(self, run_id: str, batches: Sequence[Batch], on_trial: bool) -> bool:
         """Whether a run that has lost its owner is parked, or has to wait until it can be tried."""
-        owners = fruitless(batches)
+        owners = fruitless(batches, self._orchestrator.session)
         epoch = sum(1 for batch in batches for event in batch.events if isinstance(event, RunClaimed))
         if on_trial and self.waiting[run_id][1] != epoch:
             return True  # somebody else has tried it meanwhile, and may be alive
