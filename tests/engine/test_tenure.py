@@ -59,3 +59,24 @@ async def test_the_time_for_which_the_machine_was_suspended_counts(monkeypatch: 
 
 def test_suspension_is_measured_where_the_system_can_tell() -> None:
     assert tenure.slept() >= -0.01
+
+
+async def test_clocks_that_differ_by_a_little_do_not_make_it_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.tenure.extend(130.0)
+    told.now, told.asleep = 130.0, 7.0 - 1e-6
+    assert told.tenure.over()
+    monkeypatch.undo()
+
+
+async def test_a_timer_that_comes_early_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    told.tenure.extend(130.0)
+    told.now = 130.0 - 1e-9
+    told.tenure._ring()
+    assert told.count == 0
+    monkeypatch.undo()
+    told.tenure.until = 0.0
+    async with asyncio.timeout(30):
+        while not told.count:
+            await asyncio.sleep(0.001)

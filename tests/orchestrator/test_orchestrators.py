@@ -287,3 +287,30 @@ async def test_those_that_are_gone_are_shown_as_long_as_they_own_something() -> 
         ]
         _ = await client.start(call("other"), id="queued")
         assert len(await client.orchestrators()) == 1, "what nobody owns is nobody's"
+
+
+class Deaf(Fickle):
+    """A library between us and the leases that loses the first cancellation, as some do."""
+
+    def __init__(self, leases: Leases) -> None:
+        super().__init__(leases)
+        self.asked, self.lost = asyncio.Event(), False
+
+    async def renew_all(self, *args: Any) -> Sequence[str]:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if self.lost:
+                raise
+            self.lost = True
+        return []
+
+
+async def test_an_engine_ends_though_a_cancellation_gets_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CANCEL_AGAIN_SECONDS", 0.01)
+    leases = Deaf(MemoryStore().leases)
+    async with asyncio.timeout(PATIENCE):
+        async with Engine(MemoryStore(), [resting], leases=leases, recovery=Recovery(lease=0.03)):
+            await leases.asked.wait()
+    assert leases.lost

@@ -80,18 +80,6 @@ async def test_a_lease_that_is_given_back_is_told_to_who_watches(store: RedisSto
     assert await waiting == "orchestrator:a"
 
 
-async def test_what_comes_during_a_sign_of_life_is_told_after_it(store: RedisStore, second: RedisStore) -> None:
-    """Whoever takes its own renewal for no news must not take the append of another for it."""
-    await store.leases.acquire("k", "a", 30.0, 1.0)
-    before = store.version()
-    with store._news.hold():
-        await write_all(second, History("r1").begin())
-        await eventually(lambda: store._news._later is not None)
-        assert store.version() == before
-    assert store.version() == before
-    await eventually(lambda: store.version() != before)
-
-
 async def test_every_wish_is_one_command(store: RedisStore) -> None:
     """However many runs are written, renewed, looked for or read."""
     runs = [History(f"r{i}") for i in range(40)]

@@ -37,6 +37,8 @@ JITTER = 0.25
 HUSH_SECONDS = 0.2
 # How long leases that cannot be watched are left alone before the next try.
 WATCH_AGAIN_SECONDS = 5.0
+# Libraries lose a cancellation now and then: what goes on for so long after one gets another.
+CANCEL_AGAIN_SECONDS = 3.0
 
 
 class Service:
@@ -79,10 +81,11 @@ class Service:
 
     async def stop(self) -> None:
         """End, and wait until nothing is under way."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        pending = set(self._tasks)
+        while pending:
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
 
     def note(self, at: float) -> None:
         """A run that left memory is due at `at`."""
@@ -124,16 +127,12 @@ class Service:
 
     async def _show_life(self) -> None:
         orchestrator = self._orchestrator
-        # Our own sign of life is no news to us.
-        seen = orchestrator.store.version() == self._version
         try:
             if not await self._ownership.renew():
                 raise StoreUnavailable(orchestrator.store.url, "there is no sign of life of this engine in it")
         except Superseded:
             orchestrator.retire()
             return
-        if seen:
-            self._version = orchestrator.store.version()
         if orchestrator.go_on():
             self._version = object()
             orchestrator.spawn(self._guarded(lambda: recover(orchestrator, self._ownership, startup=True)))

@@ -63,7 +63,10 @@ class Store(Protocol):
         ...
 
     def version(self) -> object:
-        """A token that changes when anyone writes to the store, found without a statement where that is possible."""
+        """A token that changes when anyone writes to the store, found without a statement where that is possible.
+
+        Leases that are renewed here do not change it: being idle is to show life, and that is no reason to look.
+        """
         ...
 
     def trace(self, callback: Callable[[str], None] | None) -> None:

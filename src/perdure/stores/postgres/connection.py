@@ -92,16 +92,15 @@ async def connect(address: Address, trace: Callable[[str], None], settings: dict
     wanted = {**_SETTINGS, **(settings or {})}
     if address.schema is not None:
         wanted["search_path"] = quoted(address.schema)
-    raw = await asyncio.wait_for(
-        asyncpg.connect(
+    # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the connection.
+    async with asyncio.timeout(CONNECT_SECONDS + 1.0):
+        raw = await asyncpg.connect(
             address.dsn,
             server_settings=wanted,
             timeout=CONNECT_SECONDS,
             # Statements are constants: those prepared once stay.
             max_cached_statement_lifetime=0,
-        ),
-        CONNECT_SECONDS + 1.0,
-    )
+        )
     _keep_alive(raw)
     return Connection(raw, trace)
 

@@ -33,10 +33,9 @@ class RedisLeases:
         """Renew many leases in one script."""
         if not renewals:
             return []
-        with self._news.hold():
-            wishes = [(one.key, one.owner, repr(now + one.ttl)) for one in renewals]
-            commits, lost = await self._server.call(RENEW, wishes)
-            self._news.heard(commits)
+        wishes = [(one.key, one.owner, repr(now + one.ttl)) for one in renewals]
+        commits, lost = await self._server.call(RENEW, wishes)
+        self._news.heard(commits)
         return [key.decode() for key in lost]
 
     async def release(self, key: str, owner: str) -> None:

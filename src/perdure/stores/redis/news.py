@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -18,8 +17,6 @@ log = logging.getLogger("perdure")
 POLL_SECONDS = 15.0
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 REFUSED_RETRY = 3600.0
-# So long after a sign of life of our own, what was heard meanwhile is told.
-SETTLED_SECONDS = 0.01
 
 
 class News:
@@ -29,8 +26,6 @@ class News:
         self._server = server
         self._count = 0
         self._losses = 0
-        self._held = 0
-        self._later: int | None = None
         self._heard = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchers: dict[asyncio.Queue[str | None], str] = {}
@@ -43,25 +38,7 @@ class News:
     def heard(self, commits: int) -> None:
         """Somebody has written, and that was commit number so-and-so."""
         self._heard = asyncio.get_running_loop().time()
-        if self._held:
-            self._later = max(commits, self._later or 0)
-        elif commits > self._count:
-            self._count = commits
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """For a sign of life, which is no news: what others write meanwhile is told a moment after it."""
-        self._held += 1
-        try:
-            yield
-        finally:
-            asyncio.get_running_loop().call_later(SETTLED_SECONDS, self._release)
-
-    def _release(self) -> None:
-        self._held -= 1
-        if not self._held and self._later is not None:
-            later, self._later = self._later, None
-            self._count = max(self._count, later)
+        self._count = max(self._count, commits)
 
     def start(self, commits: int) -> None:
         """Begin to listen."""

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 import apsw
@@ -53,7 +53,8 @@ class Database:
         self._quiet: asyncio.TimerHandle | None = None
         self._last_write = 0.0
         self._trace: Callable[[str], None] | None = None
-        self._routine: tuple[int, int] | None = None
+        # What a sign of life left, and what `version` was before it.
+        self._routine: tuple[tuple[int, int] | None, object] = None, None
 
     # --- opening --------------------------------------------------------------------------------------------------
 
@@ -196,9 +197,9 @@ class Database:
         hop = self._submit(self._transact, transaction, fsync)
         return asyncio.ensure_future(self._answer(hop))
 
-    async def execute(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run one statement that commits by itself, in the thread."""
-        return await self._answer(self._submit(self._execute, sql, bindings))
+    async def execute(self, sql: str, bindings: Sequence[Any], *, routine: bool = False) -> list[tuple[Any, ...]]:
+        """Run one statement that commits by itself, in the thread. With `routine` it leaves `version` as it is."""
+        return await self._answer(self._submit(self._execute_routine if routine else self._execute, sql, bindings))
 
     def _execute(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
         if self._writer is None:
@@ -281,18 +282,28 @@ class Database:
             wal = os.stat(self.path + "-wal")
         except FileNotFoundError:
             return None
-        # A commit in the same step of the file system's clock leaves no trace: look once more when that is over. Not
-        # after a sign of life of our own, or being idle would mean a look after each.
         stamp = (wal.st_mtime_ns, wal.st_size)
-        return *stamp, stamp == self._routine or abs(time.time() - wal.st_mtime) > SETTLED_SECONDS
+        written, before = self._routine
+        if stamp == written:
+            return before
+        # A commit in the same step of the file system's clock leaves no trace: look once more when that is over.
+        return *stamp, abs(time.time() - wal.st_mtime) > SETTLED_SECONDS
 
-    def note_routine(self) -> None:
-        """What was just written is no news to anybody."""
-        try:
+    def _execute_routine(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
+        # Being idle is to show life now and then, and that is no reason to look what is new.
+        others, before = self._others(), self.version()
+        rows = self._execute(sql, bindings)
+        with suppress(FileNotFoundError):
             wal = os.stat(self.path + "-wal")
-        except FileNotFoundError:
-            return
-        self._routine = (wal.st_mtime_ns, wal.st_size)
+            # What another process wrote at the same time is news.
+            if self._others() == others:
+                settled = (*before[:-1], True) if isinstance(before, tuple) else before
+                self._routine = (wal.st_mtime_ns, wal.st_size), settled
+        return rows
+
+    def _others(self) -> Any:
+        """Changes when a process but this connection has committed."""
+        return self._writer.pragma("data_version") if self._writer is not None else None
 
     def fold_log(self) -> None:
         """Fold the write-ahead log into the file after a quiet while, in the thread; cheap to call often."""

@@ -115,8 +115,7 @@ class SqlLeases:
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
         """Renew many leases in one statement."""
         wishes = msgspec.json.encode(renewals).decode()
-        renewed = {row[0] for row in await self._database.execute(_RENEW_ALL, (wishes, now))}
-        self._database.note_routine()
+        renewed = {row[0] for row in await self._database.execute(_RENEW_ALL, (wishes, now), routine=True)}
         return [renewal.key for renewal in renewals if renewal.key not in renewed]
 
     async def release(self, key: str, owner: str) -> None:

@@ -9,12 +9,30 @@ import pytest
 from perdure.errors import NotOwner
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.store import Store
-from perdure.testing.conformance.history import StoreConformance
+from perdure.testing.conformance.history import History, StoreConformance, write_all
 
 NOW, TTL = 1_700_000_000.0, 30.0
 
 
-class LeasesConformance(StoreConformance):
+class RenewalConformance(StoreConformance):
+    """What signs of life are to those who look for news."""
+
+    async def test_a_renewal_is_no_news_to_who_renews(self, store: Store, second: Store) -> None:
+        """The version stays as it is; and what others write meanwhile still shows."""
+        await store.leases.acquire("k", "a", 30.0, 1.0)
+        renewal = Renewal("k", "a", 30.0)
+        await store.leases.renew_all([renewal], 2.0)
+        before = store.version()
+        await store.leases.renew_all([renewal], 3.0)
+        assert store.version() == before
+        await asyncio.gather(store.leases.renew_all([renewal], 4.0), write_all(second, History("r1").begin()))
+        await asyncio.gather(write_all(second, History("r2").begin()), store.leases.renew_all([renewal], 5.0))
+        async with asyncio.timeout(10):
+            while store.version() == before:
+                await asyncio.sleep(0.001)
+
+
+class LeasesConformance(RenewalConformance):
     """The leases of a store."""
 
     # Whether the backend can tell when a lease ends.
