@@ -78,6 +78,55 @@ async def test_an_append_whose_reply_is_lost_was_written_and_is_known_to_be(
         assert await numbered(other.journal, "r1") == listed(*written)
 
 
+async def test_a_connection_that_ends_between_two_messages_of_a_statement_is_made_again(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = History("r1")
+    await write_all(store, run.begin())
+    writer = store._database._writer
+    assert writer is not None
+
+    async def ends(*args: Any, **kwargs: Any) -> Any:
+        writer._raw.terminate()
+        return writer._raw._protocol.bind_execute  # which is what the driver does
+
+    monkeypatch.setattr(writer, "_raw", Ending(writer._raw, ends))
+    assert await write(store, run.then(*steps(0))) == [Appended()]
+
+
+class Ending:
+    """A connection of the driver, one of whose functions is another."""
+
+    def __init__(self, raw: Any, fetch: Any) -> None:
+        self._wrapped, self.fetch = raw, fetch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+
+async def test_an_append_that_is_ahead_is_not_told_the_number_that_it_has(
+    store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused, and before the journal is asked why, somebody else brings it to just that number."""
+    run = History("r1")
+    await write_all(store, run.begin())
+    theirs, ours = run.then(*steps(0)), run.then(*steps(1))
+    heads = store.journal._heads
+    asked: list[list[str]] = []
+
+    async def late(connection: Any, run_ids: list[str]) -> dict[str, int]:
+        if not asked:
+            async with opened(postgres_url) as other:
+                await write_all(other, theirs)
+        asked.append(run_ids)
+        return await heads(connection, run_ids)
+
+    monkeypatch.setattr(store.journal, "_heads", late)
+    assert await write(store, ours) == [Appended()]
+    assert asked == [["r1"]]
+    assert await store.journal.heads(["r1"]) == {"r1": ours.next_seq}
+
+
 async def test_the_creation_of_a_run_whose_reply_is_lost_is_ours(store: PostgresStore, proxy: Proxy) -> None:
     await write_all(store, History("connected").begin())
     for number in range(3):

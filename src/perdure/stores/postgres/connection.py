@@ -59,6 +59,11 @@ class Connection:
         self.busy = True
         try:
             rows: list[Row] = await self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS)
+        except AttributeError as error:
+            # The driver has no protocol any more when the connection ends between two messages of one statement.
+            if not self.closed:
+                raise
+            raise ConnectionResetError(0, "the connection ended while a statement was prepared") from error
         finally:
             self.busy = False
         return rows
@@ -72,8 +77,8 @@ class Connection:
         """Call `heard` with what is told on the channel, and `ended` when the connection ends."""
         self._trace("listen")
         self._raw.add_termination_listener(lambda _: ended())
-        adding = self._raw.add_listener(channel, lambda _connection, _pid, _channel, payload: heard(payload))
-        await asyncio.wait_for(adding, CONNECT_SECONDS)
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await self._raw.add_listener(channel, lambda _connection, _pid, _channel, payload: heard(payload))
 
     def drop(self) -> None:
         """End it without a word, whatever it is at."""

@@ -186,35 +186,29 @@ class PostgresJournal:
         fsync = any(one.append.fsync for one in prepared)
         if simple:
             try:
-                outcomes, refused = await self._send(connection, places, fsync, tell)
-                return await self._explained(connection, prepared, outcomes, refused)
+                return await self._send(connection, places, fsync, tell)
             except Exception as error:
                 if not is_taken(error):
                     raise
         return await self._database.transact(connection, lambda c: self._one_by_one(c, prepared, fsync, tell))
 
-    async def _send(
-        self, connection: Connection, places: dict[int, Prepared], fsync: bool, tell: str
-    ) -> tuple[Outcomes, list[int]]:
-        """Appends to different journals, in one statement; and the places of those that were refused."""
+    async def _send(self, connection: Connection, places: dict[int, Prepared], fsync: bool, tell: str) -> Outcomes:
+        """Appends to different journals, in one statement; what the journals of those that are refused say is read."""
         sql, arguments = statement(list(places.values()), fsync, self._database.channel, tell)
         rows = await connection.fetch(self._database.fill(sql), *arguments)
         written = {row[0] for row in rows}
         outcomes: Outcomes = {i: APPENDED for i, one in places.items() if one.append.run_id in written}
-        return outcomes, [i for i in places if i not in outcomes]
-
-    async def _explained(
-        self, connection: Connection, prepared: list[Prepared], outcomes: Outcomes, refused: list[int]
-    ) -> Outcomes:
-        """The outcomes, with what the journals of those that were refused say."""
-        if refused:
-            heads = await self._heads(connection, [prepared[i].append.run_id for i in refused])
-            for i in refused:
-                append = prepared[i].append
-                next_seq = heads.get(append.run_id, 0)
+        refused = {i: one for i, one in places.items() if i not in outcomes}
+        again: dict[int, Prepared] = {}
+        heads = await self._heads(connection, [one.append.run_id for one in refused.values()]) if refused else {}
+        for i, one in refused.items():
+            next_seq, expected = heads.get(one.append.run_id, 0), one.append.expected_next
+            if next_seq == expected > 0:
+                again[i] = one  # it was ahead of the journal, which has come to that number between the two statements
+            else:
                 # The number is right, and yet it was refused: its id belongs to another run.
-                outcomes[i] = Conflict(None if next_seq == append.expected_next == 0 else next_seq)
-        return outcomes
+                outcomes[i] = Conflict(None if next_seq == expected else next_seq)
+        return outcomes | await self._send(connection, again, fsync, tell) if again else outcomes
 
     async def _heads(self, connection: Connection, run_ids: list[str]) -> dict[str, int]:
         rows = await connection.fetch(self._database.fill(_HEADS), run_ids)
@@ -241,17 +235,11 @@ class PostgresJournal:
                 journals.add(one.append.run_id)
             for i in group:
                 del waiting[i]
-            await self._one_group(connection, prepared, group, outcomes, fsync, tell)
+            await self._one_group(connection, group, outcomes, fsync, tell)
         return outcomes
 
     async def _one_group(
-        self,
-        connection: Connection,
-        prepared: list[Prepared],
-        group: dict[int, Prepared],
-        outcomes: Outcomes,
-        fsync: bool,
-        tell: str,
+        self, connection: Connection, group: dict[int, Prepared], outcomes: Outcomes, fsync: bool, tell: str
     ) -> None:
         admitted = [one for one in group.values() if one.append.admit is not None and one.append.row is not None]
         if admitted:
@@ -264,19 +252,17 @@ class PostgresJournal:
                     outcomes[i] = full[one.append.run_id]
                     del group[i]
         if group:
-            outcomes |= await self._saved(connection, prepared, group, fsync, tell)
+            outcomes |= await self._saved(connection, group, fsync, tell)
         starts = [start for i, one in group.items() if outcomes[i] is APPENDED for start in one.starts]
         if starts:
             # Those that are there already were started before, and stay as they are.
             await self._one_by_one(connection, starts, fsync, tell)
 
-    async def _saved(
-        self, connection: Connection, prepared: list[Prepared], group: dict[int, Prepared], fsync: bool, tell: str
-    ) -> Outcomes:
+    async def _saved(self, connection: Connection, group: dict[int, Prepared], fsync: bool, tell: str) -> Outcomes:
         """Write a group; if one of it cannot be, because a row it brings exists already, find out which."""
         await connection.script("savepoint perdure")
         try:
-            outcomes, refused = await self._send(connection, group, fsync, tell)
+            return await self._send(connection, group, fsync, tell)
         except Exception as error:
             if not is_taken(error):
                 raise
@@ -285,9 +271,8 @@ class PostgresJournal:
                 return dict.fromkeys(group, Conflict(None))
             found: Outcomes = {}
             for i, one in group.items():
-                found |= await self._saved(connection, prepared, {i: one}, fsync, tell)
+                found |= await self._saved(connection, {i: one}, fsync, tell)
             return found
-        return await self._explained(connection, prepared, outcomes, refused)
 
     # --- lost replies ---------------------------------------------------------------------------------------------
 
