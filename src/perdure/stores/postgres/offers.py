@@ -59,7 +59,10 @@ _OWNED = """
         select 1 from perdure_offers o where o.taker <> $6 and o.until > extract(epoch from clock_timestamp()))
     from (select 1) one left join found f on true order by f.run_id
 """
-_FORGET = "delete from perdure_offers where until <= extract(epoch from clock_timestamp()) - 60"
+_FORGET = """
+    with old as (delete from perdure_picks where until <= extract(epoch from clock_timestamp()) - 60)
+    delete from perdure_offers where until <= extract(epoch from clock_timestamp()) - 60
+"""
 
 
 class Offers:
@@ -67,7 +70,7 @@ class Offers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._taker = secrets.token_hex(6)
+        self.taker = secrets.token_hex(6)
         self._again: asyncio.TimerHandle | None = None
         self._asked = 0
 
@@ -86,15 +89,15 @@ class Offers:
         return [row[0] for row in rows if row[0] is not None]
 
     async def _ask(self, sql: str, *arguments: object) -> list[Row]:
-        rows = await self._database.ask(sql, *arguments, self._taker, OFFER_SECONDS)
+        rows = await self._database.ask(sql, *arguments, self.taker, OFFER_SECONDS)
         if rows[0][-1]:
-            self._look_again()
+            self.look_again()
         self._asked += 1
         if self._asked % 100 == 0:
             await self._database.ask(_FORGET)
         return rows
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
         """Whoever was offered what is not in the answer may have died: look again when the note has run out."""
         if self._again is None:
             loop = asyncio.get_running_loop()

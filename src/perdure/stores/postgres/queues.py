@@ -1,6 +1,7 @@
 """Queues in PostgreSQL: whose turn it is. Every question goes down an index, key by key.
 
-What a look costs depends on the number of keys of the highest priority, not on the number of runs.
+What a look costs depends on the number of keys of the highest priority, not on the number of runs. What one store has
+picked is noted for a moment (see `offers`): others that serve the queue pick what comes next, and count it as begun.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from perdure.kernel.queues import Line, Queue, Turns
 from perdure.ports.queues import Picks, QueueStats, Waiting
 from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.offers import OFFER_SECONDS, Offers
 from perdure.stores.postgres.runs import WAITING
 
 # How much is under way, what began in the window, and the start that must be over before another may be: as far as
@@ -30,6 +34,29 @@ _ROOM = """
         (select min(coalesce(not_before, created_at)) from perdure_runs
          where status = 'queued' and queue = $1 and queue <> '' and coalesce(not_before, created_at) > $6::float8)
 """
+# What others were offered a moment ago, and have not begun yet.
+_HELD = """
+    select r.run_id, r.queue_key from (
+        select unnest(run_ids) as run_id from perdure_picks
+        where queue = $1 and taker <> $2 and until > extract(epoch from clock_timestamp())) noted
+    join perdure_runs r on r.run_id = noted.run_id where r.status = 'queued'
+"""
+# The last word on who is offered what. Two that ask at the same instant are kept apart by the locks on the rows.
+_TAKE = """
+    with found as materialized (
+        select r.run_id from perdure_runs r
+        where r.run_id = any($3::text[]) and r.status = 'queued' and not exists (
+            select 1 from perdure_picks p
+            where p.queue = $1 and p.taker <> $2 and p.until > extract(epoch from clock_timestamp())
+              and r.run_id = any(p.run_ids))
+        order by r.run_id for update of r skip locked
+    ), noted as (
+        insert into perdure_picks (queue, taker, until, run_ids)
+        select $1, $2, extract(epoch from clock_timestamp()) + $4::float8, array(select run_id from found)
+        on conflict (queue, taker) do update set until = excluded.until, run_ids = excluded.run_ids
+    )
+    select run_id, set_config('synchronous_commit', 'off', true) from found
+"""
 _NEXT_PRIORITY = """
     select max(priority) from perdure_runs where status = 'queued' and queue = $1 and queue <> '' and priority < $2
 """
@@ -44,15 +71,18 @@ _KEYS = """
         from keys where keys.key is not null
     ), lines as (
         select key,
-            (select max(r.began_at) from perdure_runs r
-             where r.queue = $1 and r.queue_key = key and r.began_at is not null) as served,
+            case when key = any($8::text[]) then $4 else (
+                select max(r.began_at) from perdure_runs r
+                where r.queue = $1 and r.queue_key = key and r.began_at is not null) end as served,
             (select count(*) from (
                 select 1 from perdure_runs r
                 where $3::bigint is not null and r.queue = $1 and r.queue_key = key
-                  and r.began_at is not null and r.finished_at is null limit coalesce($3, 0)) counted) as running,
+                  and r.began_at is not null and r.finished_at is null limit coalesce($3, 0)) counted)
+            + (select count(*) from unnest($8) as held where held = key) as running,
             (select r.run_id from perdure_runs r
              where r.status = 'queued' and r.queue = $1 and r.queue <> '' and r.priority = $2 and r.queue_key = key
                and coalesce(r.not_before, r.created_at) <= $4 and r.program = any($5::text[])
+               and r.run_id <> all($7::text[])
              order by coalesce(r.not_before, r.created_at), r.run_id limit 1) as head
         from keys where key is not null
     )
@@ -65,6 +95,7 @@ _LINES = """
         select r.run_id from perdure_runs r
         where r.status = 'queued' and r.queue = $1 and r.queue <> '' and r.priority = $2 and r.queue_key = key
           and coalesce(r.not_before, r.created_at) <= $3 and r.program = any($4::text[])
+          and r.run_id <> all($7::text[])
         order by coalesce(r.not_before, r.created_at), r.run_id limit $5)
     from unnest($6::text[]) as key
 """
@@ -79,11 +110,22 @@ _STATS = """
 """
 
 
+# How often it is tried again when others were faster.
+TRIES = 3
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What others are about to begin: the runs, and the key of each."""
+
+    run_ids: list[str]
+    keys: list[str]
+
+
 class PostgresQueues:
     """Queued runs in one database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, offers: Offers) -> None:
+        self._database, self._offers = database, offers
 
     async def waiting(self, names: Sequence[str] | None) -> Sequence[Waiting]:
         """The queues that have queued runs."""
@@ -91,7 +133,27 @@ class PostgresQueues:
         return [Waiting(*row) for row in await self._database.ask(WAITING, wanted)]
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
-        """The runs that may begin now, highest priority first and key by key."""
+        """The runs that may begin now, highest priority first and key by key; not what others were just offered."""
+        picks = Picks(())
+        for _ in range(TRIES):
+            rows = await self._database.ask(_HELD, queue.name, self._offers.taker)
+            held = Held([run_id for run_id, _ in rows], [key for _, key in rows])
+            picks = await self._pick(queue, room, now, list(programs), held)
+            if held.run_ids and len(picks.run_ids) < room:
+                self._offers.look_again()
+            if not picks.run_ids:
+                return picks
+            taken = await self._take(queue, picks.run_ids)
+            if taken:
+                return Picks([run_id for run_id in picks.run_ids if run_id in taken], picks.until)
+        self._offers.look_again()
+        return Picks((), picks.until)
+
+    async def _take(self, queue: Queue, run_ids: Sequence[str]) -> set[str]:
+        rows = await self._database.ask(_TAKE, queue.name, self._offers.taker, list(run_ids), OFFER_SECONDS)
+        return {run_id for run_id, _ in rows}
+
+    async def _pick(self, queue: Queue, room: int, now: float, programs: list[str], held: Held) -> Picks:
         ask = self._database.ask
         per = queue.rate.seconds if queue.rate is not None else 0.0
         count = queue.rate.count if queue.rate is not None else 0
@@ -99,29 +161,31 @@ class PostgresQueues:
             _ROOM, queue.name, queue.concurrency or 0, now - per, now + per, count, now
         )
         if queue.concurrency is not None:
-            room = min(room, queue.concurrency - running)
+            room = min(room, queue.concurrency - running - len(held.run_ids))
         if room > 0 and queue.rate is not None:
-            room = min(room, count - started)
-            if room <= 0:
+            if count <= started:
                 return Picks((), nth + per)
+            room = min(room, count - started - len(held.run_ids))
         if room <= 0:
             return Picks(())
         turns = Turns(room, queue.per_key)
         while priority is not None and turns.left > 0:
-            turns.serve(await self._lines(turns, queue, priority, now, list(programs)))
+            turns.serve(await self._lines(turns, queue, priority, now, programs, held))
             if turns.left > 0:
                 [(priority,)] = await ask(_NEXT_PRIORITY, queue.name, priority)
         return Picks(turns.picked, ready)
 
-    async def _lines(self, turns: Turns, queue: Queue, priority: int, now: float, programs: list[str]) -> list[Line]:
+    async def _lines(
+        self, turns: Turns, queue: Queue, priority: int, now: float, programs: list[str], held: Held
+    ) -> list[Line]:
         """The keys of one priority that may have a turn, with as many of their runs as they may need."""
         # Keys that had a turn at a higher priority come last now, whatever the index says of them.
         wanted: list[Any] = [queue.name, priority, queue.per_key, now, programs, turns.left + turns.keys]
-        found = await self._database.ask(_KEYS, *wanted)
+        found = await self._database.ask(_KEYS, *wanted, held.run_ids, held.keys)
         if len(found) - turns.keys >= turns.left or not found:
             return [Line(key, served, [head], running) for key, served, running, head in found]
         keys = [key for key, _, _, _ in found]
-        rows = await self._database.ask(_LINES, queue.name, priority, now, programs, turns.left, keys)
+        rows = await self._database.ask(_LINES, queue.name, priority, now, programs, turns.left, keys, held.run_ids)
         runs: dict[str, list[str]] = dict(rows)
         return [Line(key, served, runs[key], running) for key, served, running, _ in found]
 

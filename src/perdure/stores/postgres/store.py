@@ -42,7 +42,7 @@ class PostgresStore:
         self._offers = Offers(self._database)
         self.runs = PostgresRuns(self._database, self._offers)
         self.timers = PostgresTimers(self._database, self._offers)
-        self.queues = PostgresQueues(self._database)
+        self.queues = PostgresQueues(self._database, self._offers)
         self.leases = PostgresLeases(self._database)
         self.blobs = PostgresBlobs(self._database)
         self.upkeep = PostgresUpkeep(self._database)
