@@ -19,6 +19,7 @@ from perdure.kernel.events import (
     RunResumed,
     RunStarted,
     RunStatus,
+    SignalReceived,
     StepFailed,
     StepsHeld,
     StepStarted,
@@ -32,6 +33,7 @@ from tests.kernel.table import BOOM, Story, batches, facts, stories
 
 STARTED = RunStarted("order-1", "checkout", "1", Raw(b"[]"))
 CLAIMED = RunClaimed("host-1", 1, "s1")
+AWAITS: list[AnyEvent] = [CLAIMED, WaitOpened("s:0", "signal", None, name="s")]
 
 
 def after(*events: AnyEvent, started: RunStarted = STARTED) -> RunState:
@@ -131,6 +133,10 @@ def test_the_status_says_where_a_run_stands(events: list[AnyEvent], status: RunS
         ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0)], 300.0),
         ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0), WaitOpened("sleep:1", "timer", 200.0)], 200.0),
         ([CLAIMED, WaitOpened("signal:0", "signal", None)], None),
+        ([*AWAITS, SignalReceived("s")], 103.0),
+        # An owner that has only taken it has not seen what came, and may be gone before it does.
+        ([*AWAITS, SignalReceived("s"), RunClaimed("b", 2, early=True)], 104.0),
+        ([*AWAITS, SignalReceived("s"), RunClaimed("b", 2)], None),
         ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0), WaitResolved("sleep:0", "timer")], None),
         ([CLAIMED, StepStarted("a:0"), AttemptFailed("a:0", 1, BOOM, 150.0)], 150.0),
         ([CLAIMED, StepStarted("a:0"), AttemptFailed("a:0", 1, BOOM, 150.0), StepStarted("a:0", 2)], None),

@@ -140,6 +140,8 @@ class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
     session: str = ""
     # The version of its program that a run begins with which was started by name alone.
     version: str = ""
+    # Made before the journal was replayed: what came from outside since the last owner is still to be seen.
+    early: bool = False
 
 
 class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):

@@ -151,7 +151,7 @@ class RunState:
         self.next_seq += 1
         self.at = at
         if self.stirred and type(event) not in FROM_OUTSIDE:
-            self.stirred = False
+            self.stirred = type(event) is RunClaimed and event.early
         _FOLD[type(event)](self, event, at)
 
     @property

@@ -188,7 +188,7 @@ class Loading:
             if state.epoch == 0 and not may_begin(orchestrator, state, admit):
                 continue
             try:
-                claim = self._claim(state)
+                claim = self._claim(state, early=True)
             except UnknownProgram:
                 sure.append(one)  # it is parked for that, or waits
                 continue
@@ -221,12 +221,12 @@ class Loading:
         due = one.started.not_before or one.batches[0].at
         return not begun and orchestrator.clock.now() - due > orchestrator.recovery.lease
 
-    def _claim(self, state: RunState) -> RunClaimed:
+    def _claim(self, state: RunState, *, early: bool = False) -> RunClaimed:
         orchestrator, started, version = self._orchestrator, state.started, ""
         if started is not None and not started.version and state.epoch == 0 and not started.remote:
             # Started by name alone: it begins with the version that we have, and keeps to it.
             version = orchestrator.programs[started.program].version
-        return RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, version)
+        return RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, version, early)
 
     # --- and replayed ---------------------------------------------------------------------------------------------
 

@@ -175,7 +175,7 @@ class RunLocks:
         orchestrator = self._orchestrator
         if (state.owner, state.session) == (orchestrator.name, orchestrator.session):
             return True
-        claim = RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session)
+        claim = RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, early=True)
         return await append_one(orchestrator.store.journal, extend(state, [claim], orchestrator.clock.now()))
 
     def _lost(self, run_id: str, op: str) -> None:
