@@ -26,9 +26,9 @@ from perdure.kernel.events import (
     StepSucceeded,
     decode_events,
     encode_events,
-    weight,
 )
 from perdure.kernel.failures import Failure
+from perdure.kernel.size import weight
 from perdure.kernel.state import RunState
 from perdure.kernel.streams import IMMEDIATE, ON_COMPLETE, Numbered, Reading, batched, stream_mode
 

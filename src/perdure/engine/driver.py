@@ -23,18 +23,12 @@ from perdure.engine.services import Services
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, UsageError
 from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
 from perdure.kernel.durability import Durability
-from perdure.kernel.events import (
-    EVENT_BYTES,
-    AnyEvent,
-    Batch,
-    RunReleased,
-    RunStatus,
-    StepsHeld,
-)
+from perdure.kernel.events import AnyEvent, Batch, RunReleased, RunStatus, StepsHeld
 from perdure.kernel.failures import describe
 from perdure.kernel.plan import Plan, adopt, deliver, plan, wake
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Replay
+from perdure.kernel.size import EVENT_BYTES
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")

@@ -19,8 +19,6 @@ from perdure.explanation import Divergence
 from perdure.kernel.failures import Failure
 
 NULL = Raw(b"null")
-# A rough count of what an event adds to a journal besides its value.
-EVENT_BYTES = 120
 
 
 class RunStatus(StrEnum):
@@ -462,22 +460,6 @@ def entries(run_id: str, batches: Sequence[Batch], start: int = 0) -> list[Entry
         for i, event in enumerate(batch.events)
         if batch.seq + i >= start
     ]
-
-
-def weight(event: AnyEvent) -> int:
-    """About how many bytes an event takes in a journal."""
-    chunks = event.chunks if isinstance(event, ChunkAppended) else ()
-    return EVENT_BYTES + len(getattr(event, "value", b"")) + sum(map(len, chunks))
-
-
-def journal_size(batches: Sequence[Batch]) -> int:
-    """About how many bytes a journal takes; what a snapshot leaves out of it is counted as well."""
-    size = 0
-    for event in (event for batch in batches for event in batch.events):
-        size += weight(event)
-        if isinstance(event, SnapshotTaken):
-            size = max(size, event.size)
-    return size
 
 
 def moment(at: float) -> datetime:

@@ -22,17 +22,12 @@ from perdure.errors import Corrupt, Diverged, StoreUnavailable
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import durability
-from perdure.kernel.events import (
-    Batch,
-    RunClaimed,
-    RunStarted,
-    RunStatus,
-    journal_size,
-)
+from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
+from perdure.kernel.size import journal_size
 from perdure.kernel.state import fold
 from perdure.kernel.tracing import Tracing, explained, follow
 from perdure.kernel.versions import Programs
