@@ -85,6 +85,9 @@ bench: $(INSTALLED) ## the engine against the limit of its store
 bench-peers: $(INSTALLED) .venv-peers/.ready ## the same with DBOS beside it, in an environment of its own
 	@$(BIN)/python -m bench.run --peers $(ARGS)
 
+bench-postgres: $(INSTALLED) .venv-peers/.ready ## the engine and DBOS on PostgreSQL, beside commits by hand
+	@$(BIN)/python -m bench.run --store postgres --peers $(ARGS)
+
 .venv-peers/.ready: bench/requirements-peers.txt
 	$(SAY) "setting up .venv-peers"
 	@$(PYTHON) -m venv --clear .venv-peers

@@ -67,6 +67,17 @@ class Setting:
     folder: Path
     durability: str
     wake_after: float
+    # The URL of a server's empty database; without one, a file in the folder.
+    store: str = ""
+
+    @property
+    def url(self) -> str:
+        return self.store or f"sqlite:///{self.folder / 'bench.db'}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """What a process needs to be told to measure in the same way."""
+        return ["--durability", self.durability, *(["--store", self.store] if self.store else [])]
 
 
 @step
@@ -166,12 +177,11 @@ PROGRAMS = [streaming, stamping, sequence, fan_out, recovering, long_sequence, s
 
 
 def open_engine(setting: Setting) -> Engine:
-    """Make an engine on the SQLite file of this measurement, always under the same name so that it owns its runs."""
-    url = f"sqlite:///{setting.folder / 'bench.db'}"
-    return Engine(url, PROGRAMS, name="bench", durability=setting.durability)
+    """Make an engine on the store of this measurement, always under the same name so that it owns its runs."""
+    return Engine(setting.url, PROGRAMS, name="bench", durability=setting.durability)
 
 
-def count_statements(engine: Engine, callback: Callable[[str], object]) -> None:
+def count_statements(engine: Engine, callback: Callable[[str], None]) -> None:
     """Call back with every SQL statement from now on. The one place that reaches behind the public contract."""
     engine.store.trace(callback)
 
@@ -208,19 +218,24 @@ async def seq(setting: Setting) -> None:
     emit("engine", "seq", steps, seconds, durability=setting.durability)
 
 
-async def many(setting: Setting) -> None:
-    """Many short runs, a hundred at a time; then what they take on disk, with the engine open and closed."""
+async def many_runs(engine: Engine) -> int:
+    """Many short runs, a hundred at a time, to their ends; returns the number of steps."""
     at_once = asyncio.Semaphore(MANY_AT_ONCE)
+
+    async def one(i: int) -> int:
+        async with at_once:
+            run = await engine.start(sequence(MANY_STEPS), id=f"many-{i}")
+            return await run.result()
+
+    return sum(await asyncio.gather(*[one(i) for i in range(MANY_RUNS)]))
+
+
+async def many(setting: Setting) -> None:
+    """How fast many runs are done; then what they take on disk, with the engine open and closed."""
     async with open_engine(setting) as engine:
-
-        async def one(i: int) -> int:
-            async with at_once:
-                run = await engine.start(sequence(MANY_STEPS), id=f"many-{i}")
-                return await run.result()
-
         before = disk_bytes(setting.folder)
         began = time.perf_counter()
-        steps = sum(await asyncio.gather(*[one(i) for i in range(MANY_RUNS)]))
+        steps = await many_runs(engine)
         seconds = time.perf_counter() - began
         grown = disk_bytes(setting.folder) - before
     emit(
@@ -260,8 +275,7 @@ async def start(setting: Setting) -> None:
 
 async def recover(setting: Setting) -> None:
     """Runs parked in step 6 of 10, their process killed: from the next process's start until all have a result."""
-    arguments = ["--durability", setting.durability]
-    await asyncio.to_thread(measure_recovery, "engine", MODULE, setting.folder, arguments)
+    await asyncio.to_thread(measure_recovery, "engine", MODULE, setting.folder, setting.arguments)
 
 
 async def recover_park(setting: Setting) -> None:
@@ -532,8 +546,9 @@ def main() -> None:
     parser.add_argument("--durability", choices=["sync", "relaxed", "async", "exit"], default="sync")
     parser.add_argument("--folder", type=Path, default=Path(), help="where a phase of `recover` finds its store")
     parser.add_argument("--wake-after", type=float, default=20.0, help="`sleeping`: seconds until the alarms ring")
+    parser.add_argument("--store", default="", help="the URL of an empty database, in place of a file")
     options = parser.parse_args()
-    setting = Setting(options.folder, options.durability, options.wake_after)
+    setting = Setting(options.folder, options.durability, options.wake_after, options.store)
     asyncio.run(measure(options.workload, setting))
 
 

@@ -1,18 +1,22 @@
 """Run engine, limit and peers in turn and compare medians with the bars. Measures nothing itself.
 
-    python -m bench.run [--rounds 5] [--only seq,many] [--json FILE] [--peers]
+    python -m bench.run [--store postgres] [--rounds 5] [--only seq,many] [--json FILE] [--peers]
 
 Every measurement is a process of its own. The systems alternate within each round, so that a slow minute of the
 machine falls on all of them. The exit status is 1 when a bar is missed or a measurement failed.
 """
 
 import argparse
+import asyncio
+import itertools
 import json
 import operator
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 SYNC = {"sync": "FULL", "relaxed": "NORMAL"}
 TIMEOUT_SECONDS = 1800
+SHIPPED = {"shared_buffers": "128MB", "max_wal_size": "1GB"}
 
 # Long and steady: a second time would teach little.
 ONCE = frozenset({"sleeping", "idle", "timers"})
@@ -119,7 +124,22 @@ BARS: Sequence[Bar] = (
     Bar(engine("timers", "early"), False, 0, "timers early"),
     Bar(engine("timers", "not_once"), False, 0, "timers not fired once"),
 )
-WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bar in BARS))
+# On a server: `raw` commits the rows of `seq` one by one on one connection.
+POSTGRES_BARS: Sequence[Bar] = (
+    against("seq", "raw", 0.60),
+    against("seq", "dbos", 4),
+    against("many", "dbos", 25),
+    against("fanout", "dbos", 60),
+    Bar(engine("trips", "per_step"), False, 0.1, "round trips/step"),
+    Bar(engine("recover", "early_again"), False, 0, "steps 1-5 again"),
+    Bar(engine("recover", "ok"), True, 1, "all steps taken"),
+    Bar(engine("recover", "seconds"), True, 10, "s", reference=Figure("dbos", "recover", "seconds"), inverted=True),
+    Bar(engine("workers", "two_to_one"), True, 1.5, "two processes / one"),
+    Bar(engine("idle", "per_five_seconds"), False, 1, "statements in 5 s"),
+)
+STORES = {"sqlite": BARS, "postgres": POSTGRES_BARS}
+WORKLOADS = tuple(dict.fromkeys(bar.figure.workload for bars in STORES.values() for bar in bars))
+ON_SERVERS = frozenset({"trips", "workers"})
 
 
 class MeasurementFailed(Exception):
@@ -133,23 +153,57 @@ Line = Mapping[str, Any]
 Lines = dict[tuple[str, str], list[Line]]
 
 
-def command(system: str, workload: str, durability: str) -> list[str]:
-    """Return the command that measures one workload once."""
+@contextmanager
+def databases(store: str) -> Iterator[Callable[[], str]]:
+    """What makes an empty database for a measurement, on a server that is there for as long as this lasts."""
+    if store == "sqlite":
+        yield lambda: ""
+        return
+    # Only here: comparing figures of files needs no server.
+    import asyncpg
+
+    from tests.services.servers import Postgres
+
+    made = itertools.count(1)
+    # On a disk, as its users have it, and with the settings it ships with.
+    with tempfile.TemporaryDirectory() as folder, Postgres(Path(folder) / "server", settings=SHIPPED) as server:
+
+        async def create(name: str) -> None:
+            connection = await asyncpg.connect(server.url)
+            try:
+                await connection.execute(f"create database {name}")
+            finally:
+                await connection.close()
+
+        def fresh() -> str:
+            name = f"bench_{next(made)}"
+            asyncio.run(create(name))
+            return server.url_of(name)
+
+        yield fresh
+
+
+def command(system: str, workload: str, durability: str, store: str) -> list[str]:
+    """Return the command that measures one workload once; `store` is the URL of an empty database of a server."""
+    on = ["--store", store] if store else []
     match system:
         case "engine":
-            return [sys.executable, "-m", "bench.engine", workload, "--durability", durability]
+            module = "bench.server" if workload in ON_SERVERS else "bench.engine"
+            return [sys.executable, "-m", module, workload, "--durability", durability, *on]
         case "limit":
             return [sys.executable, "-m", "bench.limit", workload, "--sync", SYNC[durability]]
+        case "raw":
+            return [sys.executable, "-m", "bench.server", "raw", *on]
         case "dbos":
-            return [str(PEERS_PYTHON), "-m", "bench.peers.dbos_bench", workload]
+            return [str(PEERS_PYTHON), "-m", "bench.peers.dbos_bench", workload, *on]
     raise ValueError(f"no such system: {system}")
 
 
-def measure(system: str, workload: str, durability: str) -> Line:
+def measure(system: str, workload: str, durability: str, store: str) -> Line:
     """Run one measurement in a new process and return its JSON line; raises MeasurementFailed without one."""
     try:
         done = subprocess.run(
-            command(system, workload, durability),
+            command(system, workload, durability, store),
             check=False,  # a failure is reported together with what the process said
             cwd=ROOT,
             capture_output=True,
@@ -165,12 +219,15 @@ def measure(system: str, workload: str, durability: str) -> Line:
     return line
 
 
-def measure_all(bars: Sequence[Bar], rounds: int, durability: str) -> Lines:
-    """Measure what the bars need, workload by workload, the systems in turn; a failed system is not tried again."""
+def measure_all(bars: Sequence[Bar], rounds: int, durability: str, fresh: Callable[[], str]) -> Lines:
+    """Measure what the bars need, workload by workload, the systems in turn; a failed system is not tried again.
+
+    `fresh` makes an empty database and returns its URL, "" where each measurement makes a file of its own.
+    """
     lines: Lines = {}
     for workload in dict.fromkeys(bar.figure.workload for bar in bars):
         needed = {key for bar in bars if bar.figure.workload == workload for key in bar.systems}
-        keys = sorted(needed, key=lambda key: ("engine", "limit", "dbos").index(key[0]))
+        keys = sorted(needed, key=lambda key: ("engine", "limit", "raw", "dbos").index(key[0]))
         failed: set[tuple[str, str]] = set()
         for turn in range(1 if workload in ONCE else rounds):
             for key in keys:
@@ -178,7 +235,7 @@ def measure_all(bars: Sequence[Bar], rounds: int, durability: str) -> Lines:
                     continue
                 show_progress(f"{workload}: round {turn + 1}, {key[0]}")
                 try:
-                    lines.setdefault(key, []).append(measure(*key, durability))
+                    lines.setdefault(key, []).append(measure(*key, durability, fresh()))
                 except MeasurementFailed as failure:
                     failed.add(key)
                     lines.pop(key, None)
@@ -267,22 +324,25 @@ def report(verdicts: Sequence[Verdict], lines: Lines) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the engine with the limit and with peers.")
+    parser.add_argument("--store", choices=list(STORES), default="sqlite", help="what the engine and the peers run on")
     parser.add_argument("--rounds", type=int, default=5, help="how often each system is measured")
-    parser.add_argument("--only", default=",".join(WORKLOADS), help=f"some of {','.join(WORKLOADS)}")
+    parser.add_argument("--only", default="", help=f"some of {','.join(WORKLOADS)}")
     parser.add_argument("--durability", choices=list(SYNC), default="sync")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement and verdict here")
     parser.add_argument("--peers", action="store_true", help="measure the peers too (make bench-peers, once)")
     options = parser.parse_args()
-    only = options.only.split(",")
+    only = options.only.split(",") if options.only else list(WORKLOADS)
     if unknown := set(only) - set(WORKLOADS):
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
     if options.rounds < 1:
         parser.error("--rounds takes 1 or more")
     if options.peers and not PEERS_PYTHON.exists():
         parser.error(f"{PEERS_PYTHON} is missing: run `make bench-peers`")
-    peerless = [bar for bar in BARS if all(system != "dbos" for system, _ in bar.systems)]
-    bars = [bar for bar in (BARS if options.peers else peerless) if bar.figure.workload in only]
-    lines = measure_all(bars, options.rounds, options.durability)
+    every = STORES[options.store]
+    peerless = [bar for bar in every if all(system != "dbos" for system, _ in bar.systems)]
+    bars = [bar for bar in (every if options.peers else peerless) if bar.figure.workload in only]
+    with databases(options.store) as fresh:
+        lines = measure_all(bars, options.rounds, options.durability, fresh)
     verdicts = [judge(bar, lines) for bar in bars]
     print(table(verdicts))
     if options.json:

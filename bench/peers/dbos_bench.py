@@ -1,4 +1,6 @@
-"""Do the durable work on DBOS with SQLite, the way its documentation advises. Never tunes it, never handicaps it.
+"""Do the durable work on DBOS, the way its documentation advises. Never tunes it, never handicaps it.
+
+On SQLite in a fresh folder, or on PostgreSQL with `--store URL`.
 
 Runs from its own environment (`bench/requirements-peers.txt`), without perdure:
 
@@ -89,11 +91,14 @@ async def recovering(folder: str, run: str) -> int:
     return RECOVER_STEPS
 
 
+STORE: list[str] = []
+
+
 def launch(folder: Path) -> None:
-    """Open DBOS on the SQLite file in `folder`; a second process on the same folder recovers the first one's runs."""
+    """Open DBOS on its store; a second process on the same store recovers the first one's runs."""
     config: DBOSConfig = {
         "name": "bench",
-        "system_database_url": f"sqlite:///{folder / 'dbos.sqlite'}",
+        "system_database_url": STORE[0] if STORE else f"sqlite:///{folder / 'dbos.sqlite'}",
         "application_version": "bench",
         "log_level": "ERROR",
         "console_log_level": "ERROR",
@@ -149,7 +154,7 @@ def start(folder: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    measure_recovery("dbos", MODULE, folder)
+    measure_recovery("dbos", MODULE, folder, [word for url in STORE for word in ("--store", url)])
 
 
 def recover_park(folder: Path) -> None:
@@ -192,10 +197,12 @@ PHASES: dict[str, Callable[[Path], None]] = {"recover-park": recover_park, "reco
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One workload on DBOS with SQLite.")
+    parser = argparse.ArgumentParser(description="One workload on DBOS.")
     parser.add_argument("workload", choices=[*WORKLOADS, *PHASES])
     parser.add_argument("--folder", type=Path, help="where a phase of `recover` finds its database")
+    parser.add_argument("--store", action="append", default=[], help="the URL of an empty PostgreSQL database")
     options = parser.parse_args()
+    STORE.extend(options.store)
     status = 1
     try:
         if options.workload in PHASES:
