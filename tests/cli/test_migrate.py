@@ -38,7 +38,9 @@ def test_the_sql_can_be_applied_by_hand(cli: Cli) -> None:
     db.execute(script)
     db.close()
     assert cli("migrate", "--status", "--store", cli.url).code == 0
-    assert cli("migrate", "--sql", "--store", cli.url).out == ""
+    again = cli("migrate", "--sql", "--store", cli.url)
+    assert again.out == ""
+    assert "nothing to apply" in again.err
 
 
 def test_a_dry_run_says_what_would_happen(cli: Cli) -> None:

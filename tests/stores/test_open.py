@@ -41,7 +41,9 @@ def test_a_store_is_taken_as_it_is() -> None:
         ("sqlite://runs.db", "'sqlite:///runs.db'"),
         ("sqlite:///", "memory://"),
         ("sqlite:///:memory:", "memory://"),
-        ("mysql://x", "use 'sqlite:///...' or 'memory://'"),
+        ("mysql://x", "use 'sqlite:///...', 'postgresql://...', 'redis://...', 'file:///...' or 'memory://'"),
+        ("postgres:/db/shop", "begins with 'postgres://'"),
+        ("sqlite:shop.db", "begins with 'sqlite://'"),
         ("nats://x", "no nats store"),
     ],
 )

@@ -42,7 +42,10 @@ def migrate(
     if status:
         return asyncio.run(_status(migrations, json))
     if sql:
-        print(asyncio.run(migrations.sql()), end="")
+        script = asyncio.run(migrations.sql())
+        print(script, end="")
+        if not script:
+            note("the schema is up to date: there is nothing to apply")
         return Exit.OK
     done = asyncio.run(migrations.apply(dry_run=dry_run))
     if json:

@@ -17,6 +17,7 @@ REDIS = {"redis", "rediss"}
 LATER = {"nats"}
 ETCD = {"etcd", "etcds"}
 STORES = {"memory", "sqlite", "file", *POSTGRES, *REDIS, *LATER}
+CHOICE = "use 'sqlite:///...', 'postgresql://...', 'redis://...', 'file:///...' or 'memory://'"
 
 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
@@ -27,6 +28,9 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         return url
     scheme, separator, rest = url.partition("://")
     if not separator:
+        begun, colon, _ = url.partition(":")
+        if colon and begun in STORES | ETCD:
+            raise InvalidStoreUrl(url, f"a store is named by a URL, which begins with '{begun}://'")
         raise InvalidStoreUrl(url, f"a store is named by a URL; for a file write 'sqlite:///{url}'")
     if scheme == "memory":
         from perdure.stores.memory.store import MemoryStore
@@ -67,8 +71,8 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
         url = shown(url)
         raise InvalidStoreUrl(url, f"etcd keeps leases, beside a store for the runs: Engine(store, leases={url!r})")
     if scheme in LATER:
-        raise InvalidStoreUrl(url, f"this version of perdure has no {scheme} store; use 'sqlite:///...' or 'memory://'")
-    raise InvalidStoreUrl(url, f"{scheme!r} is no known backend; use 'sqlite:///...' or 'memory://'")
+        raise InvalidStoreUrl(url, f"this version of perdure has no {scheme} store; {CHOICE}")
+    raise InvalidStoreUrl(url, f"{scheme!r} is no known backend; {CHOICE}")
 
 
 def with_leases(store: Store, leases: str | Leases | None) -> Store:
