@@ -172,6 +172,7 @@ class Engine(Client):
         if self._retention is not None and look:
             keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)
             self._service.chores.append((keeper.first, self._retention.every, keeper.run_once))
+        self._service.show_life()
         unknown = await warn_of_unknown(orchestrator)
         if look:
             await recover(orchestrator, self._ownership, startup=True)

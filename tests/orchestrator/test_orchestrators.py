@@ -314,3 +314,34 @@ async def test_an_engine_ends_though_a_cancellation_gets_lost(monkeypatch: pytes
         async with Engine(MemoryStore(), [resting], leases=leases, recovery=Recovery(lease=0.03)):
             await leases.asked.wait()
     assert leases.lost
+
+
+class Awaited(Fickle):
+    """Leases that tell when one was renewed."""
+
+    def __init__(self, leases: Leases) -> None:
+        super().__init__(leases)
+        self.renewed = asyncio.Event()
+
+    async def renew_all(self, *args: Any) -> Sequence[str]:
+        self.renewed.set()
+        return await super().renew_all(*args)
+
+
+async def test_an_orchestrator_shows_that_it_lives_while_it_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: thousands of runs take longer than a lease lasts."""
+    store = MemoryStore()
+    async with Engine(store, [resting], name="a", recovery=AT_ONCE) as engine:
+        _ = await engine.start(resting("x", 1e6), id="x")
+        await eventually(lambda: began == ["x"])
+        found = left_by_a_crash(store)
+    leases, owned = Awaited(found.leases), found.runs.owned
+
+    async def slowly(*args: Any) -> Any:
+        await leases.renewed.wait()
+        return await owned(*args)
+
+    monkeypatch.setattr(found.runs, "owned", slowly)
+    brief = Recovery(lease=0.3, grace=0)
+    async with asyncio.timeout(PATIENCE), Engine(found, [resting], name="a", leases=leases, recovery=brief):
+        await eventually(lambda: began == ["x", "x"])

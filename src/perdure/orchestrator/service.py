@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.kernel.queues import Queue
@@ -68,16 +69,18 @@ class Service:
         self.chores: list[tuple[float, float, Callable[[], Awaitable[object]]]] = []
         orchestrator.on_due = self.note
 
+    def show_life(self) -> None:
+        """Begin with signs of life, before anything that may take longer than a lease lasts."""
+        self._tasks.append(asyncio.get_running_loop().create_task(self._beat()))
+
     def start(self, *, look: bool = True) -> None:
-        """Begin. The first look happens at once; without `look` there are only signs of life."""
+        """Begin with the rest. The first look happens at once; without `look` there are only signs of life."""
         loop = asyncio.get_running_loop()
-        services = [self._beat()]
-        if look:
-            services.append(self._due_runs())
+        services: list[Coroutine[Any, Any, None]] = [self._due_runs()] if look else []
         if look and self._orchestrator.recovery.enabled:
             services += [self._look_for_orphans(), self._hear_of_orphans()]
         services += [self._every(first, interval, chore) for first, interval, chore in self.chores]
-        self._tasks = [loop.create_task(service) for service in services]
+        self._tasks += [loop.create_task(service) for service in services]
 
     async def stop(self) -> None:
         """End, and wait until nothing is under way."""
