@@ -24,7 +24,8 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Serve until the input ends."""
     # Imported once, so that a child is there within milliseconds.
-    import tests.crash.children  # noqa: F401
+    import tests.crash.children
+    import tests.crash.storms  # noqa: F401
 
     assert threading.active_count() == 1, "a process with threads must not be forked"
     wake_read, wake_write = os.pipe()

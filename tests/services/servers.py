@@ -189,6 +189,12 @@ class Server(ABC):
             self._signal(signal.SIGKILL, pid)
         self._wait(lambda: not self.alive and not any(map(_exists, family)), "did not die", running=False)
 
+    def kill_first(self) -> None:
+        """`kill -9` of its first process alone. The others notice, and end by themselves."""
+        family = self.processes()
+        self._signal(signal.SIGKILL)
+        self._wait(lambda: not self.alive and not any(map(_exists, family)), "did not die", running=False)
+
     def restart(self) -> None:
         """Stop it, and start it with the same port and data."""
         self.stop()

@@ -1,0 +1,49 @@
+"""Storms on servers: three orchestrators, killed at random again and again, half of them replaced under their name.
+
+Every run must end, once; every journal must be whole; and every execution of a step beyond the first must be explained
+by a kill that hit it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.crash.harness import Children
+from tests.crash.storms import Storm, queue
+
+
+def storm(children: Children, url: str, folder: Path, *, runs: int, kills: int, seconds: float, limit: float) -> None:
+    """Let it happen within `limit` seconds, and check what is left."""
+    asyncio.run(queue(url, runs, seconds))
+    with Storm(children, url, folder, runs) as storm:
+        for _ in range(3):
+            storm.start()
+        for kill in range(kills):
+            # Spread over the whole of the work: the log grows by one line a step.
+            storm.reach((kill + storm.chance.random()) / (kills + 1), f"for the work before kill {kill}")
+            storm.kill_one(same_name=kill % 2 == 0)
+        storm.finish(limit)
+        cost = storm.check()
+    assert len(storm.killed) == kills
+    assert cost >= kills // 2, "the kills hit nothing"
+
+
+@pytest.fixture(params=["postgres_url", "redis_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A store of each kind that is reached by a network. Redis flushes its file before each answer."""
+    url: str = request.getfixturevalue(request.param)
+    return url
+
+
+def test_no_run_is_lost_or_ends_twice_when_orchestrators_are_killed_at_random(
+    children: Children, url: str, tmp_path: Path
+) -> None:
+    storm(children, url, tmp_path, runs=300, kills=12, seconds=0.05, limit=100)
+
+
+@pytest.mark.soak
+def test_five_thousand_runs_survive_two_hundred_kills(children: Children, postgres_url: str, tmp_path: Path) -> None:
+    storm(children, postgres_url, tmp_path, runs=5_000, kills=200, seconds=0.1, limit=300)
