@@ -49,8 +49,8 @@ class Member:
 class Fleet:
     """Orchestrators on one store. Leave it, and none is left."""
 
-    def __init__(self, url: str, folder: Path, lease: float, quarantine: int = 3) -> None:
-        self.url, self.folder, self.lease, self.quarantine = url, folder, lease, quarantine
+    def __init__(self, url: str, folder: Path, lease: float, quarantine: int = 3, leases: str | None = None) -> None:
+        self.url, self.folder, self.lease, self.quarantine, self.leases = url, folder, lease, quarantine, leases
         self.members: list[Member] = []
 
     def __enter__(self) -> Fleet:
@@ -67,7 +67,7 @@ class Fleet:
     def start(self, name: str, *, wait: bool = True) -> Member:
         """Start an orchestrator, and wait until it is open."""
         command = [sys.executable, "-m", "tests.crash.orchestrating", self.url, name, str(self.folder)]
-        command += [str(self.lease), str(self.quarantine)]
+        command += [str(self.lease), str(self.quarantine), *([self.leases] if self.leases else [])]
         with (self.folder / "log").open("a") as log:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
         member = Member(name, process)

@@ -1,6 +1,6 @@
 """An orchestrator as a process of its own, for tests that stop, wake and kill it. It writes down all that it does.
 
-`python -m tests.crash.orchestrating URL NAME FOLDER LEASE [QUARANTINE]`
+`python -m tests.crash.orchestrating URL NAME FOLDER LEASE [QUARANTINE [LEASES]]`
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from perdure import Engine, Recovery, step, workflow
+from perdure.kernel.commands import Program
 from perdure.ports.journal import Append
 
 
@@ -60,7 +61,7 @@ async def poison_body() -> str:
     return "mended"
 
 
-async def main(url: str, name: str, lease: float, quarantine: int) -> None:
+async def main(url: str, name: str, lease: float, quarantine: int, leases: str | None) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
@@ -69,7 +70,8 @@ async def main(url: str, name: str, lease: float, quarantine: int) -> None:
         write_down("appends", engine._orchestrator.session, append.run_id, append.expected_next, append.next_seq)
 
     recovery = Recovery(lease=lease, check_interval=lease / 3, grace=0.2, quarantine=quarantine)
-    engine = Engine(url, [flow, poison, poison_body], name=name, recovery=recovery, on_commit=committed)
+    programs: list[Program] = [flow, poison, poison_body]
+    engine = Engine(url, programs, name=name, recovery=recovery, on_commit=committed, leases=leases)
     async with engine:
         print("open", flush=True)
         waits = [asyncio.ensure_future(one.wait()) for one in (stop, engine.superseded)]
@@ -79,4 +81,5 @@ async def main(url: str, name: str, lease: float, quarantine: int) -> None:
 
 if __name__ == "__main__":
     os.environ["FOLDER"] = sys.argv[3]
-    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[4]), int((sys.argv[5:] or ["3"])[0])))
+    quarantine, leases = (*sys.argv[5:], *("3", "")[len(sys.argv[5:]) :])
+    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[4]), int(quarantine), leases or None))

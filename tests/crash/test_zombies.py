@@ -24,7 +24,7 @@ NAMES = ("a", "b", "c")
 LATE = 2.0
 
 
-def zombies(url: str, folder: Path, count: int, seed: int) -> None:
+def zombies(url: str, leases: str | None, folder: Path, count: int, seed: int) -> None:
     """Stop `count` orchestrators, one after another, for 1.5 to 4 leases each, while there is work to do."""
 
     async def make() -> None:
@@ -34,7 +34,7 @@ def zombies(url: str, folder: Path, count: int, seed: int) -> None:
     asyncio.run(make())
     chance = random.Random(seed)
     # Stopped or not, no run is to blame.
-    with Fleet(url, folder, LEASE, quarantine=0) as fleet:
+    with Fleet(url, folder, LEASE, quarantine=0, leases=leases) as fleet:
         members = {name: fleet.start(name) for name in NAMES}
         begun: list[str] = []
         for number in range(count):
@@ -68,21 +68,24 @@ def stops_for_good(fleet: Fleet, zombie: Member, woken: float) -> None:
     assert later == [], "it began a step after it woke up"
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store of each kind that processes share."""
+@pytest.fixture(params=["sqlite", "postgres", "etcd"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | None]:
+    """An empty store of each kind that processes share; and where the leases are, if that is elsewhere."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/z.db"
-    return str(request.getfixturevalue("postgres_url"))
+        return f"sqlite:///{tmp_path}/z.db", None
+    leases = str(request.getfixturevalue("etcd_url")) if request.param == "etcd" else None
+    return str(request.getfixturevalue("postgres_url")), leases
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_zombies_were_about_to_do_is_neither_done_nor_accepted(url: str, tmp_path: Path, seed: int) -> None:
-    zombies(url, tmp_path, count=10, seed=seed)
+def test_what_zombies_were_about_to_do_is_neither_done_nor_accepted(
+    place: tuple[str, str | None], tmp_path: Path, seed: int
+) -> None:
+    zombies(*place, tmp_path, count=6, seed=seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(2, 6))
-def test_two_hundred_zombies(url: str, tmp_path: Path, seed: int) -> None:
-    zombies(url, tmp_path, count=50, seed=seed)
+def test_two_hundred_zombies(place: tuple[str, str | None], tmp_path: Path, seed: int) -> None:
+    zombies(*place, tmp_path, count=50, seed=seed)

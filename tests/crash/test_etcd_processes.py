@@ -1,0 +1,176 @@
+"""Orchestrators on PostgreSQL whose leases are in an etcd that forgets, or that one of them or all cannot reach.
+
+Whatever they think of each other, every entry of a journal is written by whoever claimed the run last, with an epoch
+that is higher than those before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from perdure import Engine
+from perdure.kernel.events import RunStatus
+from tests.crash.fleet import Fleet
+from tests.crash.harness import until
+from tests.crash.network import audit
+from tests.services.plugin import Servers
+from tests.services.proxy import Proxy
+from tests.services.servers import Etcd
+
+FEW, STEPS, SECONDS = 6, 30, 0.1
+LEASE = 1.5
+# Work goes on so long after the network has healed.
+SOON = 2 * LEASE + 5.0
+# How late a busy machine may write down what has happened.
+LATE = 1.0
+
+
+def wipe(server: Etcd, old: Path) -> None:
+    """It comes back with nothing."""
+    server.kill()
+    server.wipe()
+    server.start()
+
+
+def rewind(server: Etcd, old: Path) -> None:
+    """It comes back as it was when the members had just shown themselves."""
+    server.kill()
+    server.wipe()
+    shutil.copytree(old, server.directory / "data")
+    server.start()
+
+
+def fleet_on(url: str, folder: Path, leases: str) -> Fleet:
+    """Orchestrators on a store that is there, with nothing to blame a run for."""
+
+    async def make() -> None:
+        async with Engine(url, []):
+            pass
+
+    asyncio.run(make())
+    return Fleet(url, folder, LEASE, quarantine=0, leases=leases)
+
+
+def occupy(fleet: Fleet, prefix: str) -> int:
+    """Start runs until each of the members has some. Says how many."""
+    before = len(fleet.did("steps"))
+    pids = {member.pid for member in fleet.members}
+    for number in count():
+        assert number < 40, f"one of them does nothing\n{fleet.log}"
+        fleet.put("flow", STEPS, SECONDS, ids=[f"{prefix}-{number}-{n}" for n in range(FEW)])
+        time.sleep(0.1)
+        if {one.pid for one in fleet.did("steps")[before:]} == pids:
+            return (number + 1) * FEW
+    raise AssertionError
+
+
+def check(fleet: Fleet, *, runs: int) -> None:
+    """All is done, once, and by those who owned it as the journal has it."""
+    until(lambda: {view.status for view in fleet.views().values()} == {RunStatus.COMPLETED}, every=0.2)
+    journals = asyncio.run(audit(fleet.url))
+    assert len(journals) == runs
+    for journal in journals.values():
+        assert [end.status for end in journal.finished] == [RunStatus.COMPLETED]
+        assert journal.outcomes == [f"work:{n}" for n in range(STEPS)]
+    assert fleet.stale_writes() == []
+    # Nobody was taken for somebody else, whatever etcd has forgotten.
+    assert all(member.alive for member in fleet.members), fleet.log
+
+
+def forgetful(servers: Servers, url: str, folder: Path, lose: Callable[[Etcd, Path], None], *, times: int) -> None:
+    """Let etcd forget again and again while two work."""
+    with servers.etcd() as server, fleet_on(url, folder, f"{server.url}?timeout=0.5") as fleet:
+        for name in ("a", "b"):
+            fleet.start(name)
+        server.stop()
+        old = folder / "old"
+        shutil.copytree(server.directory / "data", old)
+        server.start()
+        runs = 0
+        for number in range(times):
+            runs += occupy(fleet, f"run-{number}")
+            lose(server, old)
+            time.sleep(0.5)
+        check(fleet, runs=runs)
+
+
+@pytest.mark.parametrize("lose", [wipe, rewind])
+def test_an_etcd_that_forgot_gives_no_run_two_owners(
+    servers: Servers, postgres_url: str, tmp_path: Path, lose: Callable[[Etcd, Path], None]
+) -> None:
+    forgetful(servers, postgres_url, tmp_path, lose, times=2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lose", [wipe, rewind])
+def test_an_etcd_that_forgot_twenty_times_gives_no_run_two_owners(
+    servers: Servers, postgres_url: str, tmp_path: Path, lose: Callable[[Etcd, Path], None]
+) -> None:
+    forgetful(servers, postgres_url, tmp_path, lose, times=20)
+
+
+# --- networks -------------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, Callable[[Proxy], None]] = {
+    "delay": lambda proxy: proxy.delay(0.3),
+    "refused": Proxy.refuse,
+    "requests stuck": lambda proxy: proxy.blackhole("up"),
+    "replies stuck": lambda proxy: proxy.blackhole("down"),
+    "replies lost": lambda proxy: proxy.lose_replies(1_000_000),
+    "reset amid requests": lambda proxy: proxy.reset_after(700),
+    "reset amid replies": lambda proxy: proxy.reset_after(300, "down"),
+}
+# What keeps a process from showing that it lives for as long as it lasts.
+SEVERED = ("refused", "requests stuck", "replies stuck")
+
+
+def some(*now: str) -> list[ParameterSet]:
+    """All faults; but those that are not named, and that engines of one process are tested with, take their time."""
+    return [pytest.param(fault, marks=[] if fault in now else [pytest.mark.soak]) for fault in FAULTS]
+
+
+@pytest.mark.parametrize("fault", some("requests stuck", "replies lost"))
+def test_work_goes_on_soon_after_the_way_of_all_to_etcd_heals(
+    fault: str, servers: Servers, postgres_url: str, tmp_path: Path
+) -> None:
+    with servers.etcd() as server, Proxy(server.port) as proxy:  # noqa: SIM117
+        with fleet_on(postgres_url, tmp_path, f"{proxy.url(server.url)}?timeout=0.5") as fleet:
+            for name in ("a", "b"):
+                fleet.start(name)
+            runs = occupy(fleet, "run")
+            FAULTS[fault](proxy)
+            time.sleep(1.5 * LEASE)
+            proxy.heal()
+            before = len(fleet.did("steps"))
+            assert before < runs * STEPS, "nothing was left to do"
+            until(lambda: len(fleet.did("steps")) > before, timeout=SOON, what="for the work to go on")
+            check(fleet, runs=runs)
+
+
+@pytest.mark.parametrize("fault", [one for one in some("replies stuck") if one.values[0] in SEVERED])
+def test_one_that_does_not_reach_etcd_loses_its_runs_to_the_other(
+    fault: str, servers: Servers, postgres_url: str, tmp_path: Path
+) -> None:
+    with servers.etcd() as server, Proxy(server.port) as proxy:  # noqa: SIM117
+        with fleet_on(postgres_url, tmp_path, f"{server.url}?timeout=0.5") as fleet:
+            fleet.start("near")
+            fleet.leases = f"{proxy.url(server.url)}?timeout=0.5"
+            far = fleet.start("far")
+            runs = occupy(fleet, "run")
+            FAULTS[fault](proxy)
+            # The store is there for both of them; but who cannot show that it lives does not work.
+            until(lambda: "'far' could not show in time" in fleet.log, what="for the one to stop")
+            stopped = time.time()
+            check(fleet, runs=runs)
+            assert [one for one in fleet.did("steps") if one.pid == far.pid and one.at > stopped + LATE] == []
+            proxy.heal()
+            check(fleet, runs=runs + occupy(fleet, "late"))
