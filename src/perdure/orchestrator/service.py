@@ -11,6 +11,7 @@ import gc
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -36,6 +37,8 @@ COLLECT_AFTER = 2_000
 JITTER = 0.25
 # How long those who hear of the end of an orchestrator wait at most before they look: one of them will do.
 HUSH_SECONDS = 0.2
+# How many looks for orphans in a row may be short ones, where nothing seems to have changed: only who lives is asked.
+QUIET_LOOKS = 4
 # How long leases that cannot be watched are left alone before the next try.
 WATCH_AGAIN_SECONDS = 5.0
 # Libraries lose a cancellation now and then: what goes on for so long after one gets another.
@@ -61,6 +64,9 @@ class Service:
         self._stir = asyncio.Event()
         self.admission = Admission(orchestrator, queues or {}, capacity, self._stir.set)
         self._version: object = object()
+        # The store's version when orphans were looked for last and none was found; and how many short looks came since.
+        self._searched: object = object()
+        self._quiet = 0
         self._next_due: float | None = None
         # The queues that have queued runs, as of the last look.
         self._waiting: Sequence[Waiting] | None = None
@@ -145,7 +151,8 @@ class Service:
         interval = self._orchestrator.recovery.check_interval
         while True:
             await asyncio.sleep(max(0.01, interval * (1 + JITTER * self._chance.uniform(-1, 1))))
-            await self._guarded(self._orphans)
+            if self._orchestrator.at_work:
+                await self._guarded(self._orphans_if_any)
 
     async def _hear_of_orphans(self) -> None:
         """Look for them as soon as a lease ends, where the backend can tell."""
@@ -158,13 +165,32 @@ class Service:
             if orchestrator_name(key) != self._orchestrator.name:
                 await asyncio.sleep(self._chance.uniform(0, HUSH_SECONDS))
                 await self._guarded(self._orphans)
-                # What it left asleep may be due.
-                self._version = object()
-                self._stir.set()
+                self._look_at_due()
+
+    async def _orphans_if_any(self) -> None:
+        """Where nothing was told since there were none, there can only be some when somebody is gone."""
+        if self._quiet < QUIET_LOOKS and self._orchestrator.store.version() == self._searched:
+            known = set(self._ownership.others)
+            await self._ownership.look_around()
+            if known.issubset(self._ownership.others):
+                self._quiet += 1
+                return
+            self._look_at_due()
+        await self._orphans()
 
     async def _orphans(self) -> None:
-        if self._orchestrator.at_work:
-            await recover(self._orchestrator, self._ownership, startup=False)
+        if not self._orchestrator.at_work:
+            return
+        known, version = set(self._ownership.others), self._orchestrator.store.version()
+        found = await recover(self._orchestrator, self._ownership, startup=False)
+        self._searched, self._quiet = version if not found else object(), 0
+        if not known.issubset(self._ownership.others):
+            self._look_at_due()
+
+    def _look_at_due(self) -> None:
+        """Somebody is gone: what it left asleep may be due."""
+        self._version = object()
+        self._stir.set()
 
     async def _due_runs(self) -> None:
         """Wake runs when they are due, whoever made them so."""
@@ -185,7 +211,9 @@ class Service:
                 if self._orchestrator.active and not await self._guarded(self._orchestrator.tails.look):
                     self._version = object()  # what could not be read is still news
             if due or changed or stale:
-                if not await self._guarded(self._look):
+                # Where nothing was told, nobody has left: those who look for orphans know who is alive.
+                around = changed or not self._orchestrator.recovery.enabled
+                if not await self._guarded(partial(self._look, around)):
                     self._version = object()
                 await self._guarded(lambda: self.admission.look(waiting=self._waiting))
                 continue
@@ -201,10 +229,10 @@ class Service:
             except TimeoutError:
                 pass
 
-    async def _look(self) -> None:
+    async def _look(self, around: bool) -> None:
         """Ask for the next due moment, and load what is due already."""
         orchestrator = self._orchestrator
-        if self._ownership.others:
+        if around and self._ownership.others:
             # One of them may have left, and its runs are anyone's then.
             await self._ownership.look_around()
         skip = self._ownership.others
