@@ -111,7 +111,6 @@ def clients(
     operations: int,
     width: int,
     timeout: float,
-    ahead: bool = True,
     spoil: str = "",
 ) -> int:
     """Run `width` clients on one store until they have made so many calls. `spoil` takes a promise from the store."""
@@ -126,9 +125,7 @@ def clients(
         try:
             share = -(-operations // width)
             tasks = [
-                _Client(journal, leases, lines, f"{name}.{i}", random.Random(f"{seed} {name} {i}"), timeout, ahead).run(
-                    share
-                )
+                _Client(journal, leases, lines, f"{name}.{i}", random.Random(f"{seed} {name} {i}"), timeout).run(share)
                 for i in range(width)
             ]
             await asyncio.gather(*tasks)
@@ -155,15 +152,13 @@ async def _opened(store: Store) -> None:
 class _Client:
     """Makes one call after another; what it has read last is what it believes."""
 
-    def __init__(
-        self, journal: Any, leases: Any, log: Log, name: str, dice: random.Random, timeout: float, ahead: bool
-    ) -> None:
+    def __init__(self, journal: Any, leases: Any, log: Log, name: str, dice: random.Random, timeout: float) -> None:
         self._journal, self._leases, self._log = journal, leases, log
         self._name, self._dice, self._timeout = name, dice, timeout
         self._next = dict.fromkeys(KEYS, 0)
         self._made = 0
         # At its own number mostly; now and then at one that was right a moment ago, or at one that is not yet right.
-        self._offsets = (0, 0, 0, 0, 0, -1, 1 if ahead else -1)
+        self._offsets = (0, 0, 0, 0, 0, -1, 1)
 
     async def run(self, count: int) -> None:
         for _ in range(count):
@@ -375,7 +370,6 @@ def record(
     kills: int = 3,
     timeout: float = 2.0,
     proxy: Proxy | None = None,
-    ahead: bool = True,
     spoil: str = "",
 ) -> tuple[list[Operation], dict[str, tuple[str, ...]]]:
     """What clients did to the store at `url` and were told, in trouble, and what its journals hold in the end."""
@@ -396,7 +390,6 @@ def record(
             url=open_at,
             log=str(log),
             timeout=timeout,
-            ahead=ahead,
             spoil=spoil,
             **arguments,
         )

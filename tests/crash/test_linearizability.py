@@ -74,7 +74,7 @@ def through_trouble(
 def test_a_history_of_postgres_under_kills_pauses_and_network_faults_has_an_explanation(
     seed: int, postgres_url: str, tmp_path: Path, children: Children
 ) -> None:
-    explained(*through_trouble(postgres_url, children, tmp_path, seed, ahead=False))
+    explained(*through_trouble(postgres_url, children, tmp_path, seed))
 
 
 @pytest.mark.soak
@@ -82,7 +82,7 @@ def test_a_history_of_postgres_under_kills_pauses_and_network_faults_has_an_expl
 def test_a_hundred_histories_of_postgres_have_an_explanation(
     seed: int, postgres_url: str, tmp_path: Path, children: Children
 ) -> None:
-    explained(*through_trouble(postgres_url, children, tmp_path, seed, ahead=False))
+    explained(*through_trouble(postgres_url, children, tmp_path, seed))
 
 
 @pytest.mark.parametrize("seed", FEW)
@@ -116,7 +116,7 @@ def test_a_server_without_its_fence_is_found_out_through_all_the_noise(
     backend: str, spoil: str, thing: str, tmp_path: Path, children: Children, request: pytest.FixtureRequest
 ) -> None:
     url = request.getfixturevalue(backend)
-    history, _ = through_trouble(url, children, tmp_path, 1, ahead=False, spoil=spoil)
+    history, _ = through_trouble(url, children, tmp_path, 1, spoil=spoil)
     assert {violation.object[0] for violation in check(history).violations} == {thing}
 
 
