@@ -32,7 +32,7 @@ async def counted(url: str, name: str) -> AsyncIterator[list[str]]:
     asked: list[str] = []
     async with Engine(url, [asleep, waiting], name=name, recovery=SETTINGS) as engine:
         for program in (asleep, waiting):
-            await engine.start(program(), id=f"{program.name}-{name}")
+            _ = await engine.start(program(), id=f"{program.name}-{name}")
         engine.store.trace(asked.append)
         yield asked
 
