@@ -20,6 +20,7 @@ WORDS = {
     "command": "",
     "journal": "log, history table",
     "store": "repository, DAO",
+    "blob": "attachment",
     "setting": "option, preference",
     "orchestrator": "server, node",
     "session": "generation",
