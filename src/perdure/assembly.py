@@ -164,6 +164,7 @@ class Engine(Client):
         self.superseded = orchestrator.retired
         orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
+        self._news.is_local = orchestrator.active.__contains__
         self._ownership = Ownership(
             self._leases, self.name, orchestrator.session, self._recovery.lease, self.clock, orchestrator.tenure
         )

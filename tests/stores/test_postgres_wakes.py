@@ -9,6 +9,7 @@ import pytest
 from msgspec import Raw
 
 from perdure import Engine, connect, step, wait_signal, workflow
+from perdure.client import watch
 from perdure.kernel.events import ChunkAppended, RunClaimed, SignalReceived, StepStarted
 from perdure.ports.journal import Append
 from perdure.ports.leases import Renewal
@@ -165,6 +166,29 @@ async def test_a_signal_from_another_process_wakes_a_run(postgres_url: str) -> N
             row = await asyncio.wait_for(client.watch.ended(run.run_id), PATIENCE)
             assert bytes(row.output) == b"7"
         assert await run.result(PATIENCE) == 7
+
+
+async def test_who_follows_a_run_of_another_process_sees_steps_that_are_told_to_nobody(
+    store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is asked for in any case does not count here.
+    monkeypatch.setattr(watch, "POLL_SECONDS", 3600.0)
+    run = History("r1")
+    await write_all(store, run.begin_as("me"))
+    async with connect(postgres_url) as client:
+        following = client.follow("r1")
+        seen = [(await anext(following)).seq for _ in range(run.state.next_seq)]
+        for number in range(3):
+            coming = asyncio.ensure_future(anext(following))
+            async with asyncio.timeout(PATIENCE):
+                while not [one for one in client._news.followed["r1"] if one._waiter is not None]:
+                    await asyncio.sleep(0)
+            await write_all(store, run.then(*steps(number)))
+            async with asyncio.timeout(PATIENCE):
+                seen.append((await coming).seq)
+                while seen[-1] < run.state.next_seq - 1:
+                    seen.append((await anext(following)).seq)
+    assert seen == list(range(run.state.next_seq))
 
 
 async def test_appends_of_many_callers_share_their_commits(store: PostgresStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from perdure.client import watch
@@ -12,6 +12,11 @@ from perdure.errors import PerdureError, UsageError
 from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
+
+# Not every store tells of every event. How often it is asked for journals that others write, while they grow; and the
+# part of the time since they last did, after which it is asked again.
+FOLLOW_SECONDS = 0.2
+FOLLOW_PART = 0.1
 
 
 class Following:
@@ -59,19 +64,25 @@ class Following:
 class News:
     """Tells followers: at once of what this process writes, soon after the commit of what others do.
 
-    What others write shows in the store's version. One statement then asks for all journals that are followed.
+    What others write shows in the store's version, or when it is asked for. One statement then asks for all journals
+    that are followed.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         # Who follows which run.
         self.followed: dict[str, set[Following]] = {}
+        # Whether all that is written about a run is told by `committed`.
+        self.is_local: Callable[[str], bool] = lambda run_id: False
+        # When there was something new last, or somebody who wanted it.
+        self._moved = 0.0
         self._task: asyncio.Task[None] | None = None
 
     @contextmanager
     def follow(self, run_id: str) -> Iterator[Following]:
         """Be told about a journal while this is open."""
         following = Following(self, run_id)
+        self._moved = asyncio.get_running_loop().time()
         self.followed.setdefault(run_id, set()).add(following)
         try:
             yield following
@@ -97,7 +108,7 @@ class News:
         polled = 0.0
         while self.followed:
             current = self._store.version()
-            if current != version or loop.time() - polled > watch.POLL_SECONDS:
+            if current != version or loop.time() - polled > self._pause(loop.time()):
                 version, polled = current, loop.time()
                 try:
                     await self._ask()
@@ -105,12 +116,21 @@ class News:
                     log.warning("%s", error)
             await asyncio.sleep(watch.WATCH_SECONDS)
 
+    def _pause(self, now: float) -> float:
+        """How long to wait between two questions: the longer nothing has come, the longer."""
+        if all(self.is_local(run_id) for run_id in self.followed):
+            return watch.POLL_SECONDS
+        return min(max(FOLLOW_SECONDS, (now - self._moved) * FOLLOW_PART), watch.POLL_SECONDS)
+
     async def _ask(self) -> None:
         wanted = list(self.followed)
         heads = await self._store.journal.heads(wanted)
         for run_id in wanted:
+            head = heads.get(run_id)
             for following in list(self.followed.get(run_id, ())):
-                following.tell(heads.get(run_id))
+                if head != following.head:
+                    self._moved = asyncio.get_running_loop().time()
+                following.tell(head)
 
     async def close(self) -> None:
         """Nobody will be told anything any more."""
