@@ -21,6 +21,7 @@ from perdure import (
     PayloadTooLarge,
     Retry,
     StepCancelled,
+    StoreUnavailable,
     UsageError,
     batched,
     blocking,
@@ -32,7 +33,7 @@ from perdure import (
     workflow,
 )
 from perdure.engine import streams
-from perdure.kernel.events import ChunkAppended, SignalReceived, StepSucceeded
+from perdure.kernel.events import Batch, ChunkAppended, SignalReceived, StepSucceeded
 from perdure.ports.journal import Append
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, eventually, go_on_from_everywhere, run
@@ -280,6 +281,42 @@ async def test_an_engine_that_is_left_tells_its_readers() -> None:
         await asyncio.sleep(0)
     with pytest.raises(UsageError, match="follow it again"):
         await waiting
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_an_engine_that_is_left_tells_those_who_are_reading(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """A store that is asked over a network answers later: by then it is closed, or there is nothing new."""
+    gates = Gates()
+
+    @step
+    async def stuck() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.sleep(3600)
+
+    @workflow
+    async def flow() -> list[int]:
+        return await stuck()
+
+    async def late(*args: object) -> list[Batch]:
+        gates.open("reads")
+        await gates.wait("left")
+        if fails:
+            raise StoreUnavailable("memory://", "it is closed")
+        return []
+
+    store = MemoryStore()
+    async with Engine(store, [flow], recovery=AT_ONCE) as engine:
+        _ = await engine.start(flow(), id="it")
+        stream = engine.stream("it")
+        assert (await anext(stream)).value == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(store.journal, "read", late)
+            waiting = asyncio.ensure_future(anext(stream))
+            await gates.wait("reads")
+    gates.open("left")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(UsageError, match="follow it again"):
+            await waiting
 
 
 # --- modes ----------------------------------------------------------------------------------------------------------

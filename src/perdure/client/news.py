@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from perdure.client import watch
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import PerdureError, StoreUnavailable, UsageError
 from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
@@ -22,18 +22,22 @@ FOLLOW_PART = 0.1
 class Following:
     """One who follows a journal."""
 
-    __slots__ = ("_news", "_waiter", "head", "run_id")
+    __slots__ = ("_news", "_waiter", "head", "over", "run_id")
 
     def __init__(self, news: News, run_id: str) -> None:
         self._news = news
         self.run_id = run_id
         # As far as is known; None when the journal is gone.
         self.head: int | None = 0
+        # Why nobody will tell anything any more.
+        self.over: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def beyond(self, seq: int) -> bool:
         """Wait until the journal has an event with this number; False when there is no journal any more."""
         while self.head is not None and self.head <= seq:
+            if self.over is not None:
+                raise self.over
             self._waiter = asyncio.get_running_loop().create_future()
             self._news.stir()
             try:
@@ -51,6 +55,7 @@ class Following:
 
     def give_up(self, error: Exception) -> None:
         """Nobody will tell anything any more."""
+        self.over = error
         self._resolve(error)
 
     def _resolve(self, error: Exception | None) -> None:
@@ -86,6 +91,11 @@ class News:
         self.followed.setdefault(run_id, set()).add(following)
         try:
             yield following
+        except StoreUnavailable:
+            # Whoever reads when the engine is left finds its store closed.
+            if following.over is None:
+                raise
+            raise following.over from None
         finally:
             followers = self.followed[run_id]
             followers.discard(following)
