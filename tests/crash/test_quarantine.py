@@ -62,6 +62,18 @@ def test_a_run_that_kills_its_orchestrators_is_parked_and_its_neighbours_are_not
         asyncio.run(see_and_resolve(url, tmp_path, program))
 
 
+def test_many_slow_neighbours_are_not_taken_for_the_one_that_kills(tmp_path: Path) -> None:
+    url = prepared(tmp_path)
+    slow = [f"slow-{n}" for n in range(50)]
+    with Fleet(url, tmp_path, lease=1.5) as fleet:
+        fleet.put("flow", 1, 4.0, ids=slow)
+        fleet.put("poison", ids=["bad"])
+        for name in ("a", "b"):
+            fleet.start(name, wait=False)
+        until(lambda: parked(fleet, "bad"), every=0.2)
+        until(lambda: all(status(fleet, id) is RunStatus.COMPLETED for id in slow), every=0.2)
+
+
 async def see_and_resolve(url: str, folder: Path, program: str) -> None:
     async with connect(url) as client:
         view = await client.get("bad")

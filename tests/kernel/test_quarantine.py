@@ -21,9 +21,10 @@ from perdure.kernel.events import (
     StepStarted,
     StepSucceeded,
     WaitOpened,
+    WaitResolved,
 )
 from perdure.kernel.failures import Failure
-from perdure.kernel.quarantine import fruitless, poisoned
+from perdure.kernel.quarantine import fruitless, only_waits, poisoned
 from perdure.kernel.state import fold
 
 NULL = Raw(b"null")
@@ -91,6 +92,17 @@ def test_two_that_live_and_take_it_from_each_other_are_not_lost() -> None:
     assert fruitless(journal(one, other, one, other)) == ["a", "b"]
     assert fruitless(journal(one, other, one, other), "x") == ["b"]
     assert fruitless(journal(one, other, one), "x") == ["b"]
+
+
+def test_only_who_has_nothing_to_do_before_a_lock_is_free_only_waits() -> None:
+    asked = WaitOpened("lock:0", "lock", 9.0, "door", ttl=30.0)
+    waits: list[AnyEvent] = [StepSucceeded("work:0", NULL), asked, RunClaimed("b", 2, "s2")]
+    assert only_waits(fold("r", journal(*waits)), 8.0)
+    assert not only_waits(fold("r", journal(*waits)), 9.0), "its time is up"
+    assert not only_waits(fold("r", journal(*waits, CancelRequested("enough"))), 8.0)
+    assert not only_waits(fold("r", journal(*waits, StepStarted("other:0"))), 8.0)
+    assert not only_waits(fold("r", journal(*waits, WaitResolved("lock:0", "lock", Raw(b"1")))), 8.0)
+    assert not only_waits(fold("r", journal(StepSucceeded("work:0", NULL))), 8.0), "it waits for nothing"
 
 
 def test_the_reason_names_who_was_lost_and_what_was_under_way() -> None:

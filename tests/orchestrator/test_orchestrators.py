@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure import Engine, Recovery, StoreUnavailable, UsageError, call, connect, step, workflow
+from perdure import Engine, Recovery, StoreUnavailable, UsageError, call, connect, lock, step, workflow
 from perdure.kernel.events import Batch, RunClaimed, RunParked, RunStatus, StepStarted
 from perdure.orchestrator import service
 from perdure.ports.leases import ORCHESTRATOR, Leases, holder
@@ -258,6 +259,51 @@ async def test_a_poisoned_run_is_parked_for_a_person_and_not_tried_by_itself() -
         await eventually(lambda: len(began) == 5)
     events = [event for batch in await found.journal.read(run.run_id) for event in batch.events]
     assert [event.kind for event in events if isinstance(event, RunParked)] == ["poisoned"]
+
+
+async def test_a_run_that_waits_for_a_lock_loses_owners_without_blame() -> None:
+    @workflow
+    async def locked() -> int:
+        async with lock("door", ttl=3600) as held:
+            return held.token
+
+    store, wanted = MemoryStore(), "lock:door"
+    _ = await store.leases.acquire(wanted, "somebody", 3600.0, time.time())
+    async with Engine(store, [locked], name="n0", recovery=AT_ONCE) as engine:
+        run = await engine.start(locked(), id="x")
+        await eventually(lambda: bool(engine._orchestrator and engine._orchestrator.locks._waits))
+        found = left_by_a_crash(store)
+    for number in range(1, 7):
+        _ = await found.leases.acquire(wanted, "somebody", 3600.0, time.time())
+        async with Engine(found, [locked], name=f"n{number}", recovery=AT_ONCE) as engine:
+            await eventually(lambda: bool(engine._orchestrator and engine._orchestrator.locks._waits))
+            if number < 6:
+                found = left_by_a_crash(found)
+            else:
+                await found.leases.release(wanted, "somebody")
+                assert await (await engine.start(locked(), id="x")).result(PATIENCE) > 0
+    events = [event for batch in await found.journal.read(run.run_id) for event in batch.events]
+    assert [event.tried for event in events if isinstance(event, RunClaimed)] == [0] * 7
+
+
+async def test_of_many_suspects_an_eighth_is_tried_at_a_time_and_those_of_a_bad_group_alone() -> None:
+    ids = [f"r{number}" for number in range(16)]
+    store = MemoryStore()
+    async with Engine(store, [resting], name="n0", recovery=AT_ONCE) as engine:
+        for id in ids:
+            _ = await engine.start(resting(id, 1e6), id=id)
+        await eventually(lambda: len(began) == 16)
+        found = left_by_a_crash(store)
+    for number, tried in ((1, 16), (2, 2), (3, 1)):
+        before = len(began)
+        async with Engine(found, [resting], name=f"n{number}", recovery=AT_ONCE):
+            await eventually(lambda b=before, t=tried: len(began) == b + t)  # type: ignore[misc]
+            found = left_by_a_crash(found)
+    *_, one, two, alone = began
+    assert alone in (one, two), "what went down with few others is tried before what was not tried at all"
+    async with Engine(found, [resting], name="n4", recovery=AT_ONCE) as last:
+        await eventually(lambda: any(row.status is RunStatus.PARKED for row in found.journal.rows.values()))
+        assert [view.id for view in await last.list(status=RunStatus.PARKED)] == [alone]
 
 
 async def test_quarantine_can_be_switched_off() -> None:

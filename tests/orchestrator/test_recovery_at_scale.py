@@ -84,6 +84,10 @@ async def recovered(store: Store, name: str) -> tuple[list[str], set[str]]:
         return seen, set(engine._orchestrator.active)
 
 
+def is_question(statement: str) -> bool:
+    return statement.lstrip().lower().startswith(("select", "with"))
+
+
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Callable[[int], Any]]:
     opened: list[Store] = []
@@ -107,11 +111,11 @@ async def test_one_that_starts_again_touches_its_own_runs_however_many_others_th
     many, ours_of_many = await recovered(await make(100), "node-000")
     assert len(ours) == OWN
     assert ours_of_many == {f"{n:03}-000" for n in range(OWN)}
-    # Statement by statement the same: what it asks does not depend on how many runs there are.
-    assert Counter(" ".join(one.split()) for one in many) == Counter(" ".join(one.split()) for one in few)
-    # And few beside the rows that it writes: each run is claimed, and then goes on.
-    reading = [one for one in many if one.lstrip().lower().startswith(("select", "with"))]
-    assert len(reading) < 30, "\n".join(reading)
+    # Statement by statement the same: what it asks does not depend on how many runs there are. How many commits the
+    # rows take that it writes depends on how busy the machine is.
+    few, many = [[" ".join(one.split()) for one in seen if is_question(one)] for seen in (few, many)]
+    assert Counter(many) == Counter(few)
+    assert 0 < len(many) < 30, "\n".join(many)
 
 
 async def test_what_it_asks_is_found_by_indexes(make: Callable[[int], Any], tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ class Locker:
         """Whether this owner holds this lock through this process."""
         return key in self._holds and self._holds[key].owner == owner
 
+    async def owner(self, key: str) -> str | None:
+        """Who holds a lock now, here or elsewhere."""
+        lease = await self._leases.get(lease_key(key), self._clock.now())
+        return None if lease is None else lease.owner
+
     async def _ask(
         self,
         key: str,

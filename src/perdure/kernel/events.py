@@ -120,13 +120,8 @@ class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
 
     def of(self, started: RunStarted) -> RunStarted:
         """The start of the run as it is now."""
-        return msgspec.structs.replace(
-            started,
-            input=self.input,
-            input_blob=self.input_blob,
-            not_before=self.not_before,
-            priority=self.priority,
-        )
+        of_input = {"input": self.input, "input_blob": self.input_blob}
+        return msgspec.structs.replace(started, **of_input, not_before=self.not_before, priority=self.priority)
 
 
 class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
@@ -140,6 +135,8 @@ class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
     version: str = ""
     # Made before the journal was replayed: what came from outside since the last owner is still to be seen.
     early: bool = False
+    # How many runs that had lost several owners were taken up at once, with this one; 0: it was none of those.
+    tried: int = 0
 
 
 class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):

@@ -46,6 +46,20 @@ def fruitless(batches: Sequence[Batch], session: str = "") -> list[str]:
     return list(lost.values())[::-1]
 
 
+def last_claim(batches: Sequence[Batch]) -> RunClaimed | None:
+    """The claim that stands last in a journal."""
+    claims = (event for batch in reversed(batches) for event in reversed(batch.events))
+    return next((event for event in claims if isinstance(event, RunClaimed)), None)
+
+
+def only_waits(state: RunState, now: float) -> bool:
+    """Whether a run has nothing to do before a lock comes free that it waits for: until then it does no harm."""
+    busy = state.running or state.held or len(state.ops) == len(state.children)
+    told = state.stirred or state.cancel_requested is not None or state.deliverable()
+    due = state.wake_at is not None and state.wake_at <= now
+    return bool(state.lock_waits) and not (busy or told or due)
+
+
 def is_progress(event: AnyEvent) -> bool:
     """Whether a run is further for this event. A claim is none, and is counted."""
     # An attempt that is made again was under way when its owner died.

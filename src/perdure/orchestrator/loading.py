@@ -50,17 +50,17 @@ class Loading:
         dead: Collection[str | None] = (),
         *,
         admit: Queue | None = None,
-        on_trial: bool = False,
+        tried: int | None = None,
     ) -> int:
         """Bring runs into memory that are ours, nobody's or of an owner in `dead`, and do what is due.
 
         Says how many came. A run that another owner has taken meanwhile is left to it, and one that waits in a queue
         stays there, unless it is to begin within the limits of that queue: `admit`. One that may take us down comes
-        later, by itself: `on_trial`.
+        later, with few others: so many are `tried` at once, or 0 when it turns out to be harmless.
         """
         orchestrator = self._orchestrator
         known = [orchestrator.active, self.under_way, orchestrator.unreadable, orchestrator.locks.regaining]
-        if not on_trial:
+        if tried is None:
             known.append(orchestrator.quarantine.waiting)
         wanted = [run_id for run_id in run_ids if not any(run_id in one for one in known)]
         self._again.update(self.under_way.intersection(run_ids))
@@ -68,7 +68,7 @@ class Loading:
             return 0
         self.under_way.update(wanted)
         try:
-            came = await self._bring(wanted, dead, admit, on_trial)
+            came = await self._bring(wanted, dead, admit, tried)
             again = self._again.intersection(wanted)
             self._again -= again
             for run_id in again:
@@ -96,14 +96,14 @@ class Loading:
             self.load_soon(run_id)
 
     async def _bring(
-        self, run_ids: Sequence[str], dead: Collection[str | None], admit: Queue | None, on_trial: bool
+        self, run_ids: Sequence[str], dead: Collection[str | None], admit: Queue | None, tried: int | None
     ) -> int:
         came = 0
         for _ in range(CLAIM_TRIES):
             ready = await self._read(run_ids)
             came += len(ready)
             ours = [one for one in ready if self._is_for_us(one, dead)]
-            ours, missed = await self._claim_lost(ours, admit, on_trial)
+            ours, missed = await self._claim_lost(ours, admit, tried)
 
             def install(ours: Sequence[Ready] = ours) -> None:
                 for one in ours:
@@ -168,7 +168,7 @@ class Loading:
     # --- claimed first --------------------------------------------------------------------------------------------
 
     async def _claim_lost(
-        self, ready: Sequence[Ready], admit: Queue | None, on_trial: bool
+        self, ready: Sequence[Ready], admit: Queue | None, tried: int | None
     ) -> tuple[list[Ready], list[str]]:
         """Claim those that have lost their owner, in one commit, before anything of them is replayed.
 
@@ -182,13 +182,13 @@ class Loading:
             if not self._lost_its_owner(one):
                 sure.append(one)
                 continue
-            if orchestrator.quarantine.keeps(one.run_id, one.batches, on_trial):
+            if orchestrator.quarantine.keeps(one.run_id, one.batches, on_trial=tried is not None):
                 continue
             state = fold(one.run_id, one.batches)
             if state.epoch == 0 and not may_begin(orchestrator, state, admit):
                 continue
             try:
-                claim = self._claim(state, early=True)
+                claim = self._claim(state, early=True, tried=tried or 0)
             except UnknownProgram:
                 sure.append(one)  # it is parked for that, or waits
                 continue
@@ -221,12 +221,12 @@ class Loading:
         due = one.started.not_before or one.batches[0].at
         return not begun and orchestrator.clock.now() - due > orchestrator.recovery.lease
 
-    def _claim(self, state: RunState, *, early: bool = False) -> RunClaimed:
+    def _claim(self, state: RunState, *, early: bool = False, tried: int = 0) -> RunClaimed:
         orchestrator, started, version = self._orchestrator, state.started, ""
         if started is not None and not started.version and state.epoch == 0 and not started.remote:
             # Started by name alone: it begins with the version that we have, and keeps to it.
             version = orchestrator.programs[started.program].version
-        return RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, version, early)
+        return RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, version, early, tried)
 
     # --- and replayed ---------------------------------------------------------------------------------------------
 

@@ -133,6 +133,14 @@ class RunLocks:
             if not of_runs.get(run_id, True):
                 del of_runs[run_id]
 
+    async def kept_out(self, state: RunState) -> bool:
+        """Whether others hold the locks that a run waits for, all of them."""
+        for op, asked in state.lock_waits.items():
+            owner = await self._locker.owner(asked.key)
+            if owner in (None, step_key(state.run_id, op)):
+                return False
+        return True
+
     # --- taking over ----------------------------------------------------------------------------------------------
 
     def regained(self, state: RunState) -> bool:
