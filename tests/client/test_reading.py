@@ -306,3 +306,31 @@ async def test_follow_of_a_finished_run_ends_at_once_from_anywhere() -> None:
             assert [e.seq async for e in engine.follow("it")] == [0, 1, 2, 3, 4]
             assert [e.seq async for e in engine.follow("it", start=5)] == []
             assert [e.seq async for e in engine.follow("it", start=99)] == []
+
+
+async def test_follow_misses_no_end_that_comes_between_two_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    gates = Gates()
+
+    @step
+    async def hold() -> None:
+        await gates.wait("hold")
+
+    @workflow
+    async def flow() -> None:
+        await hold()
+
+    store = MemoryStore()
+    async with Engine(store, [flow]) as engine, connect(store) as client:
+        handle = await engine.start(flow(), id="it")
+        get = store.runs.get
+
+        async def get_late(run_id: str) -> Any:
+            # The journal has been read, and the run ends before its row is.
+            gates.open("hold")
+            await handle.outcome(PATIENCE)
+            return await get(run_id)
+
+        monkeypatch.setattr(store.runs, "get", get_late)
+        async with asyncio.timeout(PATIENCE):
+            seen = [entry.event async for entry in client.follow("it")]
+    assert isinstance(seen[-1], RunFinished)

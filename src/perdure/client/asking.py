@@ -145,6 +145,7 @@ class Asking(Connection):
         run, _ = await self._require(id)
         root = run.root or run.run_id
         with self._news.follow(root) as news:
+            over = False
             while True:
                 found = entries(root, await self.store.journal.read(root, start, PAGE), start)
                 for entry in _of(run, found):
@@ -154,9 +155,12 @@ class Asking(Connection):
                 if found:
                     start = found[-1].seq + 1
                     continue
+                if over:
+                    return
                 row = await self.store.runs.get(run.run_id)
-                # The end may lie before `start`.
-                if row is None or row.status.finished or not await news.beyond(start):
+                # The end may lie before `start`, or have come since the journal was read.
+                over = row is None or row.status.finished
+                if not over and not await news.beyond(start):
                     return
 
     async def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
