@@ -19,13 +19,20 @@ import traceback
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
+PRELOADED = (
+    "tests.crash.children",
+    "tests.crash.storms",
+    "perdure.stores.postgres.store",
+    "perdure.stores.redis.store",
+    "perdure.stores.etcd.leases",
+)
 
 
 def main() -> None:
     """Serve until the input ends."""
     # Imported once, so that a child is there within milliseconds.
-    import tests.crash.children
-    import tests.crash.storms  # noqa: F401
+    for name in PRELOADED:
+        importlib.import_module(name)
 
     assert threading.active_count() == 1, "a process with threads must not be forked"
     wake_read, wake_write = os.pipe()

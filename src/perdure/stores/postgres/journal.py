@@ -36,7 +36,7 @@ _READ = """
 """
 _READ_MANY = """
     select j.run_id, j.seq, j.at, j.checksum, j.events, h.next_seq
-    from perdure_journal j left join perdure_heads h on h.run_id = j.run_id
+    from perdure_journal j left join perdure_heads h on h.run_id = j.run_id and h.run_id = any($1::text[])
     where j.run_id = any($1::text[]) order by j.run_id, j.seq
 """
 _HEADS = "select run_id, next_seq from perdure_heads where run_id = any($1::text[])"
