@@ -117,7 +117,7 @@ async def test_a_row_that_is_lost_leaves_no_timer_behind(store: RedisStore, keys
     await two(store)
     keys.delete("perdure:row:r1")
     assert [due.run_id for due in await store.timers.due(100.0, 10, CHECKOUT, [])] == ["r2"]
-    assert await store.timers.next_due(CHECKOUT, []) == 9.0
+    assert (await store.timers.ahead(CHECKOUT, [])).next_due == 9.0
     assert keys.zcard("perdure:wake:checkout\0a") == 1
 
 

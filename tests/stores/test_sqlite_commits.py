@@ -79,7 +79,7 @@ async def test_reading_begins_no_transaction(store: SqliteStore) -> None:
     await store.journal.read("r1")
     await store.journal.head("r1")
     await store.runs.get("r1")
-    await store.timers.next_due(["checkout"], [])
+    await store.timers.due(1.0, 10, ["checkout"], [])
     await store.leases.get("k", 1.0)
     assert [one.split()[0] for one in seen] == ["select"] * 5
 

@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 
@@ -28,6 +29,18 @@ class RunFilter(msgspec.Struct, frozen=True):
     # Only runs that ask somebody something now, with all that their children ask.
     asking: bool = False
     built_in: bool = True
+
+    def fits(self, row: RunRow) -> bool:
+        """Whether a row is one of those, for stores that have no query language."""
+        return (
+            (self.cursor is None or row.run_id < self.cursor)
+            and (not self.status or row.status in self.status)
+            and (self.program is None or row.program == self.program)
+            and (self.built_in or not row.program.startswith(BUILT_IN))
+            and (self.since is None or row.created_at >= self.since)
+            and (not self.asking or (row.approvals > 0 and not row.root))
+            and all(row.tags.get(key) == value for key, value in (self.tags or {}).items())
+        )
 
 
 class Runs(Protocol):

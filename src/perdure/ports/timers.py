@@ -44,12 +44,9 @@ class Timers(Protocol):
         """
         ...
 
-    async def next_due(
-        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
-    ) -> float | None:
-        """The earliest moment at which such a run is due, or None."""
-        ...
-
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
-        """What `next_due` and `Queues.waiting` say, asked at once: whoever is idle asks for little."""
+        """The earliest moment at which such a run is due, and what `Queues.waiting` says.
+
+        Asked at once: whoever is idle asks for little.
+        """
         ...

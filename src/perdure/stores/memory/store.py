@@ -11,7 +11,6 @@ import msgspec
 from perdure.errors import Corrupt, NotOwner
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, RunStatus, decode_events, encode_events
-from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.payload import blob_id
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
@@ -182,7 +181,7 @@ class MemoryRuns:
         found = [
             self._with_head(row)
             for row in sorted(self._journal.rows.values(), key=lambda row: row.run_id, reverse=True)
-            if _matches(row, filter)
+            if filter.fits(row)
         ]
         return found[: filter.limit]
 
@@ -214,18 +213,6 @@ class MemoryRuns:
         return [row for row in rows if row.finished_at is not None or row.status is RunStatus.PARKED]
 
 
-def _matches(row: RunRow, filter: RunFilter) -> bool:
-    return (
-        (filter.cursor is None or row.run_id < filter.cursor)
-        and (not filter.status or row.status in filter.status)
-        and (filter.program is None or row.program == filter.program)
-        and (filter.built_in or not row.program.startswith(BUILT_IN))
-        and (filter.since is None or row.created_at >= filter.since)
-        and (not filter.asking or (row.approvals > 0 and not row.root))
-        and all(row.tags.get(key) == value for key, value in (filter.tags or {}).items())
-    )
-
-
 class MemoryTimers:
     """Due runs."""
 
@@ -244,17 +231,11 @@ class MemoryTimers:
         self._journal.count("due")
         return [due for due in self._all(programs, skip, queues) if due.wake_at <= now][:limit]
 
-    async def next_due(
-        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
-    ) -> float | None:
-        """The earliest moment at which such a run is due, or None."""
-        self._journal.count("next_due")
-        return next((due.wake_at for due in self._all(programs, skip, queues)), None)
-
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """The next due moment, and the queues with queued runs."""
-        waiting = await self._journal.queues.waiting(queues)
-        return Ahead(await self.next_due(programs, skip, queues), waiting)
+        self._journal.count("ahead")
+        next_due = next((due.wake_at for due in self._all(programs, skip, queues)), None)
+        return Ahead(next_due, await self._journal.queues.waiting(queues))
 
     def _all(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None) -> list[Due]:
         rows = [r for r in self._journal.rows.values() if queues is None or r.queue in queues]

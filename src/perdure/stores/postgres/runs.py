@@ -24,6 +24,7 @@ from perdure.stores.postgres.rows import (
     run_row,
     run_row_or_damage,
 )
+from perdure.stores.sql.distinct import FIRST_QUEUED, OWNERS, PROGRAMS, QUEUES
 
 # A filter that is not given compares a parameter with null, so that one statement serves every combination. A tag is
 # looked for as the text that it is: keys and values are strings, and what is encoded alike is alike.
@@ -42,25 +43,6 @@ _LIST_ASKING = RUN_AND_HEAD + " where r.approvals > 0 and r.root = '' and " + _F
 _LIST_PARKED = RUN_AND_HEAD + " where r.status = 'parked' and " + _FILTER
 _GET = RUN + " where r.run_id = $1"
 _FIND = RUN_AND_HEAD + " where r.id = $1 order by (r.root = '') desc, r.incarnation desc, r.run_id desc limit 1"
-# The distinct values of an index, one step each: however many runs there are.
-_OWNERS = """
-    with recursive owners (owner) as (
-        select min(owner) from perdure_runs where finished_at is null
-        union all
-        select (select min(r.owner) from perdure_runs r where r.finished_at is null and r.owner > owners.owner)
-        from owners where owners.owner is not null
-    )
-    select owner from owners where owner is not null
-"""
-_PROGRAMS = """
-    with recursive programs (program) as (
-        select min(program) from perdure_runs where finished_at is null
-        union all
-        select (select min(r.program) from perdure_runs r where r.finished_at is null and r.program > programs.program)
-        from programs where programs.program is not null
-    )
-    select program from programs where program is not null
-"""
 _FINISHED = RUN + " where r.run_id = any($1::text[]) and (r.finished_at is not null or r.status = 'parked')"
 _DUE = """
     select r.run_id, r.program, r.owner, r.wake_at, r.status = 'waiting' from perdure_runs r
@@ -68,42 +50,16 @@ _DUE = """
       and ($4::text[] is null or r.queue = any($4))
     order by r.wake_at, r.run_id limit $5
 """
+WAITING = QUEUES + FIRST_QUEUED + " and ($1::text[] is null or name = any($1))"
 _NEXT_DUE = """
-    select wake_at from perdure_runs
-    where wake_at is not null and program = any($1::text[]) and (owner is null or owner <> all($2::text[]))
-      and ($3::text[] is null or queue = any($3))
-    order by wake_at limit 1
-"""
-WAITING = """
-    with recursive names (name) as (
-        select min(queue) from perdure_runs where status = 'queued' and queue <> ''
-        union all
-        select (select min(r.queue) from perdure_runs r
-                where r.status = 'queued' and r.queue <> '' and r.queue > names.name)
-        from names where names.name is not null
-    )
-    select name, (select min(coalesce(r.not_before, r.created_at)) from perdure_runs r
-                  where r.status = 'queued' and r.queue = name and r.queue <> '')
-    from names where name is not null and ($1::text[] is null or name = any($1))
-"""
-_AHEAD = """
-    with recursive names (name) as (
-        select min(queue) from perdure_runs where status = 'queued' and queue <> ''
-        union all
-        select (select min(r.queue) from perdure_runs r
-                where r.status = 'queued' and r.queue <> '' and r.queue > names.name)
-        from names where names.name is not null
-    )
     select null::text, (
         select r.wake_at from perdure_runs r
         where r.wake_at is not null and r.program = any($1::text[]) and (r.owner is null or r.owner <> all($2::text[]))
           and ($3::text[] is null or r.queue = any($3))
         order by r.wake_at limit 1)
     union all
-    select name, (select min(coalesce(r.not_before, r.created_at)) from perdure_runs r
-                  where r.status = 'queued' and r.queue = name and r.queue <> '')
-    from names where name is not null and ($3::text[] is null or name = any($3))
 """
+_AHEAD = QUEUES + _NEXT_DUE + FIRST_QUEUED + " and ($3::text[] is null or name = any($3))"
 
 
 class PostgresRuns:
@@ -151,11 +107,11 @@ class PostgresRuns:
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
-        return [owner for (owner,) in await self._database.ask(_OWNERS)]
+        return [owner for (owner,) in await self._database.ask(OWNERS)]
 
     async def programs(self) -> Sequence[str]:
         """The names of the programs of all runs that are not finished."""
-        return [program for (program,) in await self._database.ask(_PROGRAMS)]
+        return [program for (program,) in await self._database.ask(PROGRAMS)]
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
@@ -183,13 +139,6 @@ class PostgresTimers:
             return await self._offers.due(now, limit, programs, skip, _list(queues))
         rows = await self._database.ask(_DUE, now, list(programs), list(skip), _list(queues), limit)
         return [Due(*row) for row in rows]
-
-    async def next_due(
-        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
-    ) -> float | None:
-        """The earliest moment at which such a run is due, or None."""
-        rows = await self._database.ask(_NEXT_DUE, list(programs), list(skip), _list(queues))
-        return rows[0][0] if rows else None
 
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """The next due moment, and the queues with queued runs."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
@@ -58,7 +57,7 @@ class RedisRuns:
             size = min(PAGE_SIZE, max(25, filter.limit - len(found)))
             page = await self._server.call(PAGE, (keys, cursor, size, True))
             rows = (listed(run_id.decode(), text, head) for run_id, text, head in page)
-            found += [one for one in rows if matches(one[0], filter)]
+            found += [one for one in rows if filter.fits(one[0])]
             if len(page) < size:
                 break
             cursor = page[-1][0].decode()
@@ -95,17 +94,6 @@ class RedisRuns:
         return [unpack_or_damage(run_id.decode(), text) for run_id, text in found]
 
 
-def matches(row: RunRow, filter: RunFilter) -> bool:
-    """Whether a row is one that was asked for. What the sets that are gone through say, is said already."""
-    return (
-        (not filter.status or row.status in filter.status)
-        and (filter.program is None or row.program == filter.program)
-        and (filter.built_in or not row.program.startswith(BUILT_IN))
-        and (filter.since is None or row.created_at >= filter.since)
-        and all(row.tags.get(key) == value for key, value in (filter.tags or {}).items())
-    )
-
-
 class RedisTimers:
     """Due runs on one server."""
 
@@ -127,16 +115,9 @@ class RedisTimers:
         due = [_due(*columns) for columns in found]
         return heapq.nsmallest(limit, due, key=lambda one: (one.wake_at, one.run_id))
 
-    async def next_due(
-        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
-    ) -> float | None:
-        """The earliest moment at which such a run is due, or None."""
-        _, first, _ = await self._server.call(AHEAD, (programs, skip, queues, False))
-        return None if first is None else float(first)
-
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """The next due moment, and the queues with queued runs."""
-        commits, first, waiting = await self._server.call(AHEAD, (programs, skip, queues, True))
+        commits, first, waiting = await self._server.call(AHEAD, (programs, skip, queues))
         self._news.heard(commits)
         return Ahead(None if first is None else float(first), waits(waiting))
 

@@ -17,19 +17,10 @@ from perdure.kernel.queues import Line, Queue, Turns
 from perdure.ports.journal import Full
 from perdure.ports.queues import Picks, QueueStats, Waiting
 from perdure.stores.sql.database import Database
+from perdure.stores.sql.distinct import FIRST_QUEUED, QUEUES
 
-_WAITING = """
-    with recursive names(name) as (
-        select min(queue) from perdure_runs where status = 'queued' and queue <> ''
-        union all
-        select (select min(queue) from perdure_runs
-                where status = 'queued' and queue <> '' and queue > names.name)
-        from names where names.name is not null
-    )
-    select name, (select min(coalesce(not_before, created_at)) from perdure_runs
-                  where status = 'queued' and queue = name and queue <> '') from names
-    where name is not null and (?1 is null or name in (select value from json_each(?1)))
-"""
+_SERVED = " and (?1 is null or name in (select value from json_each(?1)))"
+_WAITING = QUEUES + FIRST_QUEUED + _SERVED
 # Counting stops at the limit: beyond it the number does not matter. The index is named, since the planner would rather
 # go through everything that ever began.
 _RUNNING = """

@@ -15,6 +15,7 @@ from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Ahead, Due
 from perdure.stores.sql.database import Database
+from perdure.stores.sql.distinct import FIRST_QUEUED, OWNERS, PROGRAMS, QUEUES
 from perdure.stores.sql.rows import RUN, RUN_AND_HEAD, listed, run_and_head, run_row, run_row_or_damage
 
 # A filter that is not given compares a parameter with null, so that one statement serves every combination.
@@ -55,25 +56,6 @@ _OWNED = """
       and (?4 is null or queue in (select value from json_each(?4)))
     order by run_id limit ?5
 """
-# From one name to the next by the index: what others own is not read run by run.
-_OWNERS = """
-    with recursive owners(owner) as (
-        select min(owner) from perdure_runs where finished_at is null
-        union all
-        select (select min(r.owner) from perdure_runs r where r.finished_at is null and r.owner > owners.owner)
-        from owners where owners.owner is not null
-    )
-    select owner from owners where owner is not null
-"""
-_PROGRAMS = """
-    with recursive programs(program) as (
-        select min(program) from perdure_runs where finished_at is null
-        union all
-        select (select min(r.program) from perdure_runs r where r.finished_at is null and r.program > programs.program)
-        from programs where programs.program is not null
-    )
-    select program from programs where program is not null
-"""
 _FINISHED = RUN + ENDED
 _DUE = """
     select run_id, program, owner, wake_at, status = 'waiting' from perdure_runs
@@ -82,14 +64,7 @@ _DUE = """
       and (?4 is null or queue in (select value from json_each(?4)))
     order by wake_at, run_id limit ?5
 """
-_AHEAD = """
-    with recursive names(name) as (
-        select min(queue) from perdure_runs where status = 'queued' and queue <> ''
-        union all
-        select (select min(queue) from perdure_runs
-                where status = 'queued' and queue <> '' and queue > names.name)
-        from names where names.name is not null
-    )
+_NEXT_DUE = """
     select null, (
         select wake_at from perdure_runs
         where wake_at is not null and program in (select value from json_each(?1))
@@ -97,17 +72,9 @@ _AHEAD = """
           and (?3 is null or queue in (select value from json_each(?3)))
         order by wake_at limit 1)
     union all
-    select name, (select min(coalesce(not_before, created_at)) from perdure_runs
-                  where status = 'queued' and queue = name and queue <> '') from names
-    where name is not null and (?3 is null or name in (select value from json_each(?3)))
 """
-_NEXT_DUE = """
-    select wake_at from perdure_runs
-    where wake_at is not null and program in (select value from json_each(?1))
-      and (owner is null or owner not in (select value from json_each(?2)))
-      and (?3 is null or queue in (select value from json_each(?3)))
-    order by wake_at limit 1
-"""
+_SERVED = " and (?3 is null or name in (select value from json_each(?3)))"
+_AHEAD = QUEUES + _NEXT_DUE + FIRST_QUEUED + _SERVED
 
 
 def _json(values: Any) -> str:
@@ -163,11 +130,11 @@ class SqlRuns:
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
-        return [owner for (owner,) in await self._database.read(_OWNERS)]
+        return [owner for (owner,) in await self._database.read(OWNERS)]
 
     async def programs(self) -> Sequence[str]:
         """The names of the programs of all runs that are not finished."""
-        return [program for (program,) in await self._database.read(_PROGRAMS)]
+        return [program for (program,) in await self._database.read(PROGRAMS)]
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
@@ -192,13 +159,6 @@ class SqlTimers:
         bindings = (now, _json(programs), _json(skip), _json_or_none(queues), limit)
         rows = self._database.ask(_DUE, bindings)
         return [Due(run_id, program, owner, at, bool(waiting)) for run_id, program, owner, at, waiting in rows]
-
-    async def next_due(
-        self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
-    ) -> float | None:
-        """The earliest moment at which such a run is due, or None."""
-        rows = self._database.ask(_NEXT_DUE, (_json(programs), _json(skip), _json_or_none(queues)))
-        return rows[0][0] if rows else None
 
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """The next due moment, and the queues with queued runs."""

@@ -124,3 +124,10 @@ def listed(*appends: Append) -> list[tuple[int, AnyEvent]]:
     """What a journal holds after these appends, event by event."""
     events = [event for append in appends for batch in append.batches for event in batch.events]
     return list(enumerate(events))
+
+
+async def next_due(
+    store: Store, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None
+) -> float | None:
+    """The earliest moment at which such a run is due."""
+    return (await store.timers.ahead(programs, skip, queues)).next_due

@@ -10,6 +10,7 @@ from perdure.testing.conformance.history import (
     History,
     StoreConformance,
     finished,
+    next_due,
     parked,
     released,
     timer,
@@ -33,7 +34,7 @@ class TimersConformance(StoreConformance):
     async def test_nothing_is_due_in_an_empty_store(self, store: Store) -> None:
         """No run, no moment."""
         assert list(await store.timers.due(1e12, 10, CHECKOUT, [])) == []
-        assert await store.timers.next_due(CHECKOUT, []) is None
+        assert await next_due(store, CHECKOUT, []) is None
 
     async def test_due_runs_come_earliest_first(self, store: Store, second: Store) -> None:
         """The order is that of their moments, whatever the order they were written in."""
@@ -64,9 +65,9 @@ class TimersConformance(StoreConformance):
         assert [due.run_id for due in await store.timers.due(99.0, 9, CHECKOUT, [])] == ["r1"]
         assert [due.run_id for due in await store.timers.due(99.0, 9, ["refund", "checkout"], [])] == ["r2", "r1"]
         assert list(await store.timers.due(99.0, 9, [], [])) == []
-        assert await store.timers.next_due(CHECKOUT, []) == 10.0
-        assert await store.timers.next_due(["refund", "checkout"], []) == 5.0
-        assert await store.timers.next_due([], []) is None
+        assert await next_due(store, CHECKOUT, []) == 10.0
+        assert await next_due(store, ["refund", "checkout"], []) == 5.0
+        assert await next_due(store, [], []) is None
 
     async def test_runs_of_owners_to_skip_are_left_out(self, store: Store) -> None:
         """Who lives looks after its own runs; runs without an owner are everybody's."""
@@ -76,37 +77,37 @@ class TimersConformance(StoreConformance):
         await write_all(store, orphan.then(released("a")))
         assert [due.run_id for due in await store.timers.due(99.0, 9, CHECKOUT, ["a"])] == ["r2", "r3"]
         assert [due.run_id for due in await store.timers.due(99.0, 9, CHECKOUT, ["a", "b"])] == ["r3"]
-        assert await store.timers.next_due(CHECKOUT, ["a"]) == 20.0
-        assert await store.timers.next_due(CHECKOUT, ["a", "b"]) == 30.0
+        assert await next_due(store, CHECKOUT, ["a"]) == 20.0
+        assert await next_due(store, CHECKOUT, ["a", "b"]) == 30.0
 
     async def test_the_next_moment_is_the_earliest(self, store: Store) -> None:
-        """`next_due` looks ahead, whether or not that moment has come."""
+        """`ahead` looks ahead, whether or not that moment has come."""
         await sleeper(store, "r1", 30.0)
         await sleeper(store, "r2", None)
-        assert await store.timers.next_due(CHECKOUT, []) == 30.0
+        assert await next_due(store, CHECKOUT, []) == 30.0
         await sleeper(store, "r3", 12.25)
-        assert await store.timers.next_due(CHECKOUT, []) == 12.25
+        assert await next_due(store, CHECKOUT, []) == 12.25
 
     async def test_a_moment_that_changes_is_seen_with_the_append_that_changes_it(self, store: Store) -> None:
         """Timers are read from the rows, which change with the journal and at the same time."""
         run = await sleeper(store, "r1", 30.0)
         await write_all(store, run.then(WaitResolved("sleep:0", "timer"), timer(70.0, "sleep:1")))
         assert list(await store.timers.due(69.0, 10, CHECKOUT, [])) == []
-        assert await store.timers.next_due(CHECKOUT, []) == 70.0
+        assert await next_due(store, CHECKOUT, []) == 70.0
 
     async def test_a_refused_append_moves_no_moment(self, store: Store) -> None:
         """What was not written is not due."""
         await sleeper(store, "r1", 30.0)
         stale = History("r1")
         await write(store, stale.begin_as("b", timer(5.0)))
-        assert await store.timers.next_due(CHECKOUT, []) == 30.0
+        assert await next_due(store, CHECKOUT, []) == 30.0
 
     async def test_a_run_that_has_ended_or_is_parked_is_never_due(self, store: Store) -> None:
         """Nobody is woken for a run that cannot go on."""
         ended, stopped = await sleeper(store, "r1", 10.0), await sleeper(store, "r2", 10.0)
         await write_all(store, ended.then(finished(RunStatus.CANCELLED)), stopped.then(parked()))
         assert list(await store.timers.due(1e12, 10, CHECKOUT, [])) == []
-        assert await store.timers.next_due(CHECKOUT, []) is None
+        assert await next_due(store, CHECKOUT, []) is None
 
     async def test_a_run_that_nobody_has_begun_is_due_when_it_may_begin(self, store: Store) -> None:
         """A queued run is due at once, or at its `not_before`."""

@@ -32,6 +32,7 @@ from perdure.testing.conformance.history import (
     History,
     StoreConformance,
     finished,
+    next_due,
     parked,
     timer,
     write,
@@ -363,7 +364,7 @@ class UpkeepConformance(CollectConformance):
         found = await second.runs.find("id of r1")
         assert found is not None
         assert found[0] == first.row
-        assert await second.timers.next_due(["checkout"], []) == first.row.wake_at
+        assert await next_due(second, ["checkout"], []) == first.row.wake_at
         await write_all(store, history.then(finished()))
 
     async def test_rows_are_left_alone_when_the_journal_has_gone_on(self, store: Store) -> None:
