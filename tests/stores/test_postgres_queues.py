@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
 import pytest
 
 from perdure import Engine, Queue, Rate, connect, step, workflow
@@ -87,6 +88,21 @@ async def test_keys_that_others_are_about_to_serve_come_last_and_count(
     assert await picked(store, Queue("emails"), 1) == ["ra0"]
     assert await picked(other, Queue("emails"), 3) == ["rb0", "ra1", "rb1"]
     assert await picked(other, Queue("emails", per_key=1)) == ["rb0"]
+
+
+async def test_runs_of_a_queue_without_limits_begin_in_one_statement(store: PostgresStore) -> None:
+    runs = await queued(store, 4)
+    sent: list[str] = []
+    store.trace(sent.append)
+    for queue, some in ((Queue("emails"), runs[:2]), (Queue("emails", concurrency=1), runs[2:])):
+        begins = [msgspec.structs.replace(run.then(RunClaimed("me", 1)), admit=queue) for run in some]
+        outcomes = [type(outcome).__name__ for outcome in await store.journal.append(begins)]
+        if queue.concurrency is None:
+            assert outcomes == ["Appended"] * 2
+            assert len(sent) == 1
+        else:
+            assert outcomes == ["Full"] * 2
+            assert len(sent) > 2
 
 
 @step

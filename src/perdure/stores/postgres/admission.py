@@ -42,7 +42,7 @@ _STARTS = """
 async def lock_queues(connection: Connection, address: Address, prepared: Sequence[Prepared]) -> None:
     """Wait until no other process begins runs of these queues; until the transaction ends."""
     place = f"{address.schema} {address.names.prefix}"
-    keys = {_key(f"{place} {one.append.admit.name}") for one in prepared if one.append.admit is not None}
+    keys = {_key(f"{place} {one.admit.name}") for one in prepared if one.admit is not None}
     # In one order, so that two who need the same queues do not wait for each other.
     await connection.fetch(_LOCK, sorted(keys))
 
@@ -53,7 +53,7 @@ def _key(text: str) -> int:
 
 async def admit(connection: Connection, fill: Callable[[str], str], prepared: Sequence[Prepared]) -> dict[str, Full]:
     """Those of these appends that may not be written now, by run_id. Each that may counts for those after it."""
-    wishes = [(one.append.admit, one.append.row) for one in prepared]
+    wishes = [(one.admit, one.append.row) for one in prepared]
     begins = [(queue, row) for queue, row in wishes if queue is not None and row is not None]
     if not begins:
         return {}

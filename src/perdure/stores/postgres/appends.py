@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from perdure.kernel.events import InputReplaced, encode_events
+from perdure.kernel.queues import Queue
 from perdure.kernel.references import mentions_blob, references
 from perdure.ports.journal import Append
 from perdure.stores.postgres.rows import bindings, by_column
@@ -130,6 +131,14 @@ class Prepared(msgspec.Struct):
     def plain(self) -> bool:
         """Whether it changes a head and a journal and nothing else."""
         return not self.rows and not self.uses and self.append.expected_next > 0
+
+    @property
+    def admit(self) -> Queue | None:
+        """The limits under which it is written; None where there are none, and nothing needs to be counted."""
+        queue = self.append.admit
+        if queue is None or (queue.concurrency is None and queue.per_key is None and queue.rate is None):
+            return None
+        return queue
 
 
 def prepare(append: Append) -> Prepared:

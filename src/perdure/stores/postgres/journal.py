@@ -180,7 +180,7 @@ class PostgresJournal:
 
     async def _write(self, connection: Connection, prepared: list[Prepared], tell: str) -> Outcomes:
         simple = len({one.append.run_id for one in prepared}) == len(prepared) and not any(
-            one.append.admit is not None or one.starts for one in prepared
+            one.admit is not None or one.starts for one in prepared
         )
         places = dict(enumerate(prepared))
         fsync = any(one.append.fsync for one in prepared)
@@ -223,7 +223,7 @@ class PostgresJournal:
         """
         outcomes: Outcomes = {}
         waiting = dict(enumerate(prepared))
-        if any(one.append.admit is not None for one in prepared):
+        if any(one.admit is not None for one in prepared):
             await lock_queues(connection, self._database.address, prepared)
         while waiting:
             group: dict[int, Prepared] = {}
@@ -241,7 +241,7 @@ class PostgresJournal:
     async def _one_group(
         self, connection: Connection, group: dict[int, Prepared], outcomes: Outcomes, fsync: bool, tell: str
     ) -> None:
-        admitted = [one for one in group.values() if one.append.admit is not None and one.append.row is not None]
+        admitted = [one for one in group.values() if one.admit is not None and one.append.row is not None]
         if admitted:
             # A conflict comes before a limit: who is out of date takes no place.
             heads = await self._heads(connection, [one.append.run_id for one in admitted])
