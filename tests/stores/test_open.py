@@ -8,7 +8,7 @@ import pytest
 
 from perdure.errors import InvalidStoreUrl
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.open import open_store
+from perdure.stores.open import open_leases, open_store
 from perdure.stores.sql.sqlite import SqliteStore
 
 
@@ -52,3 +52,23 @@ def test_a_url_that_names_no_store_is_refused_with_one_that_does(url: str, cure:
         open_store(url)
     assert caught.value.url == url
     assert cure in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:s3cret@host/db",
+        "nats://me:s3cret@host",
+        "etcd://me:s3cret@host",
+        "postgresql:me:s3cret@host/db",
+        "me:s3cret@host/db",
+        "mongodb://host/db?password=s3cret",
+    ],
+)
+def test_a_password_in_a_url_that_names_no_store_is_not_shown(url: str) -> None:
+    for opening in (open_store, open_leases):
+        if opening is open_leases and url.startswith("etcd"):
+            continue  # that names leases
+        with pytest.raises(InvalidStoreUrl) as refused:
+            _ = opening(url)
+        assert "s3cret" not in str(refused.value)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidStoreUrl
+from perdure.stores.masking import masked
 from perdure.stores.open import open_store
-from perdure.stores.redis.address import hidden, parse
+from perdure.stores.redis.address import parse
 from perdure.stores.redis.store import RedisStore
 
 
@@ -67,7 +68,7 @@ def test_a_wrong_url_is_refused_with_what_to_write(url: str, reason: str) -> Non
     ],
 )
 def test_a_password_is_never_shown(url: str) -> None:
-    assert "s3cret" not in hidden(url)
+    assert "s3cret" not in masked(url)
     try:
         shown = RedisStore(url).url + repr(parse(url))
     except InvalidStoreUrl as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from perdure.errors import InvalidStoreUrl
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
+from perdure.stores.masking import masked
 
 if TYPE_CHECKING:
     from perdure.stores.etcd.leases import EtcdLeases
@@ -29,6 +30,7 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
     scheme, separator, rest = url.partition("://")
     if not separator:
         begun, colon, _ = url.partition(":")
+        url = masked(url)
         if colon and begun in STORES | ETCD:
             raise InvalidStoreUrl(url, f"a store is named by a URL, which begins with '{begun}://'")
         raise InvalidStoreUrl(url, f"a store is named by a URL; for a file write 'sqlite:///{url}'")
@@ -58,21 +60,17 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
 
         return PostgresStore(url)
     if scheme in REDIS:
-        from perdure.stores.redis.address import hidden
-
         try:
             from perdure.stores.redis.store import RedisStore
         except ImportError as error:
-            raise InvalidStoreUrl(hidden(url), "it needs a library: pip install 'perdure[redis]'") from error
+            raise InvalidStoreUrl(masked(url), "it needs a library: pip install 'perdure[redis]'") from error
         return RedisStore(url)
     if scheme in ETCD:
-        from perdure.stores.etcd.address import hidden as shown
-
-        url = shown(url)
+        url = masked(url)
         raise InvalidStoreUrl(url, f"etcd keeps leases, beside a store for the runs: Engine(store, leases={url!r})")
     if scheme in LATER:
-        raise InvalidStoreUrl(url, f"this version of perdure has no {scheme} store; {CHOICE}")
-    raise InvalidStoreUrl(url, f"{scheme!r} is no known backend; {CHOICE}")
+        raise InvalidStoreUrl(masked(url), f"this version of perdure has no {scheme} store; {CHOICE}")
+    raise InvalidStoreUrl(masked(url), f"{scheme!r} is no known backend; {CHOICE}")
 
 
 def with_leases(store: Store, leases: str | Leases | None) -> Store:
@@ -93,12 +91,12 @@ def with_leases(store: Store, leases: str | Leases | None) -> Store:
 
 def open_leases(url: str) -> EtcdLeases:
     """The leases that a URL names, not connected yet."""
-    scheme = url.partition("://")[0]
+    scheme, shown = url.partition("://")[0], masked(url)
     if scheme not in ETCD:
-        near = f"; for those of the store leave leases={url!r} out" if scheme in STORES else ""
-        raise InvalidStoreUrl(url, f"leases are kept at 'etcd://host:2379', or nowhere with 'none'{near}", "leases")
+        near = f"; for those of the store leave leases={shown!r} out" if scheme in STORES else ""
+        raise InvalidStoreUrl(shown, f"leases are kept at 'etcd://host:2379', or nowhere with 'none'{near}", "leases")
     try:
         from perdure.stores.etcd.leases import EtcdLeases
     except ImportError as error:
-        raise InvalidStoreUrl(url, "it needs a library: pip install 'perdure[etcd]'", "leases") from error
+        raise InvalidStoreUrl(shown, "it needs a library: pip install 'perdure[etcd]'", "leases") from error
     return EtcdLeases(url)

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from perdure.errors import InvalidStoreUrl
 from perdure.kernel.policy import suggest
+from perdure.stores.masking import masked
 
 SCHEMES = ("etcd", "etcds")
 PORT = 2379
@@ -77,7 +78,7 @@ def _no_password() -> str:
 
 def read_address(url: str) -> Address:
     """What a URL says; raises InvalidStoreUrl, without the password, when it cannot be meant."""
-    shown = hidden(url)
+    shown = masked(url)
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -132,11 +133,3 @@ def _seconds(text: str, shown: str) -> float:
     if not 0 < seconds < math.inf:
         raise _wrong(shown, f"timeout={text!r} must be a number of seconds above 0")
     return seconds
-
-
-def hidden(url: str) -> str:
-    """A URL that may not even be one, without what may be a password."""
-    scheme, separator, rest = url.partition("://")
-    access, at, host = rest.rpartition("@")
-    user = access.partition(":")[0]
-    return f"{scheme}{separator}{user}:***@{host}" if at else url

@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from perdure.errors import InvalidStoreUrl
+from perdure.stores.masking import masked
 from perdure.stores.postgres.names import PREFIX, Names, check_prefix, check_schema
 
 POOL = 4
-_SECRET = re.compile(r"([?&](?:password|sslpassword|passfile)=)[^&]*", re.IGNORECASE)
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -44,15 +44,3 @@ def parse(url: str) -> Address:
         raise InvalidStoreUrl(shown, f"pool={pool[:20]!r} is not a number of connections from 1 to 999")
     dsn = base + ("?" + urlencode(rest) if rest else "")
     return Address(dsn, shown, Names(prefix), schema, int(pool))
-
-
-def masked(url: str) -> str:
-    """The URL with stars in the place of its password."""
-    scheme, separator, rest = url.partition("://")
-    head, query, options = rest.partition("?")
-    if "@" not in head and ":" in head and "@" in options:
-        head, query, options = rest, "", ""  # a password with a question mark in it, not written as %3F
-    user, at, place = head.rpartition("@")
-    if at and ":" in user:
-        head = user.partition(":")[0] + ":***@" + place
-    return _SECRET.sub(r"\1***", scheme + separator + head + query + options)

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from perdure.errors import InvalidStoreUrl
+from perdure.stores.masking import masked
 
 DEFAULT_PREFIX = "perdure:"
 # What keys may begin with. One pair of braces may mark what a cluster hashes, so that all keys share a slot.
@@ -48,7 +49,7 @@ class Address:
 
 def parse(url: str) -> Address:
     """Read a URL, or raise InvalidStoreUrl; what it says of the URL never has the password."""
-    shown = hidden(url)
+    shown = masked(url)
     parts = urlsplit(url)
     if not parts.hostname:
         raise InvalidStoreUrl(shown, "it names no server; write 'redis://localhost:6379/0'")
@@ -107,12 +108,3 @@ def _number(shown: str, options: dict[str, str], name: str, default: float, leas
 
 def _tls(text: str) -> str | bool:
     return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def hidden(url: str) -> str:
-    """A URL as it may be shown."""
-    # Not by its parts: a URL that is wrong may have none.
-    scheme, separator, rest = url.partition("://")
-    place, at, where = rest.rpartition("@")
-    user, colon, _ = place.partition(":")
-    return f"{scheme}{separator}{user}{':***' if colon else ''}{at}{where}"
