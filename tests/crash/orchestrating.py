@@ -76,7 +76,10 @@ async def main(url: str, name: str, lease: float, quarantine: int, leases: str |
         print("open", flush=True)
         waits = [asyncio.ensure_future(one.wait()) for one in (stop, engine.superseded)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        print("superseded" if engine.superseded.is_set() else "stopping", flush=True)
+        told = "superseded" if engine.superseded.is_set() else "stopping"
+        write_down("ends", told, name)
+        print(told, flush=True)
+    write_down("ends", "left", name)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,10 @@ def zombies(url: str, leases: str | None, folder: Path, count: int, seed: int) -
 
 
 def stops_for_good(fleet: Fleet, zombie: Member, woken: float) -> None:
-    """Somebody else has its name: it begins nothing, and ends by itself."""
+    """Somebody else has its name: it begins nothing, stops within a heartbeat, and ends by itself."""
     assert zombie.wait() == 0, fleet.log
-    assert time.time() - woken < LEASE / 3 + LATE, "within a heartbeat"
+    [stopped] = [one for one in fleet.did("ends") if one.pid == zombie.pid and one.words[0] == "superseded"]
+    assert stopped.at - woken < LEASE / 3 + LATE, f"not within a heartbeat\n{fleet.log[-3000:]}"
     later = [one for one in fleet.did("steps") if one.pid == zombie.pid and one.at > woken + 0.01]
     assert later == [], "it began a step after it woke up"
 
