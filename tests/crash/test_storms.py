@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.harness import Children
+from tests.crash.harness import Children, Effect, Journal
 from tests.crash.storms import Storm, queue
 
 
@@ -47,3 +47,18 @@ def test_no_run_is_lost_or_ends_twice_when_orchestrators_are_killed_at_random(
 @pytest.mark.soak
 def test_five_thousand_runs_survive_two_hundred_kills(children: Children, postgres_url: str, tmp_path: Path) -> None:
     storm(children, postgres_url, tmp_path, runs=5_000, kills=200, seconds=0.1, limit=300)
+
+
+def test_an_execution_that_no_kill_explains_is_found(children: Children, tmp_path: Path) -> None:
+    """The storm's own judgement: again in one process, by two at once, and after a kill."""
+    storm = Storm(children, "memory://", tmp_path, runs=1, killed={7: (20.0, 21.0)})
+    journal = Journal("r1", "run-0")
+
+    def executed(*times: tuple[float, int]) -> list[Effect]:
+        return [Effect(at, "r1", "add_slowly:0", n + 1, "begin", pid) for n, (at, pid) in enumerate(times)]
+
+    assert storm.explain(journal, executed((10.0, 8))) == 0
+    assert storm.explain(journal, executed((10.0, 7), (22.0, 8))) == 1
+    for wrong in ([(10.0, 8), (22.0, 8)], [(10.0, 8), (22.0, 7)], [(10.0, 7), (15.0, 8)], [(10.0, 7), (15.0, 7)]):
+        with pytest.raises(AssertionError):
+            storm.explain(journal, executed(*wrong))
