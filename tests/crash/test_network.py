@@ -156,7 +156,7 @@ def test_a_worker_that_is_cut_off_loses_its_runs_to_the_other_and_writes_nothing
         cut_off.heal()
         # What it still wanted to say is said by now, if it ever is.
         until(lambda: "shows again that it lives" in returning.log, timeout=SOON, what="for the first to return")
-        place.check()
+        place.finish()
 
 
 def finished(url: str) -> int:
