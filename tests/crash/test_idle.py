@@ -55,5 +55,6 @@ async def test_idle_engines_on_postgresql_ask_next_to_nothing(postgres_url: str)
             asked.clear()
         await asyncio.sleep(SECONDS / FASTER)
         for asked in (a, b, c):
-            # One that counted nothing would count too little.
-            assert SECONDS / 10 <= len(asked) <= SECONDS / 5, "\n".join(asked)
+            # Each of the three clocks (signs of life, due runs, orphans) may strike once more than on average; and a
+            # trace that sees nothing would pass for an engine that does nothing.
+            assert SECONDS / 10 <= len(asked) <= SECONDS / 5 + 3, "\n".join(asked)
