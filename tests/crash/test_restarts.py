@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import asyncpg  # type: ignore[import-untyped]
 import pytest
 
-from tests.crash.harness import Children
+from tests.crash.harness import Children, until
 from tests.crash.storms import Storm, queue
 from tests.services.plugin import Servers
 from tests.services.servers import Postgres
@@ -62,7 +63,24 @@ def restarts(
                     way(server)
             storm.finish()
             storm.check(explained=False)
+        # The killed ones have left when their leases have ended.
+        until(lambda: asyncio.run(left(server.url)) == (0, []), every=0.1, what="for all to be gone")
     return met
+
+
+async def left(url: str) -> tuple[int, list[str]]:
+    """How many connections of perdure there are, and which leases are in force."""
+    connection = await asyncpg.connect(url)
+    try:
+        connected = await connection.fetchval(
+            "select count(*) from pg_stat_activity where application_name = 'perdure'"
+        )
+        leases = await connection.fetch(
+            "select key from perdure_leases where owner <> '' and expires > extract(epoch from now())"
+        )
+        return connected, [lease["key"] for lease in leases]
+    finally:
+        await connection.close()
 
 
 def test_a_server_that_is_restarted_or_killed_loses_nothing(
