@@ -15,10 +15,20 @@ from tests.crash.harness import Children, Effect, Journal
 from tests.crash.storms import Storm, queue
 
 
-def storm(children: Children, url: str, folder: Path, *, runs: int, kills: int, seconds: float, limit: float) -> None:
+def storm(
+    children: Children,
+    url: str,
+    folder: Path,
+    *,
+    runs: int,
+    kills: int,
+    seconds: float,
+    limit: float,
+    leases: str | None = None,
+) -> None:
     """Let it happen within `limit` seconds, and check what is left."""
     asyncio.run(queue(url, runs, seconds))
-    with Storm(children, url, folder, runs) as storm:
+    with Storm(children, url, folder, runs, leases=leases) as storm:
         for _ in range(3):
             storm.start()
         for kill in range(kills):
@@ -47,6 +57,18 @@ def test_no_run_is_lost_or_ends_twice_when_orchestrators_are_killed_at_random(
 @pytest.mark.soak
 def test_five_thousand_runs_survive_two_hundred_kills(children: Children, postgres_url: str, tmp_path: Path) -> None:
     storm(children, postgres_url, tmp_path, runs=5_000, kills=200, seconds=0.1, limit=300)
+
+
+@pytest.mark.soak
+def test_a_thousand_runs_survive_forty_kills_on_redis(children: Children, redis_url: str, tmp_path: Path) -> None:
+    storm(children, redis_url, tmp_path, runs=1_000, kills=40, seconds=0.1, limit=200)
+
+
+@pytest.mark.soak
+def test_a_thousand_runs_survive_forty_kills_with_leases_in_etcd(
+    children: Children, postgres_url: str, etcd_url: str, tmp_path: Path
+) -> None:
+    storm(children, postgres_url, tmp_path, runs=1_000, kills=40, seconds=0.1, limit=200, leases=etcd_url)
 
 
 def test_an_execution_that_no_kill_explains_is_found(children: Children, tmp_path: Path) -> None:
