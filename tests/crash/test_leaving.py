@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from pathlib import Path
 
 from perdure import Engine, OrchestratorView, connect
@@ -12,7 +11,8 @@ from perdure.kernel.events import RunReleased, RunStatus
 from tests.crash.fleet import Fleet
 from tests.crash.harness import until
 
-LEASE = 30.0
+# Longer than any wait of this test: whoever waited for it would be noticed.
+LEASE = 300.0
 
 
 def test_one_that_is_told_to_stop_hands_over_at_once_and_ends_well(tmp_path: Path) -> None:
@@ -34,15 +34,13 @@ def test_one_that_is_told_to_stop_hands_over_at_once_and_ends_well(tmp_path: Pat
     asyncio.run(make())
     with Fleet(url, tmp_path, LEASE) as fleet:
         first = fleet.start("first")
-        fleet.put("flow", 2, 1.0, ids=[f"long-{n}" for n in range(5)])
+        fleet.put("flow", 2, 4.0, ids=[f"long-{n}" for n in range(5)])
         until(lambda: len(fleet.did("steps")) == 5)
         second = fleet.start("second")
         assert asyncio.run(orchestrators())["first"].running == 5
-        told = time.monotonic()
         first.signal(signal.SIGTERM)
         assert first.wait() == 0, fleet.log
         until(lambda: sum(one.pid == second.pid for one in fleet.did("steps")) >= 5)
-        assert time.monotonic() - told < LEASE / 2, "nobody waited for the lease"
         seen = asyncio.run(orchestrators())
         assert "first" not in seen, "it lives no more, and owns nothing"
         assert seen["second"].alive
