@@ -180,14 +180,13 @@ async def test_nothing_is_written(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
     store = open_store(url)
     async with connect(store) as client:
-        before, statements = store.version(), list[str]()
+        statements: list[str] = []
         store.trace(statements.append)
         found = [checked async for checked in upgrade_check(client, Programs([order]))]
         store.trace(None)
-        assert store.version() == before
     assert len(found) == 20
     assert {checked.fit for checked in found} == {Fit.SAFE}
-    assert statements
+    assert {statement.split()[0].lower() for statement in statements} == {"select"}
     assert all(text.split()[0].lower() in ("select", "begin", "commit", "with") for text in statements), statements
 
 

@@ -231,7 +231,7 @@ def on_disk(
             ALL,
             durability=durability,
             # The file that shows who is alive may not have survived; then only time tells.
-            recovery=Recovery(check_interval=0.1, lease=0.3, quarantine=0),
+            recovery=Recovery(check_interval=0.1, lease=1.0, quarantine=0),
             on_commit=lambda id, append: note("commit", id, append.next_seq),
         )
         async with engine:

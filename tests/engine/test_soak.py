@@ -222,7 +222,7 @@ def soak(store: str, moments: Sequence[float]) -> None:
     del loop
     gc.collect()
     if files:
-        assert len(os.listdir("/proc/self/fd")) == files, "a file or a connection is left open"
+        assert len(os.listdir("/proc/self/fd")) <= files, "a file or a connection is left open"
     first, *_, last = figures
     grown = {kind: n - first.kinds[kind] for kind, n in last.kinds.items() if n - first.kinds[kind] > 50}
     assert last.objects < first.objects + MORE, f"memory grows: {grown}\n{figures}"

@@ -42,7 +42,7 @@ _LATEST = 253_402_300_799.0
 _MOST_PATH = 4000
 # How deeply values may be nested: some Pythons could read more, and others must be able to read it too, from functions
 # that are called deeper than this one.
-DEEPEST = 700
+DEEPEST = 500
 _MARGIN = 256
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _STEPS = tuple({"[": 1, "{": 1, "]": -1, "}": -1}.get(chr(byte), 0) for byte in range(256))

@@ -42,7 +42,7 @@ class Address:
     @property
     def url(self) -> str:
         """The address as it may be shown: without the password."""
-        user = f"{quote(self.user)}:***@" if self.user else ""
+        user = f"{quote(self.user, safe='')}:***@" if self.user else ""
         return f"{'etcds' if self.tls else 'etcd'}://{user}{','.join(self.endpoints)}/{quote(self.prefix)}"
 
     def context(self) -> ssl.SSLContext | None:
