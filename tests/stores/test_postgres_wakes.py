@@ -138,7 +138,7 @@ async def test_many_steps_take_few_statements(postgres_url: str) -> None:
     sent: list[str] = []
     async with Engine(postgres_url, [flow]) as engine:
         engine.store.trace(sent.append)
-        runs = await asyncio.gather(*(engine.start(flow(10)) for _ in range(100)))
+        runs = await asyncio.gather(*(engine.start(flow(10), id=f"many-{n}") for n in range(100)))
         assert sum(await asyncio.gather(*(run.result(PATIENCE) for run in runs))) == 4500
         engine.store.trace(None)
     assert len(sent) <= 0.1 * 1000

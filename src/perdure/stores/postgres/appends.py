@@ -25,8 +25,11 @@ STEP = """
     )
     insert into perdure_journal (run_id, seq, at, checksum, events)
     select $1::text, $2::bigint, $4::float8, $6::bigint, $7::text from head
-    returning run_id, (select set_config('synchronous_commit', 'off', true) where $8::bool)
+    returning run_id
 """
+# The same for one that need not survive power loss: a statement of its own, since even an answer that is not asked for
+# takes its time.
+LAZY_STEP = STEP.rstrip() + ", set_config('synchronous_commit', 'off', true)"
 # A group of such.
 STEPS = """
     with wish as materialized (
@@ -169,7 +172,7 @@ def statement(group: Sequence[Prepared], fsync: bool, channel: str, tell: str) -
         if len(group) == 1 and len(group[0].events) == 1:
             [one] = group
             [(run_id, seq, at, check, events)] = one.events
-            return STEP, (run_id, seq, one.next_seq, at, one.size, check, events, not fsync)
+            return STEP if fsync else LAZY_STEP, (run_id, seq, one.next_seq, at, one.size, check, events)
         return STEPS, (*_wishes(group)[:5], *_entries(group), not fsync)
     uses = by_column((use for one in group for use in one.uses), 2)
     rows = by_column((row for one in group for row in one.rows), WIDTH)

@@ -47,6 +47,7 @@ class Connection:
 
     def __init__(self, raw: Any, trace: Callable[[str], None]) -> None:
         self._raw, self._trace = raw, trace
+        self._kept: dict[str, Any] = {}
         # Whether a statement is under way: the driver takes one at a time.
         self.busy = False
 
@@ -62,13 +63,30 @@ class Connection:
         try:
             rows: list[Row] = await self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS)
         except AttributeError as error:
-            # The driver has no protocol any more when the connection ends between two messages of one statement.
-            if not self.closed:
-                raise
-            raise ConnectionResetError(0, "the connection ended while a statement was prepared") from error
+            raise self._ended(error) from error
         finally:
             self.busy = False
         return rows
+
+    async def write(self, sql: str, *arguments: Any) -> list[Row]:
+        """As `fetch`, for the few statements that are sent for every step: prepared once, and kept."""
+        kept = self._kept.get(sql)
+        if kept is None:
+            # Preparing sends a message of its own; after that there is one for each.
+            kept = self._kept[sql] = await self._raw.prepare(sql, timeout=ANSWER_SECONDS)
+        self._trace(sql)
+        self.busy = True
+        try:
+            rows: list[Row] = await kept.fetch(*arguments, timeout=ANSWER_SECONDS)
+        except AttributeError as error:
+            raise self._ended(error) from error
+        finally:
+            self.busy = False
+        return rows
+
+    def _ended(self, error: AttributeError) -> Exception:
+        """The driver has no protocol any more when the connection ends between two messages of one statement."""
+        return ConnectionResetError(0, "the connection ended while a statement was sent") if self.closed else error
 
     async def script(self, sql: str, seconds: float = ANSWER_SECONDS) -> None:
         """Several statements without arguments."""

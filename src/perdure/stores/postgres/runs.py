@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,9 @@ _LIST = RUN_AND_HEAD + " where " + _FILTER
 _LIST_ASKING = RUN_AND_HEAD + " where r.approvals > 0 and r.root = '' and " + _FILTER
 _LIST_PARKED = RUN_AND_HEAD + " where r.status = 'parked' and " + _FILTER
 _GET = RUN + " where r.run_id = $1"
-_FIND = RUN_AND_HEAD + " where r.id = $1 order by (r.root = '') desc, r.incarnation desc, r.run_id desc limit 1"
+_OF_EACH = "select f.* from unnest($1::text[]) as w (id) cross join lateral ("
+_LATEST = " where r.id = w.id order by (r.root = '') desc, r.incarnation desc, r.run_id desc limit 1) f"
+_FIND = _OF_EACH + RUN_AND_HEAD + _LATEST
 _FINISHED = RUN + " where r.run_id = any($1::text[]) and (r.finished_at is not null or r.status = 'parked')"
 _DUE = """
     select r.run_id, r.program, r.owner, r.wake_at, r.status = 'waiting' from perdure_runs r
@@ -67,6 +70,9 @@ class PostgresRuns:
 
     def __init__(self, database: Database, offers: Offers) -> None:
         self._database, self._offers = database, offers
+        # What is asked for in this turn of the loop, and the questions under way.
+        self._wanted: dict[str, asyncio.Future[tuple[RunRow, Head] | None]] = {}
+        self._finding: set[asyncio.Task[None]] = set()
 
     async def get(self, run_id: str) -> RunRow | None:
         """One run, or None."""
@@ -75,8 +81,37 @@ class PostgresRuns:
 
     async def find(self, id: str) -> tuple[RunRow, Head] | None:
         """The latest incarnation under a caller's id, or None."""
-        rows = await self._database.ask(_FIND, id)
-        return run_and_head(rows[0]) if rows else None
+        loop = asyncio.get_running_loop()
+        if not self._wanted:
+            loop.call_soon(self._find_wanted)
+        found = self._wanted.get(id)
+        if found is None:
+            found = self._wanted[id] = loop.create_future()
+        return await asyncio.shield(found)  # others may wait for it as well
+
+    def _find_wanted(self) -> None:
+        """What many ask for at once, as runs that are started together do, is asked in one statement."""
+        wanted, self._wanted = self._wanted, {}
+        task = asyncio.get_running_loop().create_task(self._find_all(wanted))
+        self._finding.add(task)
+        task.add_done_callback(self._finding.discard)
+
+    async def _find_all(self, wanted: dict[str, asyncio.Future[tuple[RunRow, Head] | None]]) -> None:
+        try:
+            for row in await self._database.ask(_FIND, [*wanted]):
+                found = wanted.pop(row[1])
+                try:
+                    found.set_result(run_and_head(row))
+                except Corrupt as error:
+                    found.set_exception(error)
+            for found in wanted.values():
+                found.set_result(None)
+        except Exception as error:
+            for found in wanted.values():
+                found.set_exception(error)
+        finally:
+            for found in wanted.values():
+                found.cancel()  # for those that have their answer it means nothing
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
