@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -79,7 +80,7 @@ class Lock:
             raise UsageError(f"a workflow takes the lock {self.key!r} with `async with lock(...)`")
         step = _step()
         locker = _locker(step)
-        self._held = _in_loop(locker, step, self._take(step, locker))
+        self._held = _in_loop(locker, step, lambda: self._take(step, locker))
         return self
 
     def __exit__(
@@ -94,7 +95,7 @@ class Lock:
                 with suppress(RuntimeError):
                     locker.loop.call_soon_threadsafe(locker.release_soon, held)
                 return
-            _in_loop(locker, step, locker.release(held))
+            _in_loop(locker, step, lambda: locker.release(held))
             self._check_kept(held, error)
 
     async def _take(self, step: StepContext, locker: Locker) -> Hold:
@@ -136,12 +137,26 @@ def _locker(step: StepContext) -> Locker:
     return step.locker
 
 
-def _in_loop(locker: Locker, step: StepContext, work: Coroutine[Any, Any, T]) -> T:
+def _in_loop(locker: Locker, step: StepContext, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Wait in a thread for what the loop of the engine does, for as long as somebody waits for the step."""
-    if asyncio.events._get_running_loop() is not None or locker.loop.is_closed():
-        work.close()
+    loop, answer, tasks = locker.loop, Future[T](), list[asyncio.Task[T]]()
+    if asyncio.events._get_running_loop() is not None or loop.is_closed():
         raise UsageError("in an `async def` step a lock is taken with `async with lock(...)`")
-    answer = asyncio.run_coroutine_threadsafe(work, locker.loop)
+
+    def begin() -> None:
+        # Made here: a loop that ends before it comes to this leaves nothing behind that was never begun.
+        tasks.append(loop.create_task(work()))
+        tasks[0].add_done_callback(tell)
+
+    def tell(task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            answer.cancel()
+        elif error := task.exception():
+            answer.set_exception(error)
+        else:
+            answer.set_result(task.result())
+
+    loop.call_soon_threadsafe(begin)
     while True:
         try:
             return answer.result(LOOK_SECONDS)
@@ -150,6 +165,6 @@ def _in_loop(locker: Locker, step: StepContext, work: Coroutine[Any, Any, T]) ->
                 return answer.result()
             if step.cancelled:
                 # The engine may be gone: nobody would ever answer.
-                if not locker.loop.is_closed():
-                    answer.cancel()
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
                 raise StepCancelled(step.id, "it waited for a lock, and nobody waits for it any more") from None
