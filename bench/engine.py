@@ -203,7 +203,8 @@ async def until_waiting(engine: Engine, ids: Iterable[str]) -> None:
 
 async def at_the_gate(engine: Engine, id: str) -> None:
     """Return when a run has come to its gate."""
-    async for entry in engine.follow(id, LONG_STEPS):
+    # From where its steps end, each of which is two events: a reader beside them would be measured too.
+    async for entry in engine.follow(id, 2 * LONG_STEPS):
         if getattr(entry.event, "op", "") == "gate:0":
             return
 

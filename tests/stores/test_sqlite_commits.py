@@ -108,8 +108,7 @@ async def test_a_sign_of_life_is_one_statement(store: SqliteStore) -> None:
     seen: list[str] = []
     store.trace(seen.append)
     await store.leases.renew_all([Renewal("k", "a", 30.0)], 2.0)
-    # Whether somebody else has written is asked of memory.
-    assert [one for one in words(seen) if not one.startswith("pragma")] == ["update perdure_leases set"]
+    assert words(seen) == ["update perdure_leases set"]
 
 
 async def test_asking_for_the_version_is_no_statement(store: SqliteStore) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -291,19 +292,28 @@ class Database:
 
     def _execute_routine(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
         # Being idle is to show life now and then, and that is no reason to look what is new.
-        others, before = self._others(), self.version()
+        commits, before = self._commits(), self.version()
         rows = self._execute(sql, bindings)
         with suppress(FileNotFoundError):
             wal = os.stat(self.path + "-wal")
             # What another process wrote at the same time is news.
-            if self._others() == others:
+            if commits is not None and self._commits() == (commits + 1) % 2**32:
                 settled = (*before[:-1], True) if isinstance(before, tuple) else before
                 self._routine = (wal.st_mtime_ns, wal.st_size), settled
         return rows
 
-    def _others(self) -> Any:
-        """Changes when a process but this connection has committed."""
-        return self._writer.pragma("data_version") if self._writer is not None else None
+    def _commits(self) -> int | None:
+        """How many commits there were, of any process, as the index of the write-ahead log counts them.
+
+        Its header stands there twice, so that who reads it notices one that is being written; None then. Read from the
+        file: asking SQLite would be a statement, and being idle is to send none.
+        """
+        try:
+            with open(self.path + "-shm", "rb") as file:
+                header = file.read(96)
+        except OSError:
+            return None
+        return int.from_bytes(header[8:12], sys.byteorder) if header[:48] == header[48:] != b"" else None
 
     def fold_log(self) -> None:
         """Fold the write-ahead log into the file after a quiet while, in the thread; cheap to call often."""

@@ -54,13 +54,15 @@ _PUT_CHILD = """
         reason = ?18, approvals = ?27, checksum = ?29
 """
 # A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough. Given how
-# many bytes are small, both statements find nothing of what is larger.
+# many bytes are small, both statements find nothing of what is larger; of one journal its part from `start` on counts,
+# for whoever follows a long one reads its end again and again.
 _READ = """
     select seq, at, checksum, cast(events as blob),
         (select next_seq from perdure_heads where run_id = ?1) from perdure_journal
     where run_id = ?1 and seq >= coalesce(
         (select max(seq) from perdure_journal where run_id = ?1 and seq <= ?2), 0)
-      and (?4 is null or coalesce((select size from perdure_heads where run_id = ?1), 0) <= ?4)
+      and (?4 is null or coalesce(
+        (select size * max(0, next_seq - ?2) <= ?4 * next_seq from perdure_heads where run_id = ?1), true))
     order by seq limit coalesce(?3 + 1, -1)
 """
 _READ_MANY = """
