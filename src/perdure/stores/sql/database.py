@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,6 +55,8 @@ class Database:
         self._trace: Callable[[str], None] | None = None
         # What a sign of life left, and what `version` was before it.
         self._routine: tuple[tuple[int, int] | None, object] = None, None
+        # What changes with the commits of others, as of the last sign of life.
+        self._others: object = None
 
     # --- opening --------------------------------------------------------------------------------------------------
 
@@ -68,6 +69,7 @@ class Database:
             opened.append(self._connect())
             self._prepare(opened[0], migrate)
             opened += (self._connect(), self._connect())
+            self._others = opened[0].pragma("data_version")
         self._writer, self._reader, self._bulk = opened
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
         self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-read")
@@ -199,7 +201,10 @@ class Database:
         return asyncio.ensure_future(self._answer(hop))
 
     async def execute(self, sql: str, bindings: Sequence[Any], *, routine: bool = False) -> list[tuple[Any, ...]]:
-        """Run one statement that commits by itself, in the thread. With `routine` it leaves `version` as it is."""
+        """Run one statement that commits by itself, in the thread. With `routine` it leaves `version` as it is.
+
+        Such a statement returns the file's data_version as its last column: to ask for it would be one more.
+        """
         return await self._answer(self._submit(self._execute_routine if routine else self._execute, sql, bindings))
 
     def _execute(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -292,28 +297,16 @@ class Database:
 
     def _execute_routine(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
         # Being idle is to show life now and then, and that is no reason to look what is new.
-        commits, before = self._commits(), self.version()
+        before = self.version()
         rows = self._execute(sql, bindings)
+        others, self._others = self._others, rows[0][-1] if rows else None
         with suppress(FileNotFoundError):
             wal = os.stat(self.path + "-wal")
-            # What another process wrote at the same time is news.
-            if commits is not None and self._commits() == (commits + 1) % 2**32:
+            # What another process wrote since the last time is news; what it writes at this moment is so the next time.
+            if rows and self._others == others:
                 settled = (*before[:-1], True) if isinstance(before, tuple) else before
                 self._routine = (wal.st_mtime_ns, wal.st_size), settled
         return rows
-
-    def _commits(self) -> int | None:
-        """How many commits there were, of any process, as the index of the write-ahead log counts them.
-
-        Its header stands there twice, so that who reads it notices one that is being written; None then. Read from the
-        file: asking SQLite would be a statement, and being idle is to send none.
-        """
-        try:
-            with open(self.path + "-shm", "rb") as file:
-                header = file.read(96)
-        except OSError:
-            return None
-        return int.from_bytes(header[8:12], sys.byteorder) if header[:48] == header[48:] != b"" else None
 
     def fold_log(self) -> None:
         """Fold the write-ahead log into the file after a quiet while, in the thread; cheap to call often."""

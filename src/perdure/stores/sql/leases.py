@@ -43,7 +43,8 @@ _PUT = """
 """
 _RENEW_ALL = """
     update perdure_leases set expires = ?2 + wish.value ->> 'ttl' from json_each(?1) as wish
-    where perdure_leases.key = wish.value ->> 'key' and owner = wish.value ->> 'owner' returning perdure_leases.key
+    where perdure_leases.key = wish.value ->> 'key' and owner = wish.value ->> 'owner'
+    returning perdure_leases.key, (select data_version from pragma_data_version)
 """
 # A lease that is given back keeps its row, without an owner: the next holder's epoch must be higher.
 _RELEASE = "update perdure_leases set owner = '' where key = ? and owner = ? returning key"
