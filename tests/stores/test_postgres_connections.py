@@ -78,27 +78,36 @@ async def test_an_append_whose_reply_is_lost_was_written_and_is_known_to_be(
         assert await numbered(other.journal, "r1") == listed(*written)
 
 
+@pytest.mark.parametrize("at", ["prepare", "fetch"])
 async def test_a_connection_that_ends_between_two_messages_of_a_statement_is_made_again(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     run = History("r1")
-    await write_all(store, run.begin())
+    await write_all(store, run.begin(), run.then(*steps(0)))
     writer = store._database._writer
     assert writer is not None
+    raw, kept, ended = writer._raw, writer._kept, []
 
     async def ends(*args: Any, **kwargs: Any) -> Any:
-        writer._raw.terminate()
-        return writer._raw._protocol.bind_execute  # which is what the driver does
+        ended.append(at)
+        raw.terminate()
+        return raw._protocol.bind_execute  # which is what the driver does
 
-    monkeypatch.setattr(writer, "_raw", Ending(writer._raw, ends))
-    assert await write(store, run.then(*steps(0))) == [Appended()]
+    if at == "prepare":
+        monkeypatch.setattr(writer, "_kept", {})
+        monkeypatch.setattr(writer, "_raw", Ending(raw, prepare=ends))
+    else:
+        monkeypatch.setattr(writer, "_kept", {sql: Ending(one, fetch=ends) for sql, one in kept.items()})
+    assert await write(store, run.then(*steps(1))) == [Appended()]
+    assert ended == [at]
 
 
 class Ending:
-    """A connection of the driver, one of whose functions is another."""
+    """An object of the driver, some of whose functions are others."""
 
-    def __init__(self, raw: Any, fetch: Any) -> None:
-        self._wrapped, self.fetch = raw, fetch
+    def __init__(self, wrapped: Any, **others: Any) -> None:
+        self._wrapped = wrapped
+        vars(self).update(others)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._wrapped, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from perdure.errors import InvalidStoreUrl
@@ -58,35 +58,32 @@ class Connection:
 
     async def fetch(self, sql: str, *arguments: Any, seconds: float | None = None) -> list[Row]:
         """One statement, which commits by itself outside a transaction: one message there and one back."""
-        self._trace(sql)
-        self.busy = True
-        try:
-            rows: list[Row] = await self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS)
-        except AttributeError as error:
-            raise self._ended(error) from error
-        finally:
-            self.busy = False
-        return rows
+        return await self._answer(sql, self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS))
 
     async def write(self, sql: str, *arguments: Any) -> list[Row]:
         """As `fetch`, for the few statements that are sent for every step: prepared once, and kept."""
+        return await self._answer(sql, self._send_kept(sql, arguments))
+
+    async def _send_kept(self, sql: str, arguments: tuple[Any, ...]) -> list[Row]:
         kept = self._kept.get(sql)
         if kept is None:
-            # Preparing sends a message of its own; after that there is one for each.
+            # A message of its own, the first time.
             kept = self._kept[sql] = await self._raw.prepare(sql, timeout=ANSWER_SECONDS)
+        rows: list[Row] = await kept.fetch(*arguments, timeout=ANSWER_SECONDS)
+        return rows
+
+    async def _answer(self, sql: str, sending: Awaitable[list[Row]]) -> list[Row]:
         self._trace(sql)
         self.busy = True
         try:
-            rows: list[Row] = await kept.fetch(*arguments, timeout=ANSWER_SECONDS)
+            return await sending
         except AttributeError as error:
-            raise self._ended(error) from error
+            # The driver has no protocol any more when the connection ends between two messages of one statement.
+            if not self.closed:
+                raise
+            raise ConnectionResetError(0, "the connection ended while a statement was sent") from error
         finally:
             self.busy = False
-        return rows
-
-    def _ended(self, error: AttributeError) -> Exception:
-        """The driver has no protocol any more when the connection ends between two messages of one statement."""
-        return ConnectionResetError(0, "the connection ended while a statement was sent") if self.closed else error
 
     async def script(self, sql: str, seconds: float = ANSWER_SECONDS) -> None:
         """Several statements without arguments."""
