@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,8 +90,9 @@ class Child:
 
     def kill(self) -> None:
         """Kill -9, and wait until it is gone."""
-        if self.alive:
-            os.kill(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have ended, and the word of it be on its way
+            if self.alive:
+                os.kill(self.pid, signal.SIGKILL)
         assert self._ended.wait(PATIENCE)
 
     @property

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,37 @@ async def test_two_engines_share_a_directory(place: Path) -> None:
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", range(1, 16))
+def test_two_that_make_one_store_at_once_both_have_it(
+    moment: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second process comes in before the n-th call of the first one to the system."""
+    calls, url = 0, f"file:///{place}"
+
+    def interrupted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == moment:
+                second = folder_module.Folder(str(place), url)
+                with suppress(StoreUnavailable):  # it would wait: the first is at it
+                    second.open(create=True)
+                    second.close()
+            return real(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(folder_module, "BUSY_SECONDS", 0.0)
+    with monkeypatch.context() as patch:
+        for name in ("makedirs", "listdir", "open", "replace", "fsync", "close"):
+            patch.setattr(os, name, interrupted(getattr(os, name)))
+        first = folder_module.Folder(str(place), url)
+        first.open(create=True)
+        first.close()
+    assert calls > 6
+    assert sorted(os.listdir(place)) == ["lock", "perdure.json", "runs"]
 
 
 async def test_processes_that_append_at_once_lose_nothing(place: Path, child: Callable[..., Any]) -> None:

@@ -59,27 +59,43 @@ class Folder:
             raise InvalidStoreUrl(
                 self.url, "this system has no file locks of the kind it needs; use 'sqlite:///runs.db'"
             )
-        with self._reported():
-            self._prepare(create)
-            self._lock = os.open(self.name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def _prepare(self, create: bool) -> None:
-        mark = self.name(MARK)
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise NotAStore(self.url, "it is a file, and not a directory")
-        if not os.path.exists(mark):
-            if not create:
-                raise InvalidStoreUrl(self.url, "there is no such store; start a run with an Engine to create it")
-            parent = os.path.dirname(os.path.abspath(self.path))
-            if not os.path.isdir(parent):
-                raise InvalidStoreUrl(self.url, f"the directory {parent} does not exist; create it first")
-            if os.path.isdir(self.path) and set(os.listdir(self.path)) - {LOCK, RUNS, COMMITS, MARK + ".new"}:
-                raise NotAStore(self.url, "it is a directory with other things in it")
-            os.makedirs(self.name(RUNS), exist_ok=True)
-            self.replace(mark, msgspec.json.encode({"perdure": "file store", "format": FORMAT}) + b"\n")
-            sync_directory(parent)
+        with self._reported():
+            if not os.path.exists(self.name(MARK)):
+                self._make_room(create)
+            self._lock = os.open(self.name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            with open(mark, "rb") as file:
+            if not os.path.exists(self.name(MARK)):
+                self._mark()
+            self._check()
+        except BaseException:
+            os.close(self._lock)
+            self._lock = -1
+            raise
+
+    def _make_room(self, create: bool) -> None:
+        if not create:
+            raise InvalidStoreUrl(self.url, "there is no such store; start a run with an Engine to create it")
+        parent = os.path.dirname(os.path.abspath(self.path))
+        if not os.path.isdir(parent):
+            raise InvalidStoreUrl(self.url, f"the directory {parent} does not exist; create it first")
+        os.makedirs(self.path, exist_ok=True)
+        # The mark last: another process may just have made the store and begun to work.
+        if set(os.listdir(self.path)) - {LOCK, RUNS, MARK + ".new"} and not os.path.exists(self.name(MARK)):
+            raise NotAStore(self.url, "it is a directory with other things in it")
+        sync_directory(parent)
+
+    def _mark(self) -> None:
+        """Say whose directory this is, as the last of what makes it a store; several processes may begin at once."""
+        with self.writing():
+            if not os.path.exists(self.name(MARK)):
+                os.makedirs(self.name(RUNS), exist_ok=True)
+                self.replace(self.name(MARK), msgspec.json.encode({"perdure": "file store", "format": FORMAT}) + b"\n")
+
+    def _check(self) -> None:
+        try:
+            with self._reported(), open(self.name(MARK), "rb") as file:
                 found = int(msgspec.json.decode(file.read(), type=dict[str, Any])["format"])
         except (ValueError, KeyError, TypeError) as error:
             raise NotAStore(self.url, f"{MARK} in it says something else") from error
