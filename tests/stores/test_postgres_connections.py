@@ -228,6 +228,43 @@ async def test_a_server_that_answers_no_more_is_given_up(
     assert len(await numbered(store.journal, "r1")) == 3
 
 
+async def test_a_step_that_is_never_answered_gives_its_connection_up(
+    store: PostgresStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = History("r1")
+    await write_all(store, run.begin(), run.then(*steps(0)))
+    writer = store._database.writer
+    assert writer is not None
+    # The look at the statement before is still to come; it finds that this one is younger, and looks again.
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    writer._forget()
+    await write_all(store, run.then(*steps(1)))
+    proxy.blackhole("down")
+    writing = asyncio.ensure_future(write(store, run.then(*steps(2))))
+    async with asyncio.timeout(PATIENCE):
+        while not writer.closed:
+            await asyncio.sleep(0)
+        proxy.heal()
+        assert await writing == [Appended()]
+    assert len(await numbered(store.journal, "r1")) == 7
+
+
+async def test_a_store_that_was_opened_holds_no_transaction_open(store: PostgresStore, postgres_url: str) -> None:
+    await sql(
+        postgres_url, "set lock_timeout = '5s'", "begin", "lock table perdure_journal, perdure_runs in exclusive mode"
+    )
+
+
+async def test_appends_that_wait_for_one_that_is_refused_are_written(store: PostgresStore) -> None:
+    run, other = History("r1"), History("r2")
+    await write_all(store, run.begin(), other.begin())
+    taken = run.then(*steps(0))
+    await write_all(store, taken)
+    # The first is on its way at once and is refused; what comes meanwhile goes together after it.
+    tries = [write(store, taken), write(store, run.then(*steps(1))), write(store, other.then(*steps(0)))]
+    assert await asyncio.gather(*tries) == [[Conflict(3)], [Appended()], [Appended()]]
+
+
 async def test_leases_whose_replies_are_lost_are_held_and_given_back_once(store: PostgresStore, proxy: Proxy) -> None:
     proxy.lose_replies()
     first = await store.leases.acquire("k", "me", 10.0, 100.0)

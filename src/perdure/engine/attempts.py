@@ -185,10 +185,13 @@ class Attempts:
         if error is None:
             try:
                 self._returned(call, value)
-                return
             except PerdureError as not_kept:
                 error = not_kept
-        self._failed(call, error)
+        if error is not None:
+            self._failed(call, error)
+        if self._services.runner.idle:
+            # Nobody is about to end and share the commit: to wait for the next turn of the loop would gain nothing.
+            self._services.writer.hurry()
 
     def _returned(self, call: Call, value: Any) -> None:
         """Keep what a step returned. Raises when it cannot be kept."""

@@ -164,6 +164,11 @@ class StepRunner:
         """How many more attempts may be planned now."""
         return self._limit - self._running - len(self._queue) - self.promised
 
+    @property
+    def idle(self) -> bool:
+        """Whether no attempt is under way."""
+        return self._running == 0
+
     def wanted(self, hungry: Hungry) -> None:
         """Somebody has a step that waits for room; it is told when there is some, in turn."""
         self._hungry[hungry] = None

@@ -11,7 +11,7 @@ from typing import Protocol
 from perdure.engine.payloads import FIRST_RETRY, LAST_RETRY
 from perdure.engine.tenure import Tenure
 from perdure.errors import StoreUnavailable
-from perdure.ports.journal import Append, Appended, Conflict, Full, Journal, Outcome
+from perdure.ports.journal import Answer, Append, Appended, Conflict, Full, Journal, Outcome
 
 log = logging.getLogger("perdure")
 
@@ -56,6 +56,12 @@ class Writer:
             self._idle.clear()
             self._scheduled = self._loop.call_soon(self._flush)
 
+    def hurry(self) -> None:
+        """Write what is there now, rather than in the next turn of the loop. The last thing that a callback does."""
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._flush()
+
     async def drained(self) -> None:
         """Wait until nothing is left to write."""
         await self._idle.wait()
@@ -83,20 +89,25 @@ class Writer:
         except Exception as error:
             self._refused(sources, error)
             return
-        if isinstance(outcomes, Awaitable):
+        if isinstance(outcomes, Answer):
+            outcomes.then(lambda said: self._said(sources, said))
+        elif isinstance(outcomes, Awaitable):
             future = asyncio.ensure_future(outcomes)
             future.add_done_callback(lambda done: self._answered(sources, done))
         else:
             self._settle(sources, outcomes)
 
+    def _said(self, sources: list[Source], said: Sequence[Outcome] | Exception) -> None:
+        if isinstance(said, Exception):
+            self._refused(sources, said)
+        else:
+            self._settle(sources, said)
+
     def _answered(self, sources: list[Source], done: asyncio.Future[Sequence[Outcome]]) -> None:
         error = done.exception() if not done.cancelled() else StoreUnavailable("the store", "the write was cancelled")
-        if error is None:
-            self._settle(sources, done.result())
-        elif isinstance(error, Exception):
-            self._refused(sources, error)
-        else:
+        if error is not None and not isinstance(error, Exception):
             raise error
+        self._said(sources, error or done.result())
 
     def _settle(self, sources: list[Source], outcomes: Sequence[Outcome]) -> None:
         self._busy = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -65,6 +66,38 @@ class Head(msgspec.Struct, frozen=True):
 
 
 Outcome = Appended | Conflict | Full
+
+
+class Answer:
+    """Outcomes that are on their way: await them, or be called at the very moment, which saves a turn of the loop."""
+
+    __slots__ = ("_said", "_then")
+
+    def __init__(self) -> None:
+        self._said: Sequence[Outcome] | Exception | None = None
+        self._then: Callable[[Sequence[Outcome] | Exception], None] | None = None
+
+    def say(self, said: Sequence[Outcome] | Exception) -> None:
+        """The outcomes are here, or what went wrong."""
+        self._said = said
+        if self._then is not None:
+            self._then(said)
+
+    def then(self, call: Callable[[Sequence[Outcome] | Exception], None]) -> None:
+        """Call with what is said, or was said already. There is one caller."""
+        self._then = call
+        if self._said is not None:
+            call(self._said)
+
+    def __await__(self) -> Generator[Any, None, Sequence[Outcome]]:
+        future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
+
+        def pass_on(said: Sequence[Outcome] | Exception) -> None:
+            if not future.done():
+                future.set_exception(said) if isinstance(said, Exception) else future.set_result(said)
+
+        self.then(pass_on)
+        return (yield from future)
 
 
 class Journal(Protocol):

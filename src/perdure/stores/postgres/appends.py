@@ -136,6 +136,11 @@ class Prepared(msgspec.Struct):
         return not self.rows and not self.uses and self.append.expected_next > 0
 
     @property
+    def single(self) -> bool:
+        """Whether it is plain, of one batch, and depends on nothing else."""
+        return self.plain and len(self.events) == 1 and not self.starts and self.append.admit is None
+
+    @property
     def admit(self) -> Queue | None:
         """The limits under which it is written; None where there are none, and nothing needs to be counted."""
         queue = self.append.admit
@@ -169,14 +174,18 @@ def prepare(append: Append) -> Prepared:
 def statement(group: Sequence[Prepared], fsync: bool, channel: str, tell: str) -> tuple[str, tuple[Any, ...]]:
     """The statement that writes appends to different journals, with its arguments; it answers with those it wrote."""
     if not tell and all(one.plain for one in group):
-        if len(group) == 1 and len(group[0].events) == 1:
-            [one] = group
-            [(run_id, seq, at, check, events)] = one.events
-            return STEP if fsync else LAZY_STEP, (run_id, seq, one.next_seq, at, one.size, check, events)
+        if len(group) == 1 and group[0].single:
+            return step_statement(group[0], fsync)
         return STEPS, (*_wishes(group)[:5], *_entries(group), not fsync)
     uses = by_column((use for one in group for use in one.uses), 2)
     rows = by_column((row for one in group for row in one.rows), WIDTH)
     return GROUP, (*_wishes(group), *_entries(group), *uses, channel, not fsync, *rows, tell)
+
+
+def step_statement(one: Prepared, fsync: bool) -> tuple[str, tuple[Any, ...]]:
+    """The statement for a single one, with its arguments."""
+    [(run_id, seq, at, check, events)] = one.events
+    return STEP if fsync else LAZY_STEP, (run_id, seq, one.next_seq, at, one.size, check, events)
 
 
 def _wishes(group: Sequence[Prepared]) -> list[Sequence[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from perdure.errors import InvalidStoreUrl
@@ -50,6 +50,10 @@ class Connection:
         self._kept: dict[str, Any] = {}
         # Whether a statement is under way: the driver takes one at a time.
         self.busy = False
+        self._loop = asyncio.get_running_loop()
+        # When the last of those that are kept was sent, and the look at whether it was answered.
+        self._sent = 0.0
+        self._look: asyncio.TimerHandle | None = None
 
     @property
     def closed(self) -> bool:
@@ -64,13 +68,37 @@ class Connection:
         """As `fetch`, for the few statements that are sent for every step: prepared once, and kept."""
         return await self._answer(sql, self._send_kept(sql, arguments))
 
-    async def _send_kept(self, sql: str, arguments: tuple[Any, ...]) -> list[Row]:
+    def write_soon(self, sql: str, arguments: tuple[Any, ...], done: Callable[[list[Row] | Exception], None]) -> bool:
+        """As `write`, for a caller that is called back; False before the statement is kept. No task is made for it."""
+        if self.busy or sql not in self._kept or self.closed:
+            return False
+        _Driven(self.write(sql, *arguments), done).go_on()
+        return True
+
+    async def keep(self, sql: str) -> Any:
+        """Prepare a statement for `write`: a message of its own, the first time."""
         kept = self._kept.get(sql)
         if kept is None:
-            # A message of its own, the first time.
             kept = self._kept[sql] = await self._raw.prepare(sql, timeout=ANSWER_SECONDS)
-        rows: list[Row] = await kept.fetch(*arguments, timeout=ANSWER_SECONDS)
+        return kept
+
+    async def _send_kept(self, sql: str, arguments: tuple[Any, ...]) -> list[Row]:
+        kept = self._kept.get(sql) or await self.keep(sql)
+        # One look every so often, rather than a timer for each of thousands of statements.
+        self._sent = self._loop.time()
+        if self._look is None:
+            self._look = self._loop.call_later(ANSWER_SECONDS, self._looked)
+        rows: list[Row] = await kept.fetch(*arguments)
         return rows
+
+    def _looked(self) -> None:
+        self._look = None
+        if self.busy and not self.closed:
+            left = self._sent + ANSWER_SECONDS - self._loop.time()
+            if left > 0:
+                self._look = self._loop.call_later(left, self._looked)
+            else:
+                self.drop()
 
     async def _answer(self, sql: str, sending: Awaitable[list[Row]]) -> list[Row]:
         self._trace(sql)
@@ -99,14 +127,45 @@ class Connection:
 
     def drop(self) -> None:
         """End it without a word, whatever it is at."""
+        self._forget()
         self._raw.terminate()
 
     async def close(self) -> None:
         """End it."""
+        self._forget()
         try:
             await self._raw.close(timeout=CLOSE_SECONDS)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             self._raw.terminate()
+
+    def _forget(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+
+class _Driven:
+    """A coroutine that waits for nothing but futures, run without a task: begun at once, and its end told at once."""
+
+    __slots__ = ("_coroutine", "_done")
+
+    def __init__(
+        self, coroutine: Coroutine[Any, None, list[Row]], done: Callable[[list[Row] | Exception], None]
+    ) -> None:
+        self._coroutine, self._done = coroutine, done
+
+    def go_on(self, _: object = None) -> None:
+        try:
+            waits_for = self._coroutine.send(None)
+        except StopIteration as end:
+            self._done(end.value)
+        except Exception as error:
+            self._done(error)
+        except asyncio.CancelledError:
+            self._done(ConnectionResetError(0, "the driver gave the statement up"))
+        else:
+            waits_for._asyncio_future_blocking = False  # as a task says that it has seen it
+            waits_for.add_done_callback(self.go_on)
 
 
 async def connect(address: Address, trace: Callable[[str], None], settings: dict[str, str] | None = None) -> Connection:

@@ -41,7 +41,6 @@ class Database:
         self.channel = ""
         self.closed = True
         self._writer: Connection | None = None
-        self._turn = asyncio.Lock()
         self._idle: list[Connection] = []
         self._places = asyncio.Semaphore(address.pool)
         self._listener: Connection | None = None
@@ -97,21 +96,33 @@ class Database:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Connection]:
-        """The connection that writes, for one caller at a time. Raises Lost when it ends meanwhile.
+        """The connection that writes, which belongs to the journal. Raises Lost when it ends meanwhile.
 
         Raises StoreUnavailable when there is none, and nothing was sent.
         """
-        async with self._turn:
-            connection = await self._writing()
-            try:
-                yield connection
-            except BaseException as error:
-                if not isinstance(error, Exception) or is_lost(error):
-                    # Whoever was cancelled left it in the middle of something.
-                    connection.drop()
-                if is_lost(error):
-                    raise Lost from error
-                raise
+        connection = await self._writing()
+        try:
+            yield connection
+        except BaseException as error:
+            if not isinstance(error, Exception) or is_lost(error):
+                # Whoever was cancelled left it in the middle of something.
+                connection.drop()
+            if is_lost(error):
+                raise Lost from error
+            raise
+
+    async def prepare_to_write(self, *statements: str) -> None:
+        """Have the connection that writes, and the statements that are always needed, before the first append."""
+        connection = await self._writing()
+        for sql in statements:
+            await connection.keep(self.fill(sql))
+        # The driver leaves the transaction that a statement is prepared in open for the statement itself.
+        await connection.script("select 1")
+
+    @property
+    def writer(self) -> Connection | None:
+        """The connection that writes, if there is one now."""
+        return None if self.closed else self._writer
 
     async def _writing(self) -> Connection:
         if self.closed:

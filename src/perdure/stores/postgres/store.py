@@ -9,6 +9,7 @@ from perdure.errors import StoreUnavailable, UsageError
 from perdure.kernel.durability import Durability
 from perdure.ports.store import Survives
 from perdure.stores.postgres.address import parse
+from perdure.stores.postgres.appends import GROUP, STEP
 from perdure.stores.postgres.blobs import PostgresBlobs
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
@@ -56,6 +57,8 @@ class PostgresStore:
         try:
             schema = await self._check(connection, migrate)
             await self._database.listen(f"{self._database.address.names.prefix}{zlib.crc32(schema.encode()):08x}")
+            if migrate:  # an engine, which is about to write
+                await self._database.prepare_to_write(GROUP, STEP)
         except BaseException as error:
             await self._database.close()
             if isinstance(error, Exception) and is_driver_error(error):
