@@ -30,6 +30,7 @@ class Attempts:
         "_driver",
         "_given_up",
         "_heir",
+        "_ready",
         "_services",
         "_state",
         "_storing",
@@ -47,6 +48,8 @@ class Attempts:
         # What is to be done after the next commit, and what is under way.
         self.calls: list[Call] = []
         self.cancels: list[str] = []
+        # The call that begins next, made ready while its commit was on its way.
+        self._ready: Attempt | None = None
         self.running: dict[str, Attempt] = {}
         # What they show before they end.
         self.channels = Channels(driver, driver.services)
@@ -80,6 +83,7 @@ class Attempts:
         """Begin nothing of what was planned."""
         self._services.runner.promised -= len(self.calls)
         self.calls.clear()
+        self._ready = None
 
     def stop_given_up(self) -> None:
         """The journal says what was given up: let it go."""
@@ -91,6 +95,12 @@ class Attempts:
         self.cancels.clear()
         self._given_up.clear()
 
+    def make_ready(self) -> None:
+        """Use the time of the disk: do now what need not wait for the commit."""
+        if len(self.calls) == 1 and not self._carried and not self.channels.open:
+            self._ready = self._make(self.calls[0])
+            self._services.runner.make_ready(self._ready)
+
     def launch_planned(self) -> None:
         """The journal says what begins: begin it."""
         calls, self.calls = self.calls, []
@@ -100,7 +110,7 @@ class Attempts:
                 self._launch(call)
 
     def _launch(self, call: Call) -> None:
-        op, driver = call.command.op, self._driver
+        op = call.command.op
         if self._carried:
             carried = self._carried.pop((op, call.attempt), None)
             if carried is not None and carried.inputs in ("", call.command.inputs_hash):
@@ -110,8 +120,15 @@ class Attempts:
                 carried.cancel()
         if self.channels.open:
             self.channels.open.pop((op, call.attempt), None)  # of an attempt that had other inputs
-        deadline = driver.deadline_of(op) if self._state.children else driver.deadline
-        self.running[op] = self._services.runner.start(
+        ready, self._ready = self._ready, None
+        attempt = ready if ready is not None and ready.call is call else self._make(call)
+        self.running[op] = attempt
+        self._services.runner.start(attempt)
+
+    def _make(self, call: Call) -> Attempt:
+        driver = self._driver
+        deadline = driver.deadline_of(call.command.op) if self._state.children else driver.deadline
+        return self._services.runner.make(
             call, driver.run_id, self._state.keys, deadline, driver.variables, self.channels, self._ended
         )
 

@@ -356,6 +356,11 @@ class Driver:
         self._unsaved = 0
         return append
 
+    def meanwhile(self) -> None:
+        """The append is on its way."""
+        if self.attempts.calls:
+            self.attempts.make_ready()
+
     def committed(self) -> None:
         """The append is durable: act on it."""
         append = self.outbox.settle()

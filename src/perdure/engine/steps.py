@@ -36,7 +36,7 @@ Done = Callable[["Attempt", Any, BaseException | None], None]
 class Attempt:
     """One try of a step, from its launch to its outcome."""
 
-    __slots__ = ("_pulse", "_runner", "_timer", "call", "context", "done", "task", "variables")
+    __slots__ = ("_pulse", "_runner", "_timer", "arguments", "call", "context", "done", "task", "variables")
 
     def __init__(self, runner: StepRunner, call: Call, context: StepContext, variables: Context, done: Done) -> None:
         self._runner = runner
@@ -44,6 +44,8 @@ class Attempt:
         self.context = context
         self.variables = variables
         self.done: Done | None = done
+        # Its own copy, if it was made before the launch.
+        self.arguments: tuple[list[Any], dict[str, Any]] | None = None
         self.task: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pulse: asyncio.TimerHandle | None = None
@@ -135,7 +137,7 @@ class StepRunner:
         self._processes: Executor | None = None
         self._argument_types: dict[Any, Any] = {}
 
-    def start(
+    def make(
         self,
         call: Call,
         run_id: str,
@@ -145,19 +147,28 @@ class StepRunner:
         channels: Channels,
         done: Done,
     ) -> Attempt:
-        """Launch an attempt now, or as soon as there is room. `done` is called once with a value or an error.
+        """An attempt that has not begun. `done` is called once with a value or an error.
 
         `keys` is what its idempotency key is made of; `deadline` is the run's; `variables` are the context variables
         that the step sees a copy of; through `channels` it shows what it has before it ends.
         """
         context = StepContext(step_key(keys, call.command.op), run_id, call.attempt, deadline, channels, call)
         context.locker = self._locker
-        attempt = Attempt(self, call, context, variables, done)
+        return Attempt(self, call, context, variables, done)
+
+    def make_ready(self, attempt: Attempt) -> None:
+        """Do what can be done before it begins, while there is time."""
+        try:
+            attempt.arguments = self._arguments(attempt.call.command)
+        except Exception:
+            pass  # what is wrong with them is its outcome once it begins
+
+    def start(self, attempt: Attempt) -> None:
+        """Launch an attempt now, or as soon as there is room."""
         if self._running >= self._limit:
             self._queue.append(attempt)
         elif not self._tenure.over():
             self._launch(attempt)
-        return attempt
 
     @property
     def free(self) -> int:
@@ -204,7 +215,7 @@ class StepRunner:
         context = attempt.variables.copy()
         context.run(current.set, attempt.context)
         try:
-            args, kwargs = self._arguments(command)
+            args, kwargs = attempt.arguments or self._arguments(command)
             if spec.asynchronous and not spec.generator and attempt.call.failed is None:
                 work: Coroutine[Any, Any, Any] = _contained(spec.fn, args, kwargs)
             elif attempt.call.failed is None:

@@ -23,6 +23,8 @@ class Source(Protocol):
 
     def take(self) -> Append | None: ...
 
+    def meanwhile(self) -> None: ...
+
     def committed(self) -> None: ...
 
 
@@ -91,6 +93,8 @@ class Writer:
             return
         if isinstance(outcomes, Answer):
             outcomes.then(lambda said: self._said(sources, said))
+            for source in sources:
+                source.meanwhile()
         elif isinstance(outcomes, Awaitable):
             future = asyncio.ensure_future(outcomes)
             future.add_done_callback(lambda done: self._answered(sources, done))

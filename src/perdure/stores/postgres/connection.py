@@ -70,9 +70,12 @@ class Connection:
 
     def write_soon(self, sql: str, arguments: tuple[Any, ...], done: Callable[[list[Row] | Exception], None]) -> bool:
         """As `write`, for a caller that is called back; False before the statement is kept. No task is made for it."""
-        if self.busy or sql not in self._kept or self.closed:
+        kept = self._kept.get(sql)
+        if kept is None or self.busy or self.closed:
             return False
-        _Driven(self.write(sql, *arguments), done).go_on()
+        self._trace(sql)
+        self.busy = True
+        _Driven(self._fetch(kept, arguments), done, self).go_on()
         return True
 
     async def keep(self, sql: str) -> Any:
@@ -83,13 +86,15 @@ class Connection:
         return kept
 
     async def _send_kept(self, sql: str, arguments: tuple[Any, ...]) -> list[Row]:
-        kept = self._kept.get(sql) or await self.keep(sql)
+        return await self._fetch(self._kept.get(sql) or await self.keep(sql), arguments)
+
+    def _fetch(self, kept: Any, arguments: tuple[Any, ...]) -> Coroutine[Any, None, list[Row]]:
         # One look every so often, rather than a timer for each of thousands of statements.
         self._sent = self._loop.time()
         if self._look is None:
             self._look = self._loop.call_later(ANSWER_SECONDS, self._looked)
-        rows: list[Row] = await kept.fetch(*arguments)
-        return rows
+        fetching: Coroutine[Any, None, list[Row]] = kept.fetch(*arguments)
+        return fetching
 
     def _looked(self) -> None:
         self._look = None
@@ -106,12 +111,15 @@ class Connection:
         try:
             return await sending
         except AttributeError as error:
-            # The driver has no protocol any more when the connection ends between two messages of one statement.
-            if not self.closed:
-                raise
-            raise ConnectionResetError(0, "the connection ended while a statement was sent") from error
+            raise self.meant(error) from error
         finally:
             self.busy = False
+
+    def meant(self, error: Exception) -> Exception:
+        """The driver has no protocol any more when the connection ends between two messages of one statement."""
+        if isinstance(error, AttributeError) and self.closed:
+            return ConnectionResetError(0, "the connection ended while a statement was sent")
+        return error
 
     async def script(self, sql: str, seconds: float = ANSWER_SECONDS) -> None:
         """Several statements without arguments."""
@@ -147,25 +155,32 @@ class Connection:
 class _Driven:
     """A coroutine that waits for nothing but futures, run without a task: begun at once, and its end told at once."""
 
-    __slots__ = ("_coroutine", "_done")
+    __slots__ = ("_connection", "_coroutine", "_done")
 
     def __init__(
-        self, coroutine: Coroutine[Any, None, list[Row]], done: Callable[[list[Row] | Exception], None]
+        self,
+        coroutine: Coroutine[Any, None, list[Row]],
+        done: Callable[[list[Row] | Exception], None],
+        connection: Connection,
     ) -> None:
-        self._coroutine, self._done = coroutine, done
+        self._coroutine, self._done, self._connection = coroutine, done, connection
 
     def go_on(self, _: object = None) -> None:
+        """Run until it waits again, or to its end."""
         try:
             waits_for = self._coroutine.send(None)
         except StopIteration as end:
-            self._done(end.value)
+            said: list[Row] | Exception = end.value
         except Exception as error:
-            self._done(error)
+            said = self._connection.meant(error)
         except asyncio.CancelledError:
-            self._done(ConnectionResetError(0, "the driver gave the statement up"))
+            said = ConnectionResetError(0, "the driver gave the statement up")
         else:
             waits_for._asyncio_future_blocking = False  # as a task says that it has seen it
             waits_for.add_done_callback(self.go_on)
+            return
+        self._connection.busy = False
+        self._done(said)
 
 
 async def connect(address: Address, trace: Callable[[str], None], settings: dict[str, str] | None = None) -> Connection:
