@@ -31,7 +31,7 @@ CODE := $(wildcard src tests bench examples)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types imports pytest soak services bench bench-peers test-all format lock clean
+.PHONY: help setup demo test lint types imports compiled pytest soak services bench bench-peers bench-postgres test-all format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -67,25 +67,30 @@ imports: $(INSTALLED) ## the layers: imports point inward
 	$(SAY) "imports: import-linter"
 	@out=$$($(BIN)/lint-imports --no-logo 2>&1) || { printf '%s\n' "$$out"; exit 1; }
 
-pytest: $(INSTALLED) ## the test suite
+# As an installation does: tests and benchmarks start hundreds of processes, and an environment may forbid them to write
+# what they compile.
+compiled: $(INSTALLED)
+	@$(BIN)/python -m compileall -q $(CODE)
+
+pytest: compiled ## the test suite
 	$(SAY) "tests: pytest"
 	@$(BIN)/python -m tests.services --provide
 	@$(BIN)/pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
 
-soak: $(INSTALLED) ## long storms of crashes and load
+soak: compiled ## long storms of crashes and load
 	@$(BIN)/python -m tests.services --provide
 	@$(BIN)/pytest -q -m soak --timeout 7200 $(ARGS)
 
 services: $(INSTALLED) ## PostgreSQL, Redis and etcd of your own, in the foreground, until Ctrl-C
 	@$(BIN)/python -m tests.services
 
-bench: $(INSTALLED) ## the engine against the limit of its store
+bench: compiled ## the engine against the limit of its store
 	@$(BIN)/python -m bench.run $(ARGS)
 
-bench-peers: $(INSTALLED) .venv-peers/.ready ## the same with DBOS beside it, in an environment of its own
+bench-peers: compiled .venv-peers/.ready ## the same with DBOS beside it, in an environment of its own
 	@$(BIN)/python -m bench.run --peers $(ARGS)
 
-bench-postgres: $(INSTALLED) .venv-peers/.ready ## the engine and DBOS on PostgreSQL, beside commits by hand
+bench-postgres: compiled .venv-peers/.ready ## the engine and DBOS on PostgreSQL, beside commits by hand
 	@$(BIN)/python -m bench.run --store postgres --peers $(ARGS)
 
 .venv-peers/.ready: bench/requirements-peers.txt
