@@ -259,6 +259,11 @@ class Attempts:
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
+    def part(self) -> None:
+        """Nothing was under way: let go of the driver. Both leave memory now, and are not left to the garbage."""
+        if not self._carried and not self.channels.open:
+            del self._driver, self.channels.driver
+
     def cancel_running(self) -> None:
         """Nobody waits for what is under way any more."""
         for attempt in self.running.values():

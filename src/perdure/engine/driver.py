@@ -434,6 +434,7 @@ class Driver:
 
     def close(self, cancel: bool = True) -> None:
         """Leave memory. Attempts under way are cancelled, unless another driver takes them over."""
+        at_rest = cancel and not (self.closed or self.attempts.busy or self._offloading)
         self.closed = True
         for _, accepted in self._accepting:
             if not accepted.done():
@@ -446,4 +447,6 @@ class Driver:
                 handle.cancel()
         if cancel:
             self.attempts.cancel_all()
+        if at_rest:
+            self.attempts.part()
         self.replay.close()

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.loop import (
+    SHUT,
     BodyLoop,
     BodyTask,
     BodyTimer,
@@ -204,6 +205,7 @@ class Body:
         self.loop.shut()
         self._futures.clear()
         self._timers.clear()
+        self.loop, self._task = SHUT, None  # body, loop and task know each other, and would be left to the garbage
 
     def _resolve_with(self, op: str, error: BaseException | None, value: Any = None) -> None:
         found = self._futures.pop(op, None)
@@ -213,10 +215,7 @@ class Body:
         future._op = None
         if future.done():
             return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(plain_error(error))
+        future.set_result(value) if error is None else future.set_exception(plain_error(error))
 
     def _answered(self, event: WaitResolved) -> None:
         found = self._futures.get(event.op)
@@ -238,8 +237,8 @@ class Body:
             except NotDecodable as error:
                 # What came is not what was asked for; the body decides what that means.
                 self._resolve_with(event.op, error)
-                return
-            self._resolve_with(event.op, None, value)
+            else:
+                self._resolve_with(event.op, None, value)
 
     def _child_ended(self, event: ChildFinished) -> None:
         found = self._futures.pop(event.op, None)

@@ -469,6 +469,10 @@ def user_line(frame: FrameType | None) -> str:
 
 _DRAIN = BodyLoop.drain.__code__
 
+# The loop of every body that was closed.
+SHUT = BodyLoop(None)  # type: ignore[abstract, arg-type]
+SHUT.closing = True
+
 
 def waiting_frames(coro: Any) -> Iterator[FrameType]:
     """The frames of the user's code in which a suspended coroutine waits, from the outermost to the innermost."""
