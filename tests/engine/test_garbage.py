@@ -1,0 +1,93 @@
+"""A run that has left memory is gone at once: what waits for the garbage collector is paid for with its pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from perdure import Engine, child, sleep, step, wait_signal, workflow
+from tests.engine.harness import AT_ONCE
+
+RUNS = 20
+
+
+@step
+async def double(number: int) -> int:
+    return 2 * number
+
+
+@step
+def in_a_thread(number: int) -> int:
+    return number
+
+
+@workflow
+async def sequence() -> int:
+    return await double(await double(1))
+
+
+@workflow
+async def at_once() -> int:
+    return sum(await asyncio.gather(*(double(i) for i in range(3))))
+
+
+@workflow
+async def threads() -> int:
+    return await in_a_thread(1)
+
+
+@workflow
+async def asks() -> int:
+    return await wait_signal("go", type=int)
+
+
+@workflow
+async def naps() -> None:
+    await sleep(0.001)
+
+
+@workflow
+async def has_children() -> int:
+    return await sequence() + await child(at_once())
+
+
+PROGRAMS = [sequence, at_once, threads, asks, naps, has_children]
+
+
+async def finish(engine: Engine, program: Callable[[], Awaitable[object]], number: int) -> None:
+    run = await engine.start(program(), id=f"{program.__name__}-{number}")  # type: ignore[arg-type,attr-defined]
+    if program is asks:
+        await engine.signal(run.id, "go", 1)
+    await run.result()
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+async def test_nothing_of_a_run_that_has_ended_is_left_to_the_garbage(
+    program: Callable[[], Awaitable[object]],
+) -> None:
+    async with Engine("memory://", PROGRAMS, recovery=AT_ONCE) as engine:
+        await finish(engine, program, 0)
+        await asyncio.sleep(0)
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        for number in range(1, RUNS + 1):
+            await finish(engine, program, number)
+        await asyncio.sleep(0)
+        gc.collect()
+        left = Counter(type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith("perdure"))
+    assert not left
