@@ -283,6 +283,19 @@ class Engine(Client):
             return False
         return True
 
+    async def _at_hand(self, id: str) -> str | None:
+        orchestrator = self._orchestrator
+        run_id = orchestrator.lingering.find(id) if orchestrator is not None and isinstance(id, str) else None
+        if orchestrator is None or run_id is None:
+            return None
+        if run_id not in orchestrator.active:
+            await orchestrator.loading.load([run_id])
+        driver = orchestrator.active.get(run_id)
+        if driver is not None and driver.state.finished is None:
+            return run_id
+        orchestrator.lingering.gone(id)
+        return None
+
     async def _bring(self, run: RunRow) -> None:
         orchestrator = self._orchestrator
         # One that waits here is read once, and goes on in the commit that accepts what it waits for.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -55,11 +56,11 @@ async def has_children() -> int:
     return await sequence() + await child(at_once())
 
 
-PROGRAMS = [sequence, at_once, threads, asks, naps, has_children]
+PROGRAMS: list[Any] = [sequence, at_once, threads, asks, naps, has_children]
 
 
-async def finish(engine: Engine, program: Callable[[], Awaitable[object]], number: int) -> None:
-    run = await engine.start(program(), id=f"{program.__name__}-{number}")  # type: ignore[arg-type,attr-defined]
+async def finish(engine: Engine, program: Any, number: int) -> None:
+    run = await engine.start(program(), id=f"{program.name}-{number}")
     if program is asks:
         await engine.signal(run.id, "go", 1)
     await run.result()
@@ -76,10 +77,8 @@ def collected() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collected")
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-async def test_nothing_of_a_run_that_has_ended_is_left_to_the_garbage(
-    program: Callable[[], Awaitable[object]],
-) -> None:
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+async def test_nothing_of_a_run_that_has_ended_is_left_to_the_garbage(program: Any) -> None:
     async with Engine("memory://", PROGRAMS, recovery=AT_ONCE) as engine:
         await finish(engine, program, 0)
         await asyncio.sleep(0)

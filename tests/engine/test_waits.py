@@ -34,7 +34,11 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.kernel.events import WaitOpened, WaitResolved
+from perdure.engine.outbox import extend
+from perdure.kernel.events import RunClaimed, SignalReceived, WaitOpened, WaitResolved
+from perdure.kernel.state import fold
+from perdure.ports.journal import append_one
+from perdure.testing.conformance.history import numbered
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, eventually, replay
 
 
@@ -110,6 +114,40 @@ async def test_a_signal_wakes_a_run_that_has_left_memory(url: str) -> None:
         await engine.signal("it", "item", "b")
         assert await run.result(PATIENCE) == ["a", "b"]
         await replay(collect, run.run_id, engine.store)
+
+
+async def test_a_run_that_waits_here_is_told_without_being_looked_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(url, [collect])
+    async with world.engine as engine:
+        run = await engine.start(collect(3), id="it")
+        await world.opened("item:0")
+        assert engine._orchestrator is not None
+        active = engine._orchestrator.active
+        await eventually(lambda: run.run_id not in active)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.store.runs, "find", None)
+            assert await engine.signal("it", "item", "a") == Accepted()  # it sleeps
+            assert await engine.signal("it", "item", "b") == Accepted()  # it is in memory
+        await engine.signal("it", "item", "c")
+        assert await run.result(PATIENCE) == ["a", "b", "c"]
+        assert isinstance(await engine.signal("it", "item", "d"), Finished)
+
+
+async def test_a_run_that_waited_here_and_is_another_s_now_is_told_all_the_same(url: str) -> None:
+    world = World(url, [collect])
+    async with world.engine as engine:
+        run = await engine.start(collect(2), id="it")
+        await world.opened("item:0")
+        assert engine._orchestrator is not None
+        active = engine._orchestrator.active
+        await eventually(lambda: run.run_id not in active)
+        # Somebody else has claimed it, and its row says so.
+        state = fold(run.run_id, await engine.store.journal.read(run.run_id))
+        assert await append_one(engine.store.journal, extend(state, [RunClaimed("other", 2, "s")], engine.clock.now()))
+        assert await engine.signal("it", "item", "a") == Accepted()
+        assert run.run_id not in active
+        events = [event for _, event in await numbered(engine.store.journal, run.run_id)]
+        assert [type(event) for event in events[-2:]] == [RunClaimed, SignalReceived]
 
 
 async def test_a_signal_id_makes_a_signal_arrive_once(url: str) -> None:

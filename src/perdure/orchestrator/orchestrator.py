@@ -117,7 +117,7 @@ class Orchestrator:
         self.services = Services(codec, clock, writer, runner, self.payloads, self._committed)
         self.teller, self.tails = Teller(self), Tails(self)
         self.loading, self.quarantine = Loading(self), Quarantine(self)
-        self._lingering = Lingering(self.loop, self._let_go)
+        self.lingering = Lingering(self.loop, self._let_go)
         self.closing = False
 
     # --- new runs -------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Orchestrator:
             if state.owner is not None and due is not None and due <= self.clock.now() + MOMENT:
                 return
             if state.owner is not None and (state.approvals or any(state.waits.values())):
-                self._lingering.keep(driver)
+                self.lingering.keep(driver)
             else:
                 self._let_go(driver)
         elif state.locks:
@@ -267,7 +267,7 @@ class Orchestrator:
             if driver.state.uses_locks:
                 over = driver.state.finished is not None and driver.saved
                 (self.locks.ended if over else self.locks.left)(driver.run_id)
-        self._lingering.forget(driver)
+        self.lingering.forget(driver)
         driver.close()
 
     def restart(self, driver: Driver) -> None:
@@ -406,7 +406,7 @@ class Orchestrator:
                 break
             await asyncio.wait(busy, timeout=deadline - self.loop.time(), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
-        self._lingering.end()
+        self.lingering.end()
         await self.in_callback(self._release_all)
         try:
             async with asyncio.timeout(self.recovery.grace + 4):
