@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.services.servers import Etcd, Postgres, Redis, Server
+from tests.services.servers import Etcd, Postgres, Redis, Server, Standby
 from tests.services.shared import Shared, empty_etcd, empty_postgres, empty_redis
 
 S = TypeVar("S", bound=Server)
@@ -55,6 +55,10 @@ class Servers:
     def postgres(self, settings: Mapping[str, str] = {}) -> Postgres:
         """PostgreSQL with these settings."""
         return self._keep(Postgres(self._directory(), settings=settings))
+
+    def standby(self, primary: Postgres) -> Standby:
+        """PostgreSQL that follows another one, which is stopped."""
+        return self._keep(Standby(self._directory(), primary))
 
     def redis(self, settings: Mapping[str, str] = {}) -> Redis:
         """Redis with these settings."""

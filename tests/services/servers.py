@@ -360,16 +360,48 @@ class Postgres(Server):
         return [str(_postgres_binaries(self.directory.parent, self.user) / "postgres"), "-D", "data", *lines]
 
     def _answers(self) -> bool:
+        return self._state() == "ready"
+
+    def _state(self) -> str:
         # As pg_ctl finds out: the first line is the process, the eighth its state.
         try:
             lines = (self.directory / "data" / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
-            return False
-        return len(lines) > 7 and lines[0] == str(self._pid) and lines[7].strip() == "ready"
+            return ""
+        return lines[7].strip() if len(lines) > 7 and lines[0] == str(self._pid) else ""
 
     def stop(self) -> None:
         super().stop()
         self._wait(lambda: not children(self.pid), "left processes behind", running=False)
+
+
+class Standby(Postgres):
+    """A PostgreSQL that follows another one, and can take its place. Make it while the other is stopped."""
+
+    def __init__(self, directory: Path, primary: Postgres) -> None:
+        password = f"user={primary.superuser} password={PASSWORD}"
+        follow = {"primary_conninfo": f"host=127.0.0.1 port={primary.port} {password}"}
+        super().__init__(directory, settings=follow)
+        self._primary = primary
+
+    def _prepare(self) -> None:
+        data = self.directory / "data"
+        if data.exists():
+            return
+        assert not self._primary.alive
+        shutil.copytree(self._primary.directory / "data", data, symlinks=True)
+        (data / "standby.signal").touch()
+        if self.user is not None:
+            _give(data, self.user)
+
+    def _answers(self) -> bool:
+        return self._state() in ("standby", "ready")
+
+    def promote(self) -> None:
+        """Let it take the other's place."""
+        (self.directory / "data" / "promote").touch()
+        self._signal(signal.SIGUSR1)
+        self._wait(lambda: self._state() == "ready", "did not take over")
 
 
 class Redis(Server):
