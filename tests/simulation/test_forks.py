@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from perdure import Engine, RunStatus, RunView, UsageError
 from perdure.kernel.events import (
@@ -103,6 +103,8 @@ def goes_on_from_everywhere(tree: Tree, seed: int) -> None:
 
 @search(150)
 @given(trees, seeds)
+# A step that is given up, and shows more when its run has ended and left memory.
+@example(["sequence", [["branch", ["timeout", 1, ["streamed", 2]], ["step", 1], ["step", 1]]]], 0)
 def test_a_fork_at_any_point_goes_on_to_its_end(tree: Tree, seed: int) -> None:
     goes_on_from_everywhere(tree, seed)
 

@@ -35,7 +35,7 @@ def search(examples: int) -> settings:
         deadline=None,
         derandomize=True,
         database=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 

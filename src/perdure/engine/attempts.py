@@ -17,9 +17,29 @@ from perdure.errors import PerdureError, ValueProblem
 from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.failures import describe
 from perdure.kernel.plan import Call, Plan, failed
+from perdure.kernel.state import RunState
 
 if TYPE_CHECKING:
     from perdure.engine.driver import Driver
+
+
+class _Gone:
+    """In the place of a driver that has left memory: what a step shows now, after its end, it shows to nobody."""
+
+    id, size, closed, held = "", 0, True, False
+    state = RunState("")
+
+    @property
+    def attempts(self) -> _Gone:
+        return self
+
+    def expects(self, call: Call) -> bool:
+        return False
+
+    hears = expects
+
+
+_GONE: Any = _Gone()
 
 
 class Attempts:
@@ -262,7 +282,7 @@ class Attempts:
     def part(self) -> None:
         """Nothing was under way: let go of the driver. Both leave memory now, and are not left to the garbage."""
         if not self._carried and not self.channels.open:
-            del self._driver, self.channels.driver
+            self._driver = self.channels.driver = _GONE
 
     def cancel_running(self) -> None:
         """Nobody waits for what is under way any more."""
