@@ -6,8 +6,12 @@ import asyncio
 
 import pytest
 
+from perdure import Engine, step, workflow
 from perdure.engine import tenure
 from perdure.engine.tenure import Tenure
+from perdure.kernel.events import StepStarted
+from perdure.ports.journal import Append
+from tests.engine.harness import AT_ONCE, eventually
 
 
 class Told:
@@ -80,3 +84,30 @@ async def test_a_timer_that_comes_early_comes_again(monkeypatch: pytest.MonkeyPa
     async with asyncio.timeout(30):
         while not told.count:
             await asyncio.sleep(0.001)
+
+
+async def test_a_step_that_is_launched_and_has_not_begun_when_the_time_is_up_does_not_begin() -> None:
+    called: list[int] = []
+
+    @step
+    async def note(number: int) -> int:
+        called.append(number)
+        return number
+
+    @workflow
+    async def flow() -> list[int]:
+        return [await note(1), await note(2)]
+
+    def stand_still(id: str, append: Append) -> None:
+        # After the launch and before its first moment: where a process may be stopped as anywhere else.
+        assert engine._orchestrator is not None
+        if any(isinstance(e, StepStarted) and e.op == "note:1" for batch in append.batches for e in batch.events):
+            engine._orchestrator.tenure.until = 0.0
+
+    async with Engine("memory://", [flow], recovery=AT_ONCE, on_commit=stand_still) as engine:
+        _ = await engine.start(flow())
+        orchestrator = engine._orchestrator
+        assert orchestrator is not None
+        await eventually(lambda: orchestrator.suspended)
+        assert called == [1]
+        assert not orchestrator.active

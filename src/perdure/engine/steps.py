@@ -217,7 +217,7 @@ class StepRunner:
         try:
             args, kwargs = attempt.arguments or self._arguments(command)
             if spec.asynchronous and not spec.generator and attempt.call.failed is None:
-                work: Coroutine[Any, Any, Any] = _contained(spec.fn, args, kwargs)
+                work: Coroutine[Any, Any, Any] = self._contained(spec.fn, args, kwargs)
             elif attempt.call.failed is None:
                 work = self._work(spec, args, kwargs, attempt.context, context)
             else:
@@ -255,9 +255,18 @@ class StepRunner:
     ) -> Coroutine[Any, Any, Any]:
         """A call of a step's function, where steps of its kind run."""
         if spec.asynchronous:
-            return drain(spec.fn, args, kwargs, step) if spec.generator else _contained(spec.fn, args, kwargs)
+            return drain(spec.fn, args, kwargs, step) if spec.generator else self._contained(spec.fn, args, kwargs)
         kind = GeneratorJob if spec.generator else Job
         return self._call(kind(spec.fn, args, kwargs, step, context.copy()), spec.cpu)
+
+    async def _contained(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an async step. One that calls sys.exit() fails; it does not take the engine and others with it."""
+        if self._tenure.over():  # the process stood still between the launch and now
+            raise asyncio.CancelledError
+        try:
+            return await fn(*args, **kwargs)
+        except SystemExit as error:
+            raise StepError("builtins.SystemExit", str(error)) from None
 
     async def _call(self, job: Job, cpu: bool) -> Any:
         result = await asyncio.wrap_future(self._pool(cpu).submit(job))
@@ -303,14 +312,6 @@ class StepRunner:
         for pool in (self._threads, self._processes):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
-
-
-async def _contained(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an async step. One that calls sys.exit() fails; it does not take the engine and every other run with it."""
-    try:
-        return await fn(*args, **kwargs)
-    except SystemExit as error:
-        raise StepError("builtins.SystemExit", str(error)) from None
 
 
 def argument_types(command: RunStep) -> Any:
