@@ -22,6 +22,7 @@ from perdure import (
     call,
     child,
     connect,
+    saga,
     set_state,
     sleep,
     step,
@@ -29,8 +30,10 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.kernel.events import ChildFinished, ChildStarted, RunFinished, StepStarted
+from perdure.engine.driver import Driver
+from perdure.kernel.events import CancelRequested, ChildFinished, ChildStarted, RunFinished, StepStarted
 from perdure.testing.simulation import Simulation
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates
 
 called: list[str] = []
 
@@ -420,3 +423,62 @@ async def grandwait(order: str) -> str:
     inner = await refund(order)
     await wait_signal("go")
     return inner
+
+
+async def test_a_child_that_is_given_up_while_it_compensates_is_left_to_it_in_peace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing follows from the wish to give it up until it is done, and nobody looks again and again."""
+    gates, looks = Gates(), [0]
+    wake = Driver.wake
+
+    def count(driver: Driver) -> None:
+        looks[0] += 1
+        wake(driver)
+
+    monkeypatch.setattr(Driver, "wake", count)
+
+    @step
+    async def pass_gate(name: str) -> str:
+        await gates.wait(name)
+        return name
+
+    @step
+    async def undo() -> None:
+        undoing.set()
+        await gates.wait("undo")
+
+    undoing = asyncio.Event()
+
+    @workflow
+    async def compensates() -> None:
+        async with saga() as s:
+            s.compensate(undo)
+            raise ValueError("undo it")
+
+    @workflow
+    async def other() -> str:
+        return await pass_gate("other")
+
+    @workflow
+    async def flow() -> str:
+        first = asyncio.ensure_future(other())
+        second = asyncio.ensure_future(compensates())
+        await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+        second.cancel()
+        await asyncio.wait([second])
+        return first.result()
+
+    async with Engine("memory://", [flow, other, compensates], recovery=AT_ONCE) as engine:
+        run = await engine.start(flow())
+        await undoing.wait()
+        gates.open("other")
+        async with asyncio.timeout(PATIENCE):
+            while not any(isinstance(e.event, CancelRequested) for e in await engine.journal(run.run_id)):
+                await asyncio.sleep(0)
+        looks[0] = 0
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert looks[0] <= 1
+        gates.open("undo")
+        assert await run.result(PATIENCE) == "other"

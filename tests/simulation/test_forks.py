@@ -103,7 +103,8 @@ def goes_on_from_everywhere(tree: Tree, seed: int) -> None:
 
 @search(150)
 @given(trees, seeds)
-# A step that is given up, and shows more when its run has ended and left memory.
+# A child that is given up while it compensates; a step that is given up, and shows more when its run has left memory.
+@example(["race", [["child", ["saga", ["retried", 8, 2], 5]], ["child", ["saga", ["retried", 8, 2], 5]]]], 939)
 @example(["sequence", [["branch", ["timeout", 1, ["streamed", 2]], ["step", 1], ["step", 1]]]], 0)
 def test_a_fork_at_any_point_goes_on_to_its_end(tree: Tree, seed: int) -> None:
     goes_on_from_everywhere(tree, seed)
@@ -111,7 +112,7 @@ def test_a_fork_at_any_point_goes_on_to_its_end(tree: Tree, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@search(SOAK)
+@search(SOAK * 4)
 @given(trees, seeds)
 def test_a_fork_at_any_point_of_many_more_workflows_goes_on_to_its_end(tree: Tree, seed: int) -> None:
     goes_on_from_everywhere(tree, seed)

@@ -33,6 +33,9 @@ from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")
 
+# How soon to look again at a run of which something is due that cannot be done now.
+NOTHING_DUE_SECONDS = 0.1
+
 
 class NotKnown(Exception):
     """The run left memory before it was known whether the journal took an event: ask the journal."""
@@ -146,7 +149,8 @@ class Driver:
                 self.outbox.close_batch()  # a timer that fires must not carry a moment before it was due
             self._pump(plan_)
         else:
-            self._set_alarm()
+            # Whatever stands in the way of what is due will be gone when something happens: no reason to spin.
+            self._set_alarm(at_least=NOTHING_DUE_SECONDS)
 
     def record_as(self, event: AnyEvent, recorded: AnyEvent) -> None:
         """As `record`, for an event that is kept in another form: its value lies apart."""
@@ -397,7 +401,7 @@ class Driver:
         if attempts.calls and (not wait or self.outbox.empty):
             attempts.launch_planned()
 
-    def _set_alarm(self) -> None:
+    def _set_alarm(self, at_least: float = 0.0) -> None:
         due = self.state.wake_at
         if self._alarm is not None:
             if due is not None and self._alarm.when() <= self.services.loop.time() + due - self.services.clock.now():
@@ -406,7 +410,8 @@ class Driver:
             self._alarm = None
         if due is not None and self.state.owner is not None and not self.held:
             # At most an hour: a wall clock that is set forward must not leave the run asleep.
-            wait = min(max(0.0, due - self.services.clock.now()), 3600.0)
+            wait = due - self.services.clock.now()
+            wait = at_least if wait <= 0 else min(wait, 3600.0)
             self._alarm = self.services.loop.call_later(wait, self.wake)
 
     # --- leaving --------------------------------------------------------------------------------------------------

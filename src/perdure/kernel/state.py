@@ -401,7 +401,8 @@ class RunState:
         if not event.child:
             self.cancel_requested = event
             self.paused = None
-        self.stirred = True
+        # That a parent gave a child up is the word of their owner.
+        self.stirred |= not event.given_up
 
     def _run_parked(self, event: RunParked, at: float) -> None:
         self.parked = event
