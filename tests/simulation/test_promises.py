@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from perdure import every
@@ -120,6 +120,11 @@ def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
 
 @search(14)
 @given(trees, seeds, modes)
+@example(
+    ["sequence", [["saga", ["streamed", 4], 7], ["saga", ["sequence", [["timeout", 4, ["streamed", 4]]]], 1]]],
+    0,
+    "async",
+)
 def test_a_run_survives_every_crash_in_a_mode_that_does_not_wait(tree: Tree, seed: int, mode: str | Durability) -> None:
     survives_every_crash_in_a_lazy_mode(tree, seed, mode)
 
@@ -132,6 +137,19 @@ def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree
 
 @search(40)
 @given(trees, trees, seeds)
+# An attempt that begins to show something after its run gave it up, which then is taken back: others wrote first.
+@example(
+    ["sequence", [["steps", [1, 1]]]],
+    [
+        "gather",
+        [
+            ["loop", 1, ["retried", 1, 2]],
+            ["steps", [1, 1]],
+            ["timeout", 15, ["finally", ["step", 1], ["streamed", 4]]],
+        ],
+    ],
+    50186,
+)
 def test_runs_survive_lost_replies_refusals_interference_and_clocks_that_jump(
     tree: Tree, other: Tree, seed: int
 ) -> None:

@@ -148,9 +148,13 @@ class Attempts:
     def _make(self, call: Call) -> Attempt:
         driver = self._driver
         deadline = driver.deadline_of(call.command.op) if self._state.children else driver.deadline
-        return self._services.runner.make(
+        attempt = self._services.runner.make(
             call, driver.run_id, self._state.keys, deadline, driver.variables, self.channels, self._ended
         )
+        open_op = self._state.ops.get(call.command.op)
+        if open_op is not None and open_op.shown is not None:
+            attempt.context.shown = open_op.shown.copy()
+        return attempt
 
     # --- handed over when the journal has to be read anew ---------------------------------------------------------
 

@@ -11,6 +11,7 @@ import msgspec
 from perdure.engine.locks import Locker
 from perdure.errors import PerdureError, UsageError
 from perdure.kernel.events import moment
+from perdure.kernel.ops import Shown
 from perdure.kernel.plan import Call
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class StepContext:
         "id",
         "locker",
         "run_id",
+        "shown",
     )
 
     def __init__(
@@ -58,6 +60,8 @@ class StepContext:
         self._cancelled = False
         # Takes locks for the step; None in another process.
         self.locker: Locker | None = None
+        # What earlier attempts had shown when this one was launched.
+        self.shown: Shown | None = None
 
     @property
     def deadline(self) -> datetime | None:

@@ -113,8 +113,8 @@ class Channel:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._waiting: list[asyncio.Future[None]] = []
-        open_op = channels.driver.state.ops.get(self._op)
-        shown = open_op.shown if open_op is not None else None
+        # As of the launch: by now the run may have given the step up, and take that back when its journal is read anew.
+        shown = context.shown
         # What earlier attempts showed and nothing has made void, until this attempt goes on from it or begins again.
         self._before: list[Raw] = list(shown.chunks) if shown is not None else []
         self._looked = not self._before

@@ -19,6 +19,12 @@ class Shown:
         self.count = 0
         self.progress: Raw | None = None
 
+    def copy(self) -> Shown:
+        """The same, as of now."""
+        copied = Shown()
+        copied.chunks, copied.count, copied.progress = list(self.chunks), self.count, self.progress
+        return copied
+
 
 class OpenOp:
     """An op that has begun and has no outcome yet."""
