@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from perdure import DeadlineExceeded, Engine, Retry, RunStatus, sleep, step, step_context, workflow
+from perdure import DeadlineExceeded, Engine, Retry, RunStatus, lock, sleep, step, step_context, wait_signal, workflow
 from perdure.kernel.events import AttemptFailed, RunClaimed, WaitOpened
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, replay
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, eventually, replay
 
 
 def orchestrator_of(engine: Engine) -> Orchestrator:
@@ -281,3 +281,54 @@ def test_a_body_that_swallows_everything_does_not_stop_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True, timeout=15, check=False)
     assert done.stdout == "goes on\n"
     assert done.returncode == 0
+
+
+async def test_a_paused_run_is_not_in_memory_and_goes_on_when_it_is_resumed() -> None:
+    gates = Gates()
+
+    @step
+    async def pass_gate(name: str) -> str:
+        called.append(name)
+        await gates.wait(name)
+        return name
+
+    @workflow
+    async def passes() -> list[str]:
+        return [await pass_gate("one"), await pass_gate("two"), await wait_signal("go", type=str)]
+
+    recorded = Recorded()
+    async with Engine("memory://", [passes], on_commit=recorded) as engine:
+        active = orchestrator_of(engine).active
+        gates.open("two")
+        run = await engine.start(passes())
+        await engine.pause(run.id)
+        gates.open("one")
+        # The step that was under way has its outcome; the next one has not begun, and nobody holds it in memory.
+        await eventually(lambda: not active)
+        assert await run.status() is RunStatus.PAUSED
+        assert called == ["one"]
+        await engine.signal(run.id, "go", "early")
+        await eventually(lambda: not active)
+        await engine.resume(run.id)
+        assert await run.result(PATIENCE) == ["one", "two", "early"]
+        await replay(passes, run.run_id, engine.store)
+    assert called == ["one", "two"]
+
+
+async def test_a_paused_run_that_holds_a_lock_stays_to_renew_it() -> None:
+    @workflow
+    async def holds() -> str:
+        async with lock("key", ttl=60):
+            return await wait_signal("go", type=str)
+
+    recorded = Recorded()
+    async with Engine("memory://", [holds], on_commit=recorded) as engine:
+        run = await engine.start(holds())
+        await recorded.until(lambda e: isinstance(e, WaitOpened) and e.kind == "signal")
+        await engine.pause(run.id)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert run.run_id in orchestrator_of(engine).active
+        await engine.signal(run.id, "go", "it")
+        await engine.resume(run.id)
+        assert await run.result(PATIENCE) == "it"

@@ -424,8 +424,9 @@ class Driver:
     @property
     def idle(self) -> bool:
         """Whether nothing is under way: the run could leave memory without losing anything."""
-        busy = self.attempts.busy or self._offloading or self.replay.wishes or self.replay.held
-        return not busy and self.saved
+        # What the body of a paused run wishes for waits until it is resumed, and replay finds it again.
+        wishes = self.state.paused is None and (self.replay.wishes or self.replay.held)
+        return not (self.attempts.busy or self._offloading or wishes) and self.saved
 
     def release(self, owner: str) -> None:
         """Give the run up in good order: nothing new starts, and the journal says so."""

@@ -28,7 +28,7 @@ from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
 from perdure.kernel.size import journal_size
-from perdure.kernel.state import fold
+from perdure.kernel.state import RunState, fold
 from perdure.kernel.tracing import Tracing, explained, follow
 from perdure.kernel.versions import Programs
 from perdure.orchestrator.admissions import Admissions
@@ -228,7 +228,7 @@ class Orchestrator:
             if driver.saved:
                 self.drop(driver)
                 self.on_finished(row(state))
-        elif driver.idle and (state.owner is None or state.status is RunStatus.WAITING):
+        elif driver.idle and _may_leave(state):
             due = state.wake_at
             if state.owner is not None and due is not None and due <= self.clock.now() + MOMENT:
                 return
@@ -242,7 +242,7 @@ class Orchestrator:
     def _let_go(self, driver: Driver) -> None:
         """Let a run that waits leave memory, unless it has gone on meanwhile."""
         state = driver.state
-        if driver.closed or not driver.idle or not (state.owner is None or state.status is RunStatus.WAITING):
+        if driver.closed or not driver.idle or not _may_leave(state):
             return
         due = state.wake_at
         self.drop(driver)
@@ -424,3 +424,10 @@ class Orchestrator:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _may_leave(state: RunState) -> bool:
+    """Whether a run at rest is not needed in memory: it is nobody's, waits, or is paused and has no lock to renew."""
+    if state.owner is None or state.status is RunStatus.WAITING:
+        return True
+    return state.status is RunStatus.PAUSED and not (state.locks or state.lock_waits)
