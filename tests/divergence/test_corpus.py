@@ -190,7 +190,10 @@ async def test_an_engine_parks_the_run_before_any_effect_of_the_new_code(case: C
         end = batches[-1].seq + len(batches[-1].events)
         store, clock = left_by_a_crash(story.store, end), FakeClock(batches[-1].at + 1e6)
         async with Engine(store, story.after.programs.values(), recovery=AT_ONCE, clock=clock) as engine:
-            for asked in await engine.approvals():  # who waits for nothing but a person is looked at when told
+            # Who waits for nothing but somebody is looked at when told.
+            for signal in ("paid", "settled"):
+                await engine.signal("it", signal, 1)
+            for asked in await engine.approvals():
                 await engine.approve("it", asked.name, 1)
             await eventually(lambda s=store: s.journal.rows[story.run_id].status is RunStatus.PARKED)  # type: ignore[misc]
             view = await engine.get("it")
