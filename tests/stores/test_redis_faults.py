@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
+from redis.asyncio import Connection
 
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.kernel.events import Batch, RunReleased
@@ -63,6 +64,27 @@ async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0)
+
+
+async def test_a_connection_that_ends_while_it_is_written_to_is_one_that_ended(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, sent = History("r1"), 0
+    await write_all(store, run.begin_as("a"))
+    send = Connection.send_command
+
+    async def trip(connection: Connection, *command: object, **options: object) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == 1:
+            assert connection._writer is not None
+            connection._writer.close()
+            raise AttributeError("'NoneType' object has no attribute '_add_writer'")  # as asyncio says
+        await send(connection, *command, **options)
+
+    monkeypatch.setattr(Connection, "send_command", trip)
+    assert await write(store, run.then(*step(0))) == [Appended()]
+    assert sent > 1
 
 
 async def test_an_append_whose_reply_is_lost_is_found_and_not_written_twice(

@@ -161,7 +161,10 @@ class Server:
             except (BusyLoadingError, AuthenticationError) as error:
                 await connection.disconnect(nowait=True)
                 raise self.explain(error) from error
-            except (ConnectionError, TimeoutError, OSError) as error:
+            except (ConnectionError, TimeoutError, OSError, AttributeError) as error:
+                if isinstance(error, AttributeError) and not _ended(connection):
+                    await connection.disconnect(nowait=True)
+                    raise
                 # The others are as old as this one: if the server went away, it went away for all of them.
                 await self._drop(connection, *self._idle)
                 self._idle.clear()
@@ -285,3 +288,9 @@ _CLASSES: Final = {
     "TryAgainError": "TRYAGAIN",
     "ClusterCrossSlotError": "CROSSSLOT",
 }
+
+
+def _ended(connection: Connection) -> bool:
+    """Whether a connection has ended. If it does so while asyncio writes to it, Python 3.12 and later trip over it."""
+    writer = connection._writer
+    return writer is None or writer.is_closing()
