@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.1
 # How many due runs are taken at a time.
 DUE_LIMIT = 1_000
 # After how many of them their garbage is collected, however many wait.
-COLLECT_AFTER = 2_000
+COLLECT_AFTER = 10_000
 # How far the looks for orphans are apart from their interval, at most, as a part of it.
 JITTER = 0.25
 # How long those who hear of the end of an orchestrator wait at most before they look: one of them will do.
