@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ class World:
         await self.recorded.until(lambda e: isinstance(e, WaitOpened) and e.op == op)
 
 
+async def asleep(engine: Engine, run_id: str) -> Collection[str]:
+    """Wait until a run has left memory; what is in memory then, and later."""
+    assert engine._orchestrator is not None
+    active = engine._orchestrator.active
+    await eventually(lambda: run_id not in active)
+    return active
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
@@ -107,9 +116,7 @@ async def test_a_signal_wakes_a_run_that_has_left_memory(url: str) -> None:
     async with world.engine as engine:
         run = await engine.start(collect(2), id="it")
         await world.opened("item:0")
-        assert engine._orchestrator is not None
-        active = engine._orchestrator.active
-        await eventually(lambda: run.run_id not in active)
+        await asleep(engine, run.run_id)
         await engine.signal("it", "item", "a")
         await engine.signal("it", "item", "b")
         assert await run.result(PATIENCE) == ["a", "b"]
@@ -121,9 +128,7 @@ async def test_a_run_that_waits_here_is_told_without_being_looked_up(url: str, m
     async with world.engine as engine:
         run = await engine.start(collect(3), id="it")
         await world.opened("item:0")
-        assert engine._orchestrator is not None
-        active = engine._orchestrator.active
-        await eventually(lambda: run.run_id not in active)
+        await asleep(engine, run.run_id)
         with monkeypatch.context() as patch:
             patch.setattr(engine.store.runs, "find", None)
             assert await engine.signal("it", "item", "a") == Accepted()  # it sleeps
@@ -138,9 +143,7 @@ async def test_a_run_that_waited_here_and_is_another_s_now_is_told_all_the_same(
     async with world.engine as engine:
         run = await engine.start(collect(2), id="it")
         await world.opened("item:0")
-        assert engine._orchestrator is not None
-        active = engine._orchestrator.active
-        await eventually(lambda: run.run_id not in active)
+        active = await asleep(engine, run.run_id)
         # Somebody else has claimed it, and its row says so.
         state = fold(run.run_id, await engine.store.journal.read(run.run_id))
         assert await append_one(engine.store.journal, extend(state, [RunClaimed("other", 2, "s")], engine.clock.now()))

@@ -93,8 +93,12 @@ class Answer:
         future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
 
         def pass_on(said: Sequence[Outcome] | Exception) -> None:
-            if not future.done():
-                future.set_exception(said) if isinstance(said, Exception) else future.set_result(said)
+            if future.done():
+                return
+            if isinstance(said, Exception):
+                future.set_exception(said)
+            else:
+                future.set_result(said)
 
         self.then(pass_on)
         return (yield from future)

@@ -213,9 +213,11 @@ class Body:
             return
         future = found[0]
         future._op = None
-        if future.done():
-            return
-        future.set_result(value) if error is None else future.set_exception(plain_error(error))
+        if not future.done():
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(plain_error(error))
 
     def _answered(self, event: WaitResolved) -> None:
         found = self._futures.get(event.op)
