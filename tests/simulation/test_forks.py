@@ -112,7 +112,7 @@ def test_a_fork_at_any_point_goes_on_to_its_end(tree: Tree, seed: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@search(SOAK * 4)
+@search(SOAK)
 @given(trees, seeds)
 def test_a_fork_at_any_point_of_many_more_workflows_goes_on_to_its_end(tree: Tree, seed: int) -> None:
     goes_on_from_everywhere(tree, seed)

@@ -233,7 +233,7 @@ def test_soak_a_thousand_races_of_each_kind() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@search(SOAK)
+@search(SOAK // 4)
 @given(seeds, st.booleans(), st.sampled_from([SLOW, STORM]), st.integers(1, 2))
 def test_soak_signals(seed: int, local: bool, faults: Faults, engines: int) -> None:
     signals(seed, local, faults, engines)

@@ -40,8 +40,7 @@ def search(examples: int) -> settings:
     )
 
 
-# Enough for an hour on two cores, all of them together.
-SOAK = 500
+SOAK = 2_000
 
 
 def check(report: Report) -> None:
