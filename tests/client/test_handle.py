@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import (
+    Accepted,
+    AlreadyFinished,
     Engine,
+    InvalidId,
+    NoSuchRun,
     NotDecodable,
+    NotFound,
     RunFailed,
     RunHandle,
     RunResult,
     RunStatus,
     UsageError,
     bail,
+    child,
     connect,
     step,
+    wait_signal,
     workflow,
 )
+from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates
 
@@ -282,3 +291,131 @@ async def test_a_run_that_a_client_ended_stops_without_another_event_of_its_own(
         async with asyncio.timeout(2):
             await cancelled.wait()
         assert (await waiting).status is RunStatus.CANCELLED
+
+
+# --- of a run that was started elsewhere ----------------------------------------------------------------------------
+
+
+@workflow
+async def two_signals() -> list[str]:
+    return [await wait_signal("a", type=str), await wait_signal("b", type=str)]
+
+
+@workflow
+async def outer() -> str:
+    return await child(inner(), id="the-child")
+
+
+@workflow
+async def inner() -> str:
+    return await wait_signal("go", type=str)
+
+
+async def test_a_handle_by_id_does_all_that_one_of_a_start_does(any_store: Store) -> None:
+    async with Engine(any_store, [two_signals]) as engine:
+        started = await engine.start(two_signals(), id="r")
+        handle = engine.handle("r", two_signals)
+        assert (handle.id, repr(handle)) == ("r", "<run 'r'>")
+        assert await handle.status() in (RunStatus.RUNNING, RunStatus.WAITING)
+        assert await handle.signal("a", "x") == Accepted()
+        assert await handle.signal("b", "y", signal_id="1") == Accepted()
+        assert await handle.result(PATIENCE) == await handle == ["x", "y"]
+        result = await handle.outcome(PATIENCE)
+        assert (result.run_id, result.status) == (started.run_id, RunStatus.COMPLETED)
+        assert await handle.cancel() == AlreadyFinished(RunStatus.COMPLETED)
+
+
+async def test_a_handle_of_a_client_waits_for_a_run_of_an_engine(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    async with Engine(url, [pay]) as engine, connect(url) as client:
+        _ = await engine.start(pay(3), id="r")
+        assert await client.handle("r", pay).result(PATIENCE) == 3
+        assert await client.handle("r").result(PATIENCE) == 3
+
+
+async def test_a_handle_by_id_raises_what_the_run_raised() -> None:
+    async with Engine("memory://", [pay]) as engine:
+        _ = await engine.start(pay(-7), id="r")
+        for handle in (engine.handle("r"), engine.handle("r", pay)):
+            with pytest.raises(Declined) as raised:
+                await handle.result(PATIENCE)
+            assert raised.value.code == -7
+
+
+async def test_a_handle_by_id_knows_the_types_of_a_program_that_the_engine_has() -> None:
+    @workflow
+    async def pair() -> tuple[int, set[str]]:
+        return 1, {"a"}
+
+    async with Engine("memory://", [pair]) as engine:
+        _ = await engine.start(pair(), id="r")
+        assert await engine.handle("r").result(PATIENCE) == (1, {"a"})
+
+
+async def test_a_handle_by_id_means_the_latest_run_under_it() -> None:
+    fails = [True]
+
+    @step
+    async def flaky() -> str:
+        if fails[0]:
+            raise ValueError("no")
+        return "yes"
+
+    @workflow
+    async def tries() -> str:
+        return await flaky()
+
+    async with Engine("memory://", [tries]) as engine:
+        handle = engine.handle("r", tries)
+        first = await engine.start(tries(), id="r")
+        with pytest.raises(ValueError, match="no"):
+            await handle.result(PATIENCE)
+        fails[0] = False
+        again = await engine.retry("r")
+        assert await handle.result(PATIENCE) == "yes"
+        assert (await handle.outcome()).run_id == again.run_id != first.run_id
+
+
+async def test_what_is_asked_of_a_run_that_does_not_exist_says_so() -> None:
+    async with Engine("memory://", [pay]) as engine:
+        handle = engine.handle("missing", pay)
+        for asked in (handle.result(), handle.outcome(), handle.status(), handle.cancel()):
+            with pytest.raises(NoSuchRun, match="there is no run with id 'missing'"):
+                await asked
+        assert await handle.signal("a") == NotFound()
+        assert await handle.approve("a", 1) == NotFound()
+        with pytest.raises(NoSuchRun):
+            await anext(aiter(handle.stream()))
+
+
+async def test_a_handle_by_id_has_no_run_id_and_says_where_it_is_found() -> None:
+    async with Engine("memory://", [pay]) as engine:
+        with pytest.raises(
+            UsageError, match=r"means the latest run under it; `await engine\.get\('r'\)` has the run_id"
+        ):
+            _ = engine.handle("r").run_id
+
+
+async def test_a_handle_with_another_workflow_than_the_runs_own_is_refused() -> None:
+    async with Engine("memory://", [pay, give_up]) as engine:
+        _ = await engine.start(pay(3), id="r")
+        with pytest.raises(UsageError, match="'r' is a run of 'pay' and not of 'give_up'"):
+            await engine.handle("r", give_up).result()
+        with pytest.raises(UsageError, match="takes the workflow that was started"):
+            _ = engine.handle("r", pay(3))  # type: ignore[call-overload]
+        with pytest.raises(InvalidId):
+            _ = engine.handle("")
+
+
+async def test_a_handle_of_a_child_speaks_to_the_child() -> None:
+    async with Engine("memory://", [outer, inner]) as engine:
+        parent = await engine.start(outer(), id="parent")
+        handle = engine.handle("the-child", inner)
+        while True:
+            try:
+                assert not (await handle.status()).finished
+                break
+            except NoSuchRun:
+                await asyncio.sleep(0)
+        assert await handle.signal("go", "went") == Accepted()
+        assert await handle.result(PATIENCE) == await parent.result(PATIENCE) == "went"

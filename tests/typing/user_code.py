@@ -312,6 +312,11 @@ async def handles_and_results_carry_the_result_type(order: Order) -> None:
         assert_type(await handle.result(timeout=5), Receipt)
         assert_type(await handle, Receipt)
         assert_type(await handle.status(), RunStatus)
+        known = engine.handle("order-123", fulfil)
+        _ = assert_type(known, RunHandle[Receipt])
+        assert_type(await known.result(), Receipt)
+        _ = assert_type(engine.handle("order-123"), RunHandle[Any])
+        _ = engine.handle("order-123", fulfil(order))  # type: ignore[call-overload]
         result = await engine.run(count(3), id="c")
         assert_type(result, RunResult[int])
         assert_type(result.output, int | None)

@@ -23,7 +23,7 @@ from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from perdure import assembly
 from perdure.assembly import DEFAULT_STORE, run
@@ -151,6 +151,15 @@ class Client(Scheduling, Forking, Capsules, Resolving, Upkeep):
             tags=tags,
         )
         return RunHandle(self._loop.wait(started), self._loop)
+
+    @overload
+    def handle(self, id: str) -> RunHandle[Any]: ...
+    @overload
+    def handle(self, id: str, program: Callable[..., Invocation[R]]) -> RunHandle[R]: ...
+    def handle(self, id: str, program: Callable[..., Invocation[Any]] | None = None) -> RunHandle[Any]:
+        """A handle of the run under an id, without starting anything."""
+        found = self._client.handle(id) if program is None else self._client.handle(id, program)
+        return RunHandle(found, self._loop)
 
     def run(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
         """Start a run and wait for its end, whatever that is. Takes the options of `start`."""

@@ -20,7 +20,11 @@ class RunHandle(Generic[R]):
     def __init__(self, handle: AsyncRunHandle[R], loop: Loop) -> None:
         self._handle, self._loop = handle, loop
         self.id = handle.id
-        self.run_id = handle.run_id
+
+    @property
+    def run_id(self) -> str:
+        """The run that was started. A handle of `engine.handle(id)` has none: it means the latest run under its id."""
+        return self._handle.run_id
 
     def result(self, timeout: float | None = None) -> R:
         """What the run returned; raises what it raised, RunCancelled or RunParked.

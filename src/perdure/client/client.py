@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, overload
 
 import msgspec
 from msgspec import Raw
@@ -106,6 +107,23 @@ class Client(Scheduling, Resolving, Pruning, Compacting, Rebuilding, Asking):
             identity = {"id": id or run_id, "incarnation": incarnation}
             if await self._submit(run_id, _with(started, **identity), _with(recorded, **identity)):
                 return RunHandle(self, id or run_id, run_id, program)
+
+    @overload
+    def handle(self, id: str) -> RunHandle[Any]: ...
+    @overload
+    def handle(self, id: str, program: Callable[..., Invocation[R]]) -> RunHandle[R]: ...
+    def handle(self, id: str, program: Callable[..., Invocation[Any]] | None = None) -> RunHandle[Any]:
+        """A handle of the run under an id, without starting anything: `engine.handle("order-123", fulfil)`.
+
+        It means the latest run under the id, also when that goes on as another one. With the workflow the result is
+        typed, and decoded as that workflow returns it. Nothing is read here: what is asked of a run that does not exist
+        raises NoSuchRun.
+        """
+        if program is not None and (not hasattr(program, "name") or not hasattr(program, "open")):
+            raise UsageError(
+                f"handle({id!r}, ...) takes the workflow that was started, such as fulfil, not {program!r}"
+            )
+        return RunHandle(self, check_id(id), "", cast("Program | None", program))
 
     async def run(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
         """Start a run and wait for its end, whatever that is. Takes the options of `start`."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perdure.client.views import Chunk, RunResult
-from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError
+from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.failures import rebuild
@@ -24,10 +24,20 @@ class RunHandle(Generic[R]):
 
     def __init__(self, client: Client, id: str, run_id: str, program: Program | None) -> None:
         self._client = client
-        self._returns = getattr(program, "returns", Any)
-        self._errors: dict[str, type[BaseException]] = getattr(program, "errors", {})
+        self._program = program
         self.id = id
-        self.run_id = run_id
+        # Empty: whichever run is the latest under the id when something is asked of it.
+        self._run_id = run_id
+
+    @property
+    def run_id(self) -> str:
+        """The run that was started. A handle of `engine.handle(id)` has none: it means the latest run under its id."""
+        if not self._run_id:
+            raise UsageError(
+                f"the handle of {self.id!r} was made by its id, and means the latest run under it; "
+                f"`await engine.get({self.id!r})` has the run_id"
+            )
+        return self._run_id
 
     async def result(self, timeout: float | None = None) -> R:
         """What the run returned; raises what it raised, RunCancelled or RunParked.
@@ -41,15 +51,21 @@ class RunHandle(Generic[R]):
 
     async def outcome(self, timeout: float | None = None) -> RunResult[R]:
         """How the run ended; raises nothing but TimeoutError."""
+        program = self._program
         async with asyncio.timeout(timeout):
-            row = await self._client.watch.ended(self.run_id)
+            run_id = self._run_id
+            if not run_id:
+                found, _ = await self._client._require(self.id)
+                run_id = found.run_id
+                program = self._checked_program(found.program)
+            row = await self._client.watch.ended(run_id)
             while row.continued_as:
                 row = await self._client.watch.ended(row.continued_as)
         if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
             output = await self._client.payloads.load(row.output_blob, row.output)
-            returns = self._returns if row.status is RunStatus.COMPLETED else Any
+            returns = getattr(program, "returns", Any) if row.status is RunStatus.COMPLETED else Any
             value = self._client.codec.decode(output, returns, f"the result of run {self.id!r}")
-            return RunResult(self.id, self.run_id, row.status, value)
+            return RunResult(self.id, run_id, row.status, value)
         error: BaseException
         if row.status is RunStatus.CANCELLED:
             error = RunCancelled(self.id, row.reason or None)
@@ -57,48 +73,61 @@ class RunHandle(Generic[R]):
             error = RunParked(self.id, row.reason)
         else:
             assert row.error is not None
-            error = rebuild(row.error, self._client.codec, self._errors)
+            error = rebuild(row.error, self._client.codec, getattr(program, "errors", {}))
             if type(error) is StepError:
                 failed = RunFailed(self.id, error.type, error.message, row.error.traceback)
                 failed.__cause__ = error.__cause__
                 error = failed
             elif row.error.traceback:
                 error.add_note(f"in run {self.id!r}:\n{row.error.traceback.rstrip()}")
-        return RunResult(self.id, self.run_id, row.status, error=error)
+        return RunResult(self.id, run_id, row.status, error=error)
+
+    def _checked_program(self, name: str) -> Program | None:
+        """The program whose types the result has: the one that was given, or the one that is known here."""
+        if self._program is None:
+            return self._client._known(name)
+        if self._program.name != name:
+            raise UsageError(
+                f"{self.id!r} is a run of {name!r} and not of {self._program.name!r}; give handle() the workflow that "
+                "it was started with, or none"
+            )
+        return self._program
 
     async def status(self) -> RunStatus:
         """Where the run stands."""
         self._client._check_open()
-        row = await self._client.store.runs.get(self.run_id)
+        if not self._run_id:
+            return (await self._client._require(self.id))[0].status
+        row = await self._client.store.runs.get(self._run_id)
         if row is None:
             raise NoSuchRun(self.id)
         return row.status
 
     async def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask the run to end."""
-        return await self._client.cancel(self.run_id, reason)
+        return await self._client.cancel(self._run_id or self.id, reason)
 
     async def signal(
         self, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
-        return await self._client.signal(self.run_id, name, payload, signal_id)
+        return await self._client.signal(self._run_id or self.id, name, payload, signal_id)
 
     async def approve(
         self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Answer an open approval of the run."""
-        return await self._client.approve(self.run_id, name, payload, approval_id, by)
+        return await self._client.approve(self._run_id or self.id, name, payload, approval_id, by)
 
     async def reject(
         self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Say no to an open approval of the run."""
-        return await self._client.reject(self.run_id, name, reason, approval_id, by)
+        return await self._client.reject(self._run_id or self.id, name, reason, approval_id, by)
 
     def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """What a step of the run, or all of them, show before they end; see `Client.stream`."""
-        return self._client.stream(self.run_id, step, start)
+        return self._client.stream(self._run_id or self.id, step, start)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.result().__await__()
