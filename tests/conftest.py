@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.services.plugin"]
+pytest_plugins = ["tests.processes", "tests.services.plugin"]
