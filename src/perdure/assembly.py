@@ -36,7 +36,7 @@ from perdure.kernel.state import RunState
 from perdure.kernel.versions import Programs
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
-from perdure.orchestrator.recovery import park_unknown, recover, warn_of_unknown
+from perdure.orchestrator.recovery import recover_at_start, warn_of_unknown
 from perdure.orchestrator.rehearsal import rehearse
 from perdure.orchestrator.retention import Retainer
 from perdure.orchestrator.service import Service
@@ -174,10 +174,10 @@ class Engine(Client):
             keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)
             self._service.chores.append((keeper.first, self._retention.every, keeper.run_once))
         self._service.show_life()
-        unknown = await warn_of_unknown(orchestrator)
         if look:
-            await recover(orchestrator, self._ownership, startup=True)
-            await park_unknown(orchestrator, self._ownership, unknown)
+            await recover_at_start(orchestrator, self._ownership)
+        else:
+            await warn_of_unknown(orchestrator)
         self._service.start(look=look)
 
     async def sweep(

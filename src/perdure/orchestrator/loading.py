@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from perdure.ports.journal import Append, Appended, Full, append_all
 
 if TYPE_CHECKING:
     from perdure.orchestrator.orchestrator import Orchestrator
+
+T = TypeVar("T")
 
 # How long a store that is out of reach is left alone before the next try.
 AGAIN_SECONDS = 1.0
@@ -102,12 +104,12 @@ class Loading:
         for _ in range(CLAIM_TRIES):
             ready = await self._read(run_ids)
             came += len(ready)
-            ours = [one for one in ready if self._is_for_us(one, dead)]
+            ours = [one for one in ready if self._apart(one, lambda one: self._is_for_us(one, dead))]
             ours, missed = await self._claim_lost(ours, admit, tried)
 
             def install(ours: Sequence[Ready] = ours) -> None:
                 for one in ours:
-                    self._install(one, admit)
+                    self._apart(one, lambda one: self._install(one, admit))
 
             await self._orchestrator.in_callback(install)
             if not missed:
@@ -115,6 +117,16 @@ class Loading:
             # Somebody wrote first. If that was no claim, the run has still lost its owner.
             came, run_ids = came - len(missed), missed
         return came
+
+    def _apart(self, one: Ready, work: Callable[[Ready], T]) -> T | None:
+        """Do something with one run; what goes wrong parks that run and keeps no other from being loaded."""
+        try:
+            return work(one)
+        except Exception as error:
+            orchestrator = self._orchestrator
+            orchestrator.parking.tried.add(one.run_id)
+            orchestrator.spawn(orchestrator.parking.park_unread(one.run_id, f"{type(error).__name__}: {error}"))
+            return None
 
     async def _read(self, run_ids: Sequence[str]) -> list[Ready]:
         orchestrator = self._orchestrator
@@ -133,6 +145,8 @@ class Loading:
                 raise  # out of reach is not damaged
             except PerdureError as error:
                 await orchestrator.parking.park_unread(run_id, str(error))
+            except Exception as error:  # whatever it is, it stops this run and no other
+                await orchestrator.parking.park_unread(run_id, f"{type(error).__name__}: {error}")
         return ready
 
     def _is_for_us(self, one: Ready, dead: Collection[str | None]) -> bool:
@@ -179,23 +193,11 @@ class Loading:
         sure: list[Ready] = []
         claims: dict[str, tuple[Ready, Append]] = {}
         for one in ready:
-            if not self._lost_its_owner(one):
+            claim = self._apart(one, lambda one: self._claim_of(one, admit, tried))
+            if isinstance(claim, Append):
+                claims[one.run_id] = one, claim
+            elif claim:
                 sure.append(one)
-                continue
-            if orchestrator.quarantine.keeps(one.run_id, one.batches, on_trial=tried is not None):
-                continue
-            state = fold(one.run_id, one.batches)
-            if state.epoch == 0 and not may_begin(orchestrator, state, admit):
-                continue
-            try:
-                claim = self._claim(state, early=True, tried=tried or 0)
-            except UnknownProgram:
-                sure.append(one)  # it is parked for that, or waits
-                continue
-            append = extend(state, [claim], orchestrator.clock.now())
-            if claim.epoch == 1 and admit is not None:
-                append = msgspec.structs.replace(append, admit=admit)
-            claims[one.run_id] = one, append
         missed: list[str] = []
         if claims and orchestrator.at_work and not orchestrator.tenure.over():
             outcomes = await append_all(orchestrator.store.journal, [append for _, append in claims.values()])
@@ -209,6 +211,23 @@ class Loading:
                 else:
                     missed.append(one.run_id)
         return sure, missed
+
+    def _claim_of(self, one: Ready, admit: Queue | None, tried: int | None) -> Append | bool:
+        """The claim that has to be written before a run is replayed; True: none; False: it is left where it is."""
+        orchestrator = self._orchestrator
+        if not self._lost_its_owner(one):
+            return True
+        if orchestrator.quarantine.keeps(one.run_id, one.batches, on_trial=tried is not None):
+            return False
+        state = fold(one.run_id, one.batches)
+        if state.epoch == 0 and not may_begin(orchestrator, state, admit):
+            return False
+        try:
+            claim = self._claim(state, early=True, tried=tried or 0)
+        except UnknownProgram:
+            return True  # it waits for an engine that has its program
+        append = extend(state, [claim], orchestrator.clock.now())
+        return msgspec.structs.replace(append, admit=admit) if claim.epoch == 1 and admit is not None else append
 
     def _lost_its_owner(self, one: Ready) -> bool:
         """Whether a process may have died of this run: it had an owner, or has been waiting to begin for too long."""
@@ -225,7 +244,7 @@ class Loading:
         orchestrator, started, version = self._orchestrator, state.started, ""
         if started is not None and not started.version and state.epoch == 0 and not started.remote:
             # Started by name alone: it begins with the version that we have, and keeps to it.
-            version = orchestrator.programs[started.program].version
+            version = orchestrator.programs.find(started.program, "").version
         return RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, version, early, tried)
 
     # --- and replayed ---------------------------------------------------------------------------------------------

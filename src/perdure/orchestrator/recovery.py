@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.orchestrator.orchestrator import Orchestrator
@@ -13,6 +15,33 @@ from perdure.orchestrator.ownership import Ownership
 from perdure.ports.runs import RunFilter
 
 log = logging.getLogger("perdure")
+
+# How many programs that an engine was not given are named one by one when it starts.
+WARNINGS = 10
+
+
+async def recover_at_start(orchestrator: Orchestrator, ownership: Ownership) -> None:
+    """Bring back what can be, and park what no engine can go on with. What goes wrong with a run stops no engine.
+
+    Raises StoreUnavailable: without its store an engine cannot begin.
+    """
+    unknown: Sequence[str] = ()
+    with _logged("naming the programs that this engine was not given"):
+        unknown = await warn_of_unknown(orchestrator)
+    with _logged("taking over runs of orchestrators that are gone"):
+        await recover(orchestrator, ownership, startup=True)
+    with _logged("parking runs of programs that no engine has"):
+        await park_unknown(orchestrator, ownership, unknown)
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except Exception:
+        log.exception("%s failed; the engine starts all the same, and looks again later", what)
 
 
 async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: bool) -> int:
@@ -82,7 +111,8 @@ async def park_unknown(orchestrator: Orchestrator, ownership: Ownership, program
     dead = [owner for owner in await store.runs.owners() if owner not in ownership.others] if programs else []
     seen: set[str] = set()
     while programs and orchestrator.at_work:
-        limit, now = orchestrator.recovery.max_startup + len(seen), orchestrator.clock.now()
+        # Twice as many each time: those that have not begun stay due, and there may be thousands.
+        limit, now = orchestrator.recovery.max_startup + 2 * len(seen), orchestrator.clock.now()
         due = await store.timers.due(now, limit, programs, ())
         left = await store.runs.owned(dead, RunStatus.RUNNING, programs, limit) if dead else []
         fresh = [run_id for run_id in dict.fromkeys([*left, *(one.run_id for one in due)]) if run_id not in seen]
@@ -99,11 +129,13 @@ async def warn_of_unknown(orchestrator: Orchestrator) -> Sequence[str]:
         return ()  # it is there for some queues, and others are there for the rest
     found = await orchestrator.store.runs.programs()
     unknown = [name for name in found if name not in orchestrator.programs and not name.startswith(REMOTE)]
-    for program in unknown:
+    for program in unknown[:WARNINGS]:
         log.warning(
             "the store has unfinished runs of the program %r, which this engine was not given; they are kept and "
             "wait for an engine that has it: Engine(store, [..., %s])",
             program,
             program,
         )
+    if len(unknown) > WARNINGS:
+        log.warning("and of %d other programs which this engine was not given", len(unknown) - WARNINGS)
     return [name for name in unknown if not name.startswith(BUILT_IN)]

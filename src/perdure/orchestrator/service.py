@@ -73,6 +73,8 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         # What else is to be done now and then: how soon first, how often, and what.
         self.chores: list[tuple[float, float, Callable[[], Awaitable[object]]]] = []
+        # How each kind of work went wrong the last time, unless it went well.
+        self._failing: dict[str, str] = {}
         orchestrator.on_due = self.note
 
     def show_life(self) -> None:
@@ -111,14 +113,27 @@ class Service:
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> bool:
         """Do some work, whatever comes of it; says whether it was done."""
+        what = getattr(getattr(work, "func", work), "__qualname__", "")
         try:
             await work()
+            self._failing.pop(what, None)
             return True
         except PerdureError as error:
-            log.warning("%s", error)
-        except Exception:
-            log.exception("an unexpected error in the background; the engine goes on")
+            if self._is_new(what, error):
+                log.warning("%s", error)
+        except Exception as error:
+            if self._is_new(what, error):
+                log.exception(
+                    "orchestrator %s: an unexpected error in the background; it goes on", self._ownership.name
+                )
         return False
+
+    def _is_new(self, what: str, error: Exception) -> bool:
+        """Whether this work fails in another way than the last time: what goes wrong at every look is logged once."""
+        reason = f"{type(error).__name__}: {error}"
+        known = self._failing.get(what)
+        self._failing[what] = reason
+        return known != reason
 
     async def _beat(self) -> None:
         """Show that we live, again and again, until somebody else has our name."""
@@ -252,8 +267,8 @@ class Service:
             now = orchestrator.clock.now()
             if self._next_due is None or self._next_due > now:
                 return
-            # Runs in memory may be due as well, and are not to crowd out the others.
-            limit = DUE_LIMIT + len(orchestrator.active) + len(orchestrator.unreadable)
+            # Runs that are known here may be due as well, and are not to crowd out the others.
+            limit = DUE_LIMIT + len(self._known())
             found = await orchestrator.store.timers.due(now, limit, programs, skip, queues)
             if any(due.owner not in (None, orchestrator.name, *skip) for due in found):
                 # Somebody new, or somebody dead: find out before taking a run from an owner that looks after it.
@@ -261,8 +276,7 @@ class Service:
                 skip = self._ownership.others
             ours = [due.run_id for due in found if due.owner not in skip]
             dead = {due.owner for due in found if due.owner not in skip}
-            known = {*orchestrator.active, *orchestrator.unreadable, *orchestrator.locks.regaining}
-            known.update(orchestrator.quarantine.waiting, orchestrator.loading.under_way)
+            known = self._known()
             asleep = [run_id for run_id in ours if run_id not in known][:DUE_LIMIT]
             if not asleep:
                 # All of it is in memory and has its own alarm: look again when those have had their turn.
@@ -271,6 +285,13 @@ class Service:
             crowd.came(len(asleep))
             await orchestrator.loading.load(asleep, dead)
             await asyncio.sleep(0)
+
+    def _known(self) -> set[str]:
+        """Runs that are in memory, on their way there, or cannot be brought there."""
+        orchestrator = self._orchestrator
+        known = {*orchestrator.active, *orchestrator.unreadable, *orchestrator.locks.regaining}
+        known.update(orchestrator.quarantine.waiting, orchestrator.loading.under_way)
+        return known
 
 
 class Crowd:

@@ -1,0 +1,223 @@
+"""A run of a program that no engine has costs other runs nothing, on any store; nor does one that cannot be loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from perdure import (
+    Engine,
+    Invocation,
+    Recovery,
+    RunStatus,
+    UnknownProgram,
+    call,
+    child,
+    connect,
+    step,
+    wait_signal,
+    workflow,
+)
+from perdure.engine.outbox import extend
+from perdure.kernel.events import AnyEvent, RunClaimed, RunReleased, RunStarted, StepStarted, StepSucceeded
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Appended, append_all
+from perdure.ports.store import Store
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.open import open_store
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, eventually
+
+STORES = ["memory", "file", "sqlite", "postgres", "redis"]
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+    """The same store, opened by another process each time."""
+    if request.param == "memory":
+        memory = MemoryStore()
+        return lambda: memory
+    urls = {"file": f"file:///{tmp_path}/runs", "sqlite": f"sqlite:///{tmp_path}/runs.db"}
+    url = urls.get(request.param) or request.getfixturevalue(f"{request.param}_url")
+    return lambda: open_store(url)
+
+
+@step
+async def work(n: int) -> int:
+    return n
+
+
+@workflow
+async def known(n: int) -> int:
+    return await work(n)
+
+
+@workflow
+async def patient(n: int) -> int:
+    await wait_signal("go")
+    return await work(n)
+
+
+async def put(store: Store, clock: FakeClock, *invocations: Invocation[Any], **options: Any) -> None:
+    """Start runs with a client; the store is set up by an engine that knows none of them."""
+    async with Engine(store, [], recovery=AT_ONCE, clock=clock):
+        pass
+    async with connect(store, clock=clock) as client:
+        for number, invocation in enumerate(invocations):
+            _ = await client.start(invocation, id=f"{invocation.name}-{number}", **options)
+
+
+async def completed(engine: Engine, id: str, n: int) -> None:
+    handle = await engine.start(known(n), id=id)
+    assert await handle.result(PATIENCE * 4) == n
+
+
+async def test_an_old_run_that_no_engine_has_a_program_for_stops_no_engine(store: Callable[[], Store]) -> None:
+    clock = FakeClock()
+    await put(store(), clock, call("nobody_has_it", 1), call("known", 1))
+    clock.advance(Recovery().check_interval + Recovery().lease)
+    for _ in range(2):
+        async with Engine(store(), [known], recovery=AT_ONCE, clock=clock) as engine:
+            await completed(engine, "known-1", 1)
+            view = await engine.get("nobody_has_it-0")
+            assert view is not None
+            assert view.status not in (RunStatus.PARKED, RunStatus.FAILED)
+
+
+async def test_the_run_begins_when_an_engine_comes_that_has_its_program(store: Callable[[], Store]) -> None:
+    clock = FakeClock()
+    await put(store(), clock, call("known", 7))
+    clock.advance(100)
+    async with Engine(store(), [patient], recovery=AT_ONCE, clock=clock):
+        pass
+    async with Engine(store(), [patient, known], recovery=AT_ONCE, clock=clock) as engine:
+        await completed(engine, "known-0", 7)
+
+
+async def test_a_queue_that_no_engine_knows_and_a_program_that_no_engine_has(store: Callable[[], Store]) -> None:
+    clock = FakeClock()
+    await put(store(), clock, call("nobody_has_it", 1), queue="strange")
+    await put(store(), clock, call("known", 1), queue="strange")
+    clock.advance(100)
+    async with Engine(store(), [known], recovery=AT_ONCE, clock=clock) as engine:
+        await completed(engine, "known-0", 1)
+
+
+def journal(run_id: str, *events: AnyEvent) -> Any:
+    return extend(RunState(run_id), list(events), 1_700_000_000.0)
+
+
+async def write(store: Store, *appends: Any) -> None:
+    async with Engine(store, [], recovery=AT_ONCE, clock=FakeClock(1_700_000_000.0)):
+        pass
+    await store.open(migrate=False)
+    try:
+        assert set(await append_all(store.journal, appends)) == {Appended()}
+    finally:
+        await store.close()
+
+
+def begun(run_id: str, program: str, owner: str, input: bytes = b'{"n":1}') -> Any:
+    started = RunStarted(run_id, program, "1", Raw(input))
+    return journal(run_id, started, RunClaimed(owner, 1, "gone"), StepStarted("work:0", 1))
+
+
+def released(run_id: str, program: str) -> Any:
+    started = RunStarted(run_id, program, "1", Raw(b'{"n":1}'))
+    return journal(run_id, started, RunClaimed("w", 1, "gone"), StepStarted("work:0", 1), RunReleased("w"))
+
+
+async def test_runs_that_cannot_be_loaded_do_not_keep_the_rest_from_being_recovered(
+    store: Callable[[], Store], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their input is not that of the program, their history is impossible, their program is gone: each by itself."""
+    many = [begun(f"a-{n:03}", "known", "dead", b'{"n":"x"}') for n in range(120)]
+    odd = [
+        begun("b-0", "gone", "dead"),
+        released("b-1", "gone"),
+        journal("b-2", RunStarted("b-2", "known", "1", Raw(b"[]")), RunClaimed("dead", 1, "x"), RunClaimed("dead", 2)),
+        journal(
+            "b-3",
+            RunStarted("b-3", "known", "1", Raw(b'{"n":1}')),
+            RunClaimed("dead", 1, "x"),
+            StepSucceeded("never:0", Raw(b"1"), 1),
+        ),
+    ]
+    good = [begun(f"c-{n}", "known", "dead") for n in range(3)]
+    await write(store(), *many, *odd, *good)
+    with caplog.at_level(logging.INFO, "perdure"):
+        async with Engine(store(), [known], recovery=AT_ONCE, clock=FakeClock()) as engine:
+            for n in range(3):
+                assert await (await engine.start(known(1), id=f"c-{n}")).result(PATIENCE * 4) == 1
+            for n in range(120):
+                assert (await engine.start(call("known", 1), id=f"a-{n:03}")) is not None
+    assert sum("a-" in record.getMessage() for record in caplog.records) <= 4
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@workflow
+async def parent(n: int) -> int:
+    return await child(call("nobody_has_it", n))
+
+
+@workflow
+async def sender(n: int) -> int:
+    _ = await child(call("nobody_has_it", n), detached=True)
+    return n
+
+
+async def test_children_of_a_program_that_no_engine_has() -> None:
+    """One that is waited for fails its parent; a detached one waits for an engine, and its parent goes on."""
+    store, clock = MemoryStore(), FakeClock()
+    async with Engine(store, [parent, sender], recovery=AT_ONCE, clock=clock) as engine:
+        with pytest.raises(UnknownProgram, match="nobody_has_it"):
+            await (await engine.start(parent(1), id="parent")).result(PATIENCE)
+        assert await (await engine.start(sender(2), id="sender")).result(PATIENCE) == 2
+    clock.advance(1000)
+    async with Engine(store, [known], recovery=AT_ONCE, clock=clock) as engine:
+        await completed(engine, "k", 1)
+        [left] = [view for view in await engine.list(program="nobody_has_it") if view.finished_at is None]
+        assert left.status is not RunStatus.PARKED
+
+
+async def test_a_schedule_of_a_program_that_no_engine_has() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    await put(store, clock)
+    async with connect(store, clock=clock) as client:
+        _ = await client.schedule("strange", call("nobody_has_it", 1), every=60)
+        _ = await client.schedule("usual", call("known", 1), every=60)
+    for _ in range(3):
+        clock.advance(61)
+        async with Engine(store, [known], recovery=AT_ONCE, clock=clock) as engine:
+            before = len(await engine.list(program="known", status=RunStatus.COMPLETED))
+            async with asyncio.timeout(PATIENCE * 4):
+                while len(await engine.list(program="known", status=RunStatus.COMPLETED)) <= before:
+                    await asyncio.sleep(0.001)
+
+
+async def test_thousands_of_them_keep_no_other_run_from_its_turn_and_an_idle_engine_idle() -> None:
+    """They are older than what the engine can do, and there are more of them than it takes at a time."""
+    store, clock = MemoryStore(), FakeClock()
+    await write(
+        store,
+        *(journal(f"a-{n:04}", RunStarted(f"a-{n:04}", "nobody_has_it", "", Raw(b"{}"))) for n in range(3000)),
+        *(journal(f"b-{n:04}", RunStarted(f"b-{n:04}", f"nobody_has_{n}", "", Raw(b"{}"))) for n in range(100)),
+        journal("z", RunStarted("z", "known", "", Raw(b'{"n":1}'))),
+        begun("zz", "known", "dead"),
+    )
+    async with Engine(store, [known], recovery=AT_ONCE, clock=clock) as engine:
+        for id in ("z", "zz"):
+            assert await (await engine.start(known(1), id=id)).result(PATIENCE * 4) == 1
+        await eventually(lambda: not engine._orchestrator.active)  # type: ignore[union-attr]
+        asked: list[str] = []
+        store.trace(asked.append)
+        for _ in range(10):
+            await engine._service._look(around=True)  # type: ignore[union-attr]
+        store.trace(None)
+        assert not [call for call in asked if "journal" in call], "a look reads none of them"
+        assert len(asked) <= 20
