@@ -11,20 +11,23 @@ from mypy import api
 HERE = Path(__file__).parent
 
 
+def strict(path: Path, cache: Path, config: str = "") -> None:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    options = [f"--config-file={config}", f"--python-version={version}", f"--cache-dir={cache}"]
+    report, errors, status = api.run(["--strict", *options, "--follow-imports=silent", str(path)])
+    assert status == 0, report + errors
+
+
 @pytest.mark.timeout(120)
 def test_mypy_strict_finds_the_types_and_the_mistakes_of_user_code(tmp_path: Path) -> None:
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    report, errors, status = api.run(
-        [
-            "--strict",
-            "--config-file=",
-            f"--python-version={version}",
-            f"--cache-dir={tmp_path}",
-            "--follow-imports=silent",
-            str(HERE / "user_code.py"),
-        ]
-    )
-    assert status == 0, report + errors
+    strict(HERE / "user_code.py", tmp_path)
+
+
+@pytest.mark.timeout(120)
+def test_the_plugin_types_a_plain_call_of_a_def_step_as_what_it_returns(tmp_path: Path) -> None:
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\nplugins = perdure.mypy_plugin\n", encoding="utf-8")
+    strict(HERE / "plain_calls.py", tmp_path / "cache", str(config))
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -112,6 +112,19 @@ def crunch(numbers: list[int]) -> int:
     return sum(numbers)
 
 
+def functions_as_they_were_written(order: Order, receipt: Receipt) -> None:
+    assert_type(render.fn(receipt), bytes)
+    assert_type(crunch.fn([1, 2]), int)
+    assert_type(crunch.options(timeout=3).fn([1, 2]), int)
+    assert_type(tokens.fn("hello"), AsyncIterator[str])
+    render.fn(order)  # type: ignore[arg-type]
+
+
+async def coroutines_as_they_were_written(order: Order) -> None:
+    assert_type(await charge.fn(order, currency="USD"), Payment)
+    assert_type(await fulfil.fn(order), Receipt)
+
+
 @step
 async def tokens(prompt: str) -> AsyncIterator[str]:
     yield prompt
@@ -173,7 +186,7 @@ async def steps_have_the_types_of_their_functions(order: Order, receipt: Receipt
     assert_type(await asyncio.wait_for(ship(order), 5), str)
 
 
-def wrong_calls_of_steps_are_errors(order: Order) -> None:
+async def wrong_calls_of_steps_are_errors(order: Order) -> None:
     charge("an order")  # type: ignore[arg-type, unused-coroutine]
     charge(order, "USD")  # type: ignore[call-arg, unused-coroutine]
     charge()  # type: ignore[call-arg, unused-coroutine]
@@ -219,7 +232,7 @@ def invocations_carry_the_result_type(order: Order) -> None:
 def the_plain_functions_keep_their_types() -> None:
     assert_type(asyncio.run(fulfil.fn(Order("a"))), Receipt)
     fulfil.fn("an order")  # type: ignore[arg-type, unused-coroutine]
-    charge.fn("an order")  # type: ignore[arg-type]
+    charge.fn("an order")  # type: ignore[arg-type, unused-coroutine]
 
 
 def a_workflow_needs_an_async_def() -> None:
@@ -291,7 +304,7 @@ async def waiting(order: Order) -> Payment:
     set_state("at", "sea")
     assert_type(await step_inline("roll", lambda: 6), int)
     assert_type(await step_inline("read", len, "abc"), int)
-    assert_type(await step_inline("charge", charge.fn, order), Any)
+    assert_type(await step_inline("charge", charge.fn, order), Payment)
     step_inline("read", 3)  # type: ignore[call-overload]
     set_state(3, "sea")  # type: ignore[arg-type]
     await wait_signal("paid", timeout="5")  # type: ignore[call-overload]

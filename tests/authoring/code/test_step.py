@@ -43,7 +43,7 @@ async def test_an_async_step_outside_a_workflow_is_a_plain_coroutine() -> None:
 
 
 def test_a_plain_step_outside_a_workflow_is_a_plain_call() -> None:
-    assert triple(2, offset=1) == 7  # type: ignore[comparison-overlap]
+    assert triple(2, offset=1) == 7
 
 
 async def test_a_plain_step_outside_a_workflow_but_inside_a_loop_is_a_plain_call() -> None:
@@ -57,7 +57,7 @@ def test_arguments_outside_a_workflow_are_not_copied() -> None:
         return items
 
     items: list[int] = []
-    assert touch(items) is items  # type: ignore[comparison-overlap]
+    assert touch(items) is items
 
 
 async def test_fn_is_the_plain_function() -> None:

@@ -8,7 +8,7 @@ import sys
 from asyncio import events
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import timedelta
-from typing import Any, Generic, Never, ParamSpec, TypeVar, get_args, overload
+from typing import Any, Generic, Never, ParamSpec, Self, TypeVar, get_args, overload
 
 from perdure.authoring.code.body import require_body
 from perdure.authoring.code.hints import hints_of, local_errors
@@ -62,7 +62,7 @@ class Step(Generic[P, R]):
         heartbeat: float | timedelta | None = None,
         stream: str | StreamMode | None = None,
         queue: str | None = None,
-    ) -> Step[P, R]:
+    ) -> Self:
         """The same step with another policy, for one call."""
         changes: dict[str, Any] = {}
         if retry is not None:
@@ -77,20 +77,56 @@ class Step(Generic[P, R]):
             changes["stream"] = stream_mode(stream)
         if queue is not None:
             changes["queue"] = check_queue(queue)
-        return Step(dataclasses.replace(self.spec, **changes))
+        return type(self)(dataclasses.replace(self.spec, **changes))
 
     def __repr__(self) -> str:
         return f"<step {self.name}>"
 
 
+# Type checkers see a step as one of these, so that `.fn` has the type of the function as it was written.
+
+
+class AsyncStep(Step[P, R]):
+    """A step written as `async def`."""
+
+    fn: Callable[P, Coroutine[Any, Any, R]]
+
+
+class DefStep(Step[P, R]):
+    """A step written as `def`. The plugin `perdure.mypy_plugin` types a call of it outside of async code as `R`."""
+
+    fn: Callable[P, R]
+
+
+class AsyncGeneratorStep(Step[P, list[C]], Generic[P, C]):
+    """A step written as `async def` that yields."""
+
+    fn: Callable[P, AsyncIterator[C]]
+
+
+class GeneratorStep(Step[P, list[C]], Generic[P, C]):
+    """A step written as `def` that yields."""
+
+    fn: Callable[P, Iterator[C]]
+
+
+def _kind_of(fn: Callable[..., Any]) -> type[Step[..., Any]]:
+    if inspect.iscoroutinefunction(fn):
+        return AsyncStep
+    if inspect.isasyncgenfunction(fn):
+        return AsyncGeneratorStep
+    return GeneratorStep if inspect.isgeneratorfunction(fn) else DefStep
+
+
+# A coroutine function is also a Callable[P, R]: type checkers take the first that fits, as is meant.
 @overload
-def step(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
+def step(fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...  # type: ignore[overload-overlap]
 @overload
-def step(fn: Callable[P, AsyncIterator[C]], /) -> Step[P, list[C]]: ...
+def step(fn: Callable[P, AsyncIterator[C]], /) -> AsyncGeneratorStep[P, C]: ...  # type: ignore[overload-overlap]
 @overload
-def step(fn: Callable[P, Iterator[C]], /) -> Step[P, list[C]]: ...
+def step(fn: Callable[P, Iterator[C]], /) -> GeneratorStep[P, C]: ...  # type: ignore[overload-overlap]
 @overload
-def step(fn: Callable[P, R], /) -> Step[P, R]: ...
+def step(fn: Callable[P, R], /) -> DefStep[P, R]: ...
 @overload
 def step(
     *,
@@ -148,13 +184,13 @@ class _StepDecorator:
         self._timeout = None if timeout is None else seconds(timeout, "timeout")
 
     @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncStep[P, R]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, fn: Callable[P, AsyncIterator[C]], /) -> Step[P, list[C]]: ...
+    def __call__(self, fn: Callable[P, AsyncIterator[C]], /) -> AsyncGeneratorStep[P, C]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, fn: Callable[P, Iterator[C]], /) -> Step[P, list[C]]: ...
+    def __call__(self, fn: Callable[P, Iterator[C]], /) -> GeneratorStep[P, C]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, fn: Callable[P, R], /) -> Step[P, R]: ...
+    def __call__(self, fn: Callable[P, R], /) -> DefStep[P, R]: ...
     def __call__(self, fn: Callable[..., Any], /) -> Any:
         return self._make(fn, 2)
 
@@ -171,7 +207,7 @@ class _StepDecorator:
             raise TypeError(f"@step(cpu=True) {fn.__qualname__} runs in another process and must be a plain def")
         hints = hints_of(fn, depth + 1)
         returns = hints.get("return", Any)
-        return Step(
+        return _kind_of(fn)(
             StepSpec(
                 name=check_name(self._name or fn.__name__.strip("<>"), "the name of a step"),
                 fn=fn,

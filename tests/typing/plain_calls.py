@@ -1,0 +1,50 @@
+"""Code that calls steps outside of workflows, checked with `mypy --strict` and the plugin `perdure.mypy_plugin`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_type
+
+from perdure import step, workflow
+
+
+@step
+def pack(item: str) -> str:
+    return f"box of {item}"
+
+
+@step(timeout=5)
+def weigh(item: str) -> float:
+    return 1.0
+
+
+@step
+async def ship(item: str) -> str:
+    return item
+
+
+@step
+def parts(item: str) -> Iterator[str]:
+    yield item
+
+
+@workflow
+async def send(item: str) -> str:
+    return await pack(item) + str(await weigh.options(timeout=1)(item))
+
+
+def in_plain_code() -> None:
+    assert_type(pack("lamp"), str)
+    assert_type(weigh("lamp"), float)
+    assert_type(weigh.options(timeout=1)("lamp"), float)
+    assert_type([pack(item) for item in ("lamp", "vase")], list[str])
+    pack(7)  # type: ignore[arg-type]
+
+
+boxed = pack("lamp")
+assert_type(boxed, str)
+
+
+async def in_async_code() -> None:
+    assert_type(await ship("lamp"), str)
+    assert_type(await pack("lamp"), str)
