@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         QueueView,
         RunPage,
         RunResult,
+        RunSummary,
         RunView,
         StepView,
     )
@@ -200,6 +201,7 @@ __all__ = [
     "RunParked",
     "RunResult",
     "RunStatus",
+    "RunSummary",
     "RunView",
     "Saga",
     "ScheduleHandle",
@@ -285,7 +287,9 @@ _HOMES = {
         "perdure.client.pruning": ("KeptRun PruneReport"),
         "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
         "perdure.client.schedules": ("ScheduleHandle ScheduleView"),
-        "perdure.client.views": ("ApprovalView Chunk OrchestratorView QueueView RunPage RunResult RunView StepView"),
+        "perdure.client.views": (
+            "ApprovalView Chunk OrchestratorView QueueView RunPage RunResult RunSummary RunView StepView"
+        ),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (

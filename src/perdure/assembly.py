@@ -331,8 +331,10 @@ class Engine(Client):
             self._orchestrator.loading.load_soon(run_id)
 
     def _program_of(self, started: RunStarted) -> Program | None:
-        known = self._programs.serves(started.program, started.version)
-        return self._programs.find(started.program, started.version) if known else None
+        return self._code_of(started.program, started.version)
+
+    def _code_of(self, program: str, version: str) -> Program | None:
+        return self._programs.find(program, version) if self._programs.serves(program, version) else None
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         orchestrator = self._orchestrator

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from perdure import (
     workflow,
 )
 from perdure.kernel.events import RunClaimed, RunFinished, RunStarted, StepStarted, StepSucceeded, WaitOpened
+from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded
 
@@ -163,6 +166,129 @@ async def test_pages_follow_each_other_and_the_last_has_no_cursor(url: str, tota
                 break
     assert seen == [f"run {n}" for n in reversed(range(total))]
     assert pages == max(1, -(-total // limit))
+
+
+@step
+async def pack(n: int) -> int:
+    return n
+
+
+@workflow
+async def part(n: int) -> int:
+    return await pack(n)
+
+
+@workflow
+async def whole() -> int:
+    return await part(1) + await part(2)
+
+
+async def listed(client: Any, **filter: Any) -> list[str]:
+    """The ids that a filter finds, the oldest first."""
+    return [run.id for run in reversed(await client.list(**filter))]
+
+
+async def test_a_list_is_narrowed_on_every_store(any_store: Store) -> None:
+    clock = FakeClock()
+    async with Engine(any_store, [whole, part, nap], clock=clock, name="w1") as engine:
+        before = datetime.fromtimestamp(clock.now(), UTC)
+        await engine.run(whole(), id="order-1")
+        clock.advance(10)
+        later = datetime.fromtimestamp(clock.now(), UTC)
+        await engine.run(part(3), id="order_2")
+        _ = await engine.start(nap(), id="later", queue="mail", delay=60)
+        assert await listed(engine, root="order-1") == ["order-1", "order-1/part:0", "order-1/part:1"]
+        assert await listed(engine, parent="order-1") == ["order-1/part:0", "order-1/part:1"]
+        [run] = await engine.list(id_prefix="order-1", program="whole")
+        assert await listed(engine, root=run.run_id, program="part") == ["order-1/part:0", "order-1/part:1"]
+        assert await listed(engine, parent="order_2") == await listed(engine, parent="nobody") == []
+        assert await listed(engine, id_prefix="order_") == ["order_2"]
+        assert await listed(engine, id_prefix="") == await listed(engine)
+        assert await listed(engine, queue="mail") == ["later"]
+        assert await listed(engine, owner="w1") == ["order-1", "order_2"]
+        assert await listed(engine, owner="w2") == []
+        assert await listed(engine, until=later, program="part") == ["order-1/part:0", "order-1/part:1"]
+        assert await listed(engine, since=later) == ["order_2", "later"]
+        assert await listed(engine, until=before) == []
+        page = await engine.list(root="order-1", limit=2)
+        assert [run.id for run in await engine.list(root="order-1", limit=2, cursor=page.cursor)] == ["order-1"]
+
+
+@pytest.mark.parametrize(
+    ("filter", "said"),
+    [
+        ({"since": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 - that is the point
+        ({"until": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001
+        ({"until": 5}, "give a moment"),
+        ({"owner": ""}, "the name of an orchestrator"),
+        ({"queue": 3}, "the name of a queue"),
+        ({"parent": 3}, "the id of a run"),
+        ({"id_prefix": b"x"}, "the beginning of an id"),
+        ({"id_prefix": "a\0"}, "no name can have"),
+        ({"owner": "\ud800"}, "no name can have"),
+    ],
+)
+async def test_a_filter_that_makes_no_sense_is_refused(filter: dict[str, Any], said: str) -> None:
+    async with Engine("memory://", []) as engine:
+        with pytest.raises(UsageError, match=said):
+            await engine.list(**filter)
+
+
+async def test_a_list_has_nothing_that_is_not_true() -> None:
+    async with Engine("memory://", [nap]) as engine:
+        _ = await engine.start(nap(), id="it")
+        [run] = await engine.list()
+        view = await engine.get("it")
+    assert not {"state", "waits", "parked", "divergence"} & set(dir(run))
+    assert view is not None
+    assert {name: getattr(view, name) for name in ("id", "run_id", "program", "input", "tags", "created_at")} == {
+        name: getattr(run, name) for name in ("id", "run_id", "program", "input", "tags", "created_at")
+    }
+
+
+@dataclass
+class Receipt:
+    total: Decimal
+    on: date
+
+
+@workflow
+async def buy() -> Receipt:
+    return Receipt(Decimal("9.90"), date(2026, 1, 2))
+
+
+async def test_an_output_is_of_its_programs_type_where_the_program_is_known(tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path}/x.db"
+    receipt = Receipt(Decimal("9.90"), date(2026, 1, 2))
+    async with Engine(url, [buy, give_up]) as engine:
+        await engine.run(buy(), id="it")
+        await engine.run(give_up(), id="bailed")
+        view, bailed = await engine.get("it"), await engine.get("bailed")
+        assert view is not None
+        assert bailed is not None
+        assert (view.output, bailed.output) == (receipt, None)
+        assert [run.output for run in await engine.list(program="buy")] == [receipt]
+    async with connect(url) as client:
+        view = await client.get("it")
+        assert view is not None
+        assert view.output == {"total": "9.90", "on": "2026-01-02"}
+
+    @workflow(name="buy")
+    async def other_buy() -> int:
+        return 1
+
+    async with Engine(url, [other_buy]) as engine:
+        view = await engine.get("it")
+        assert view is not None
+        assert view.output == {"total": "9.90", "on": "2026-01-02"}
+
+
+async def test_an_error_of_a_view_reads_as_one_says_it() -> None:
+    async with Engine("memory://", [pay]) as engine:
+        await engine.run(pay(-1), id="it")
+        view, [step] = await engine.get("it"), await engine.steps("it")
+    assert view is not None
+    assert str(view.error) == str(step.error) == "ValueError: negative"
 
 
 async def test_a_page_goes_on_where_it_was_although_new_runs_came() -> None:

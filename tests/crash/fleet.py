@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure import RunView, call, connect
+from perdure import RunSummary, call, connect
 from perdure.kernel.events import RunClaimed
 from tests.crash.harness import PATIENCE, ROOT
 
@@ -100,10 +100,10 @@ class Fleet:
 
         asyncio.run(start())
 
-    def views(self) -> dict[str, RunView]:
+    def views(self) -> dict[str, RunSummary]:
         """All runs."""
 
-        async def ask() -> dict[str, RunView]:
+        async def ask() -> dict[str, RunSummary]:
             async with connect(self.url) as client:
                 return {view.id: view for view in await client.list(limit=10_000)}
 

@@ -35,6 +35,7 @@ from perdure import (
     RunHandle,
     RunResult,
     RunStatus,
+    RunSummary,
     RunView,
     ScheduleHandle,
     ScheduleView,
@@ -335,7 +336,7 @@ async def handles_and_results_carry_the_result_type(order: Order) -> None:
         assert_type(result.output, int | None)
         assert_type(await engine.get("c"), RunView | None)
         for view in await engine.list(status="completed"):
-            assert_type(view, RunView)
+            assert_type(view, RunSummary)
         number: int = await (await engine.start(count(1)))
         text: str = await (await engine.start(count(1)))  # type: ignore[arg-type]
         del number, text

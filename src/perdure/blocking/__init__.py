@@ -210,12 +210,31 @@ class Client(Scheduling, Forking, Capsules, Resolving, Upkeep):
         program: str | None = None,
         tags: dict[str, str] | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
+        owner: str | None = None,
+        parent: str | None = None,
+        root: str | None = None,
+        queue: str | None = None,
+        id_prefix: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
         """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one."""
         return self._loop.wait(
-            self._client.list(status=status, program=program, tags=tags, since=since, limit=limit, cursor=cursor)
+            self._client.list(
+                status=status,
+                program=program,
+                tags=tags,
+                since=since,
+                until=until,
+                owner=owner,
+                parent=parent,
+                root=root,
+                queue=queue,
+                id_prefix=id_prefix,
+                limit=limit,
+                cursor=cursor,
+            )
         )
 
     def approvals(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+
+from perdure.cli.exits import Problem
 
 if TYPE_CHECKING:
     from perdure.kernel.queues import Queue
@@ -26,6 +30,9 @@ AsJson = Annotated[
     Parameter(name="--json", negative="", help="Write JSON, for programs to read."),
 ]
 RunId = Annotated[str, Parameter(help="The run's id; its run_id does as well.")]
+
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 # The file of settings that the command in hand was given, if it was.
 _given: ContextVar[str | None] = ContextVar("config", default=None)
@@ -58,6 +65,25 @@ def engine_options(store: str, queues: Sequence[Queue] = ()) -> dict[str, Any]:
         options.pop("leases", None)
     limits = {queue.name: queue for queue in (*queues, *options.get("queues", ()))}
     return options | {"queues": tuple(limits.values())}
+
+
+def seconds(text: str, option: str) -> float:
+    """A length of time, as options give it."""
+    span = _SPAN.fullmatch(text.strip())
+    if span is None:
+        raise Problem(f"{option} {text!r} is no length of time; write 30d, 12h, 90m, 45s or 2w")
+    return float(span[1]) * _SECONDS[span[2]]
+
+
+def point(text: str, option: str) -> datetime:
+    """A moment, as options give it: so long ago, or a date and time, which is local unless it names its zone."""
+    try:
+        if _SPAN.fullmatch(text.strip()):
+            return datetime.now(UTC) - timedelta(seconds=seconds(text, option))
+        return datetime.fromisoformat(text.strip()).astimezone()
+    except (ValueError, OverflowError):
+        hint = "write 2h, 7d or 45m for so long ago, or a date and time such as 2026-11-16T03:00+01:00"
+        raise Problem(f"{option} {text!r} is no moment; {hint}") from None
 
 
 def opened(store: str) -> Store:

@@ -14,7 +14,7 @@ from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
 from perdure.cli.forking import fork, retry, travel
 from perdure.cli.inspection import inspect
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened, point
 from perdure.cli.output import (
     clean,
     cut,
@@ -30,7 +30,7 @@ from perdure.cli.output import (
     write_json,
 )
 from perdure.client.asking import Asking
-from perdure.client.views import RunView, StepView
+from perdure.client.views import RunSummary, RunView, StepView
 from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.kernel.events import Entry, RunParked, RunStatus
 from perdure.ports.leases import ORCHESTRATOR
@@ -49,6 +49,15 @@ def ls(
     status: Annotated[list[str] | None, Parameter(help="Only runs in this status; may be repeated.")] = None,
     program: Annotated[str | None, Parameter(help="Only runs of this program.")] = None,
     tag: Annotated[list[str] | None, Parameter(help="Only runs with this tag, as key=value; may be repeated.")] = None,
+    since: Annotated[
+        str | None, Parameter(help="Only runs started since then: 2h (ago), 7d, 2026-11-16T03:00Z.")
+    ] = None,
+    until: Annotated[str | None, Parameter(help="Only runs started before then, written likewise.")] = None,
+    owner: Annotated[str | None, Parameter(help="Only runs that this orchestrator owns.")] = None,
+    queue: Annotated[str | None, Parameter(help="Only runs of this queue.")] = None,
+    parent: Annotated[str | None, Parameter(help="Only runs that this run started, by its id or run_id.")] = None,
+    root: Annotated[str | None, Parameter(help="Only this run and the children in its tree.")] = None,
+    id_prefix: Annotated[str | None, Parameter(help="Only runs whose id begins so.")] = None,
     limit: Annotated[int, Parameter(help="How many at most.")] = 20,
     cursor: Annotated[str | None, Parameter(help="Where the page before ended.")] = None,
     store: StoreUrl = DEFAULT_STORE,
@@ -62,6 +71,13 @@ def ls(
             status=[s for given in status or [] for s in given.split(",")],
             program=program,
             tags=tags,
+            since=None if since is None else point(since, "--since"),
+            until=None if until is None else point(until, "--until"),
+            owner=owner,
+            queue=queue,
+            parent=parent,
+            root=root,
+            id_prefix=id_prefix,
             limit=limit,
             cursor=cursor,
         ),
@@ -70,7 +86,8 @@ def ls(
         write_json({"runs": list(page), "cursor": page.cursor})
         return
     if not page:
-        note("no runs match" if status or program or tag or cursor else "no runs yet")
+        narrowed = (status, program, tag, since, until, owner, queue, parent, root, id_prefix, cursor)
+        note("no runs match" if any(narrowed) else "no runs yet")
         return
     rows = [(run.id, run.status.value, run.program, when(run.created_at), _took(run)) for run in page]
     table(("id", "status", "program", "started", "took"), rows, cut=("program", "started"), fold=("id",))
@@ -268,7 +285,7 @@ def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
     ]
 
 
-def _took(view: RunView) -> str:
+def _took(view: RunSummary) -> str:
     return "" if view.finished_at is None else span((view.finished_at - view.created_at).total_seconds())
 
 

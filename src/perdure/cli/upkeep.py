@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from perdure.cli.exits import Exit, Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
+from perdure.cli.exits import Exit
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, seconds
 from perdure.cli.output import note, table, write_json
 from perdure.client.client import Client
 from perdure.client.pruning import NOT_ARCHIVED, PruneReport
 from perdure.client.rebuilding import RebuildReport
 from perdure.stores.open import open_store
 
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 # How many of what is wrong are told one by one.
 SHOWN = 20
 
@@ -40,7 +37,7 @@ def prune(
     Without --status only runs that completed go. Runs that have not ended never do. Exits with 1 when a run stays
     because it could not be archived.
     """
-    age, patience = _seconds(older_than, "--older-than"), _seconds(grace, "--grace")
+    age, patience = seconds(older_than, "--older-than"), seconds(grace, "--grace")
     statuses = [one for given in status or ["completed"] for one in given.split(",")]
 
     async def ask() -> PruneReport:
@@ -98,13 +95,6 @@ def rebuild(
         mended = "would be mended" if dry_run else "mended"
         note(f"{_count(report.journals, 'journal')} read, the rows of {report.mended:,} {mended}")
     return Exit.FAILED if report.damaged or (dry_run and report.differences) else Exit.OK
-
-
-def _seconds(text: str, option: str) -> float:
-    span = _SPAN.fullmatch(text.strip())
-    if span is None:
-        raise Problem(f"{option} {text!r} is no length of time; write 30d, 12h, 90m, 45s or 2w")
-    return float(span[1]) * _SECONDS[span[2]]
 
 
 def _count(number: int, what: str) -> str:

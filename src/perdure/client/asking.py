@@ -19,6 +19,7 @@ from perdure.client.views import (
     approval_views,
     orchestrator_views,
     queue_view,
+    run_summary,
     run_view,
     step_view,
 )
@@ -56,10 +57,20 @@ class Asking(Connection):
         program: str | None = None,
         tags: dict[str, str] | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
+        owner: str | None = None,
+        parent: str | None = None,
+        root: str | None = None,
+        queue: str | None = None,
+        id_prefix: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
-        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one."""
+        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one.
+
+        Created from `since` on and before `until`. `parent` and `root` are ids or run_ids, and a run without a parent
+        is its own root. `owner` is an orchestrator, which owns roots. `id_prefix` is no pattern.
+        """
         self._check_open()
         wanted = [status] if isinstance(status, str) else list(status or ())
         if limit < 1:
@@ -68,15 +79,30 @@ class Asking(Connection):
             status=[_status(s) for s in wanted],
             program=program,
             tags=checked_tags(tags),
-            since=since.timestamp() if since is not None else None,
+            since=_timestamp(since, "since"),
+            until=_timestamp(until, "until"),
+            owner=_named(owner, "owner", "the name of an orchestrator"),
+            parent=await self._run_id_of(parent, "parent"),
+            root=await self._run_id_of(root, "root"),
+            queue=_named(queue, "queue", "the name of a queue"),
+            id_prefix=_prefix(id_prefix),
             limit=limit + 1,  # one more than asked for tells whether there is another page
             cursor=cursor,
             built_in=program is not None,
         )
         found = await self.store.runs.list(filter)
-        page = RunPage([run_view(await self._load_or_say(run), head) for run, head in found[:limit]])
+        page = RunPage([run_summary(await self._load_or_say(run), head) for run, head in found[:limit]])
         page.cursor = page[-1].run_id if len(found) > limit else None
         return page
+
+    async def _run_id_of(self, id: str | None, what: str) -> str | None:
+        """The run_id of a run that a filter names; what names none is left as it is, and finds none."""
+        if id is None:
+            return None
+        if not isinstance(id, str):
+            raise UsageError(f"list({what}={id!r}): give the id of a run")
+        found = await self._find(id)
+        return id if found is None else found[0].run_id
 
     async def queues(self) -> Sequence[QueueView]:
         """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
@@ -191,6 +217,40 @@ def _status(value: RunStatus | str) -> RunStatus:
         return RunStatus(value)
     except ValueError:
         raise UsageError(f"{value!r} is no status; there are {', '.join(RunStatus)}") from None
+
+
+def _timestamp(at: datetime | None, what: str) -> float | None:
+    if at is None:
+        return None
+    if not isinstance(at, datetime):
+        raise UsageError(f"list({what}={at!r}): give a moment such as datetime.now(UTC) - timedelta(hours=1)")
+    if at.tzinfo is None:
+        raise UsageError(
+            f"list({what}={at!r}): the moment has no timezone; write datetime.now(UTC), or add tzinfo=UTC to it"
+        )
+    return at.timestamp()
+
+
+def _named(name: str | None, what: str, meaning: str) -> str | None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise UsageError(f"list({what}={name!r}): give {meaning}")
+    if name is not None:
+        _check_text(name, what)
+    return name
+
+
+def _prefix(prefix: str | None) -> str | None:
+    if prefix is not None and not isinstance(prefix, str):
+        raise UsageError(f"list(id_prefix={prefix!r}): give the beginning of an id")
+    if prefix:
+        _check_text(prefix, "id_prefix")
+    return prefix or None
+
+
+def _check_text(text: str, what: str) -> None:
+    """Refuse what no name has, and what stores would compare in ways of their own."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"list({what}={text!r}): it has a character that no name can have")
 
 
 def _of(run: RunRow, found: list[Entry]) -> list[Entry]:

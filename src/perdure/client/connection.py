@@ -16,10 +16,12 @@ from perdure.client.watch import Watch
 from perdure.config import Limits
 from perdure.engine.locks import Locker
 from perdure.engine.payloads import Payloads
-from perdure.errors import Corrupt, NoSuchRun, UsageError
+from perdure.errors import Corrupt, NoSuchRun, NotDecodable, UsageError
 from perdure.kernel.codec import Codec, TypeCodec
+from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
+from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import check_id
 from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue
@@ -140,11 +142,23 @@ class Connection:
             return Loaded(msgspec.structs.replace(run, reason=str(damage)))
 
     async def _load(self, run: RunRow) -> Loaded:
-        return Loaded(
-            run,
-            await self.payloads.load(run.input_blob, run.input),
-            await self.payloads.load(run.output_blob, run.output),
-        )
+        input = await self.payloads.load(run.input_blob, run.input)
+        output = await self.payloads.load(run.output_blob, run.output)
+        return Loaded(run, msgspec.json.decode(input), self._output(run, output))
+
+    def _output(self, run: RunRow, output: msgspec.Raw) -> Any:
+        """What a run returned, as its program says where that is known, and as plain JSON where it is not."""
+        program = self._code_of(run.program, run.version) if run.status is RunStatus.COMPLETED else None
+        if program is not None:
+            try:
+                return self.codec.decode(output, getattr(program, "returns", Any), f"the result of run {run.id!r}")
+            except NotDecodable:
+                pass  # the type has changed since; the value is shown all the same
+        return msgspec.json.decode(output)
+
+    def _code_of(self, program: str, version: str) -> Program | None:
+        """The program of a run, where this process has it."""
+        return None
 
 
 class _KeptBlobs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
@@ -65,9 +65,9 @@ class ApprovalView:
         return not self.approvers or person in self.approvers
 
 
-@dataclass(frozen=True, slots=True)
-class RunView:
-    """A run as it stands."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run as a list has it: what its row says, without a look into its journal. `get(id)` has the rest."""
 
     id: str
     run_id: str
@@ -81,8 +81,6 @@ class RunView:
     owner: str | None
     epoch: int
     tags: dict[str, str]
-    state: dict[str, Any]
-    waits: tuple[WaitView, ...]
     parent: str | None
     root: str
     forked_from: str | None
@@ -90,13 +88,23 @@ class RunView:
     updated_at: datetime
     finished_at: datetime | None
     next_seq: int
-    queue: str | None = None
-    key: str | None = None
-    priority: int = 0
-    parked: str | None = None
+    size: int
+    """How many bytes its journal has, which is that of its root."""
+    queue: str | None
+    key: str | None
+    priority: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView(RunSummary):
+    """A run as it stands."""
+
+    state: dict[str, Any]
+    waits: tuple[WaitView, ...]
+    parked: str | None
     """Why it is parked, while it is: `diverged`, `no_program`, `no_version`, `undecodable`, `damaged`, `imported`,
     `redacted`, `poisoned`; `reason` says more."""
-    divergence: Divergence | None = None
+    divergence: Divergence | None
     """What has changed in the code, both sides with their lines, and what to write; where it diverged."""
 
 
@@ -204,7 +212,7 @@ def orchestrator_views(leases: Sequence[Lease], loads: Sequence[Load]) -> list[O
     return sorted(views.values(), key=lambda view: view.name)
 
 
-class RunPage(list[RunView]):
+class RunPage(list[RunSummary]):
     """A page of runs. `cursor` gives the next one, and is None on the last."""
 
     cursor: str | None = None
@@ -212,51 +220,59 @@ class RunPage(list[RunView]):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A row whose large values have been fetched."""
+    """A row with its values, wherever they lay."""
 
     row: RunRow
-    input: msgspec.Raw = field(default_factory=lambda: msgspec.Raw(b"null"))
-    output: msgspec.Raw = field(default_factory=lambda: msgspec.Raw(b"null"))
+    input: Any = None
+    output: Any = None
 
 
-def run_view(loaded: Loaded, head: Head, state: RunState | None = None) -> RunView:
-    """A run's row as callers see it; its waits are known only with its folded journal."""
-    row = loaded.row
-    path = child_path(row)
-    waits: tuple[WaitView, ...] = ()
-    values: dict[str, msgspec.Raw] = {}
-    parked = state.parked if state is not None and not path else None
-    if state is not None:
-        waits = tuple(_waits(state, f"{path}/" if path else ""))
-        values = state.child_values.get(path, {}) if path else state.values
+def run_summary(loaded: Loaded, head: Head) -> RunSummary:
+    """A run's row as callers see it."""
+    return RunSummary(**_summary(loaded, head))
+
+
+def run_view(loaded: Loaded, head: Head, state: RunState) -> RunView:
+    """A run's row as callers see it, with what its folded journal says."""
+    path = child_path(loaded.row)
+    values = state.child_values.get(path, {}) if path else state.values
+    parked = state.parked if loaded.row.status is RunStatus.PARKED else None
     return RunView(
-        id=row.id,
-        run_id=row.run_id,
-        program=row.program,
-        version=row.version,
-        status=row.status,
-        input=msgspec.json.decode(loaded.input),
-        output=msgspec.json.decode(loaded.output),
-        error=row.error,
-        reason=row.reason,
-        owner=row.owner,
-        epoch=row.epoch,
-        tags=row.tags,
+        **_summary(loaded, head),
         state={key: msgspec.json.decode(value) for key, value in values.items()},
-        waits=waits,
-        parent=row.parent or None,
-        root=row.root or row.run_id,
-        forked_from=row.forked_from or None,
-        created_at=moment(row.created_at),
-        updated_at=moment(head.at),
-        finished_at=_moment(row.finished_at),
-        next_seq=head.next_seq,
-        queue=row.queue or None,
-        key=row.queue_key or None,
-        priority=row.priority,
+        waits=tuple(_waits(state, f"{path}/" if path else "")),
         parked=parked.kind if parked is not None else None,
         divergence=parked.divergence if parked is not None else None,
     )
+
+
+def _summary(loaded: Loaded, head: Head) -> dict[str, Any]:
+    row = loaded.row
+    return {
+        "id": row.id,
+        "run_id": row.run_id,
+        "program": row.program,
+        "version": row.version,
+        "status": row.status,
+        "input": loaded.input,
+        "output": loaded.output,
+        "error": row.error,
+        "reason": row.reason,
+        "owner": row.owner,
+        "epoch": row.epoch,
+        "tags": row.tags,
+        "parent": row.parent or None,
+        "root": row.root or row.run_id,
+        "forked_from": row.forked_from or None,
+        "created_at": moment(row.created_at),
+        "updated_at": moment(head.at),
+        "finished_at": _moment(row.finished_at),
+        "next_seq": head.next_seq,
+        "size": head.size,
+        "queue": row.queue or None,
+        "key": row.queue_key or None,
+        "priority": row.priority,
+    }
 
 
 def _waits(state: RunState, prefix: str) -> list[WaitView]:

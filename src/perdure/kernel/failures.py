@@ -56,6 +56,11 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     errors: tuple[Failure, ...] = ()
     """The exceptions of an exception group."""
 
+    def __str__(self) -> str:
+        """As an exception is said in one line: `ValueError: no stock`."""
+        name = self.type.removeprefix("builtins.").removeprefix("__main__.")
+        return f"{name}: {self.message}" if self.message else name
+
 
 # --- describing -----------------------------------------------------------------------------------------------------
 

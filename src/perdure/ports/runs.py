@@ -17,7 +17,9 @@ from perdure.ports.journal import Head
 class RunFilter(msgspec.Struct, frozen=True):
     """Which runs to list, newest first. `cursor` is the last run_id of the page before.
 
-    `built_in`: runs of perdure's own programs too, whose names begin with `perdure.`.
+    Created from `since` on and before `until`. `parent` and `root` are run_ids; a run without a parent is its own root.
+    `id_prefix` is what an id begins with, and no pattern. `built_in`: runs of perdure's own programs too, whose names
+    begin with `perdure.`.
     """
 
     status: Sequence[RunStatus] = ()
@@ -29,6 +31,12 @@ class RunFilter(msgspec.Struct, frozen=True):
     # Only runs that ask somebody something now, with all that their children ask.
     asking: bool = False
     built_in: bool = True
+    owner: str | None = None
+    parent: str | None = None
+    root: str | None = None
+    queue: str | None = None
+    until: float | None = None
+    id_prefix: str | None = None
 
     def fits(self, row: RunRow) -> bool:
         """Whether a row is one of those, for stores that have no query language."""
@@ -38,6 +46,12 @@ class RunFilter(msgspec.Struct, frozen=True):
             and (self.program is None or row.program == self.program)
             and (self.built_in or not row.program.startswith(BUILT_IN))
             and (self.since is None or row.created_at >= self.since)
+            and (self.until is None or row.created_at < self.until)
+            and (self.owner is None or row.owner == self.owner)
+            and (self.parent is None or row.parent == self.parent)
+            and (self.root is None or (row.root or row.run_id) == self.root)
+            and (self.queue is None or row.queue == self.queue)
+            and (self.id_prefix is None or row.id.startswith(self.id_prefix))
             and (not self.asking or (row.approvals > 0 and not row.root))
             and all(row.tags.get(key) == value for key, value in (self.tags or {}).items())
         )

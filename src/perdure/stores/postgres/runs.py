@@ -37,11 +37,19 @@ _FILTER = """
       and ($5::float8 is null or r.created_at >= $5)
       and not exists (
           select 1 from unnest($6::text[]) as tag where position(',' || tag in ',' || substr(r.tags, 2)) = 0)
+      and ($8::text is null or r.owner = $8)
+      and ($9::text is null or r.parent = $9)
+      and ($10::text is null or r.run_id = $10 or r.root = $10)
+      and ($11::text is null or r.queue = $11)
+      and ($12::float8 is null or r.created_at < $12)
+      and ($13::text is null or starts_with(r.id, $13))
     order by r.run_id desc limit $7
 """
 _LIST = RUN_AND_HEAD + " where " + _FILTER
 _LIST_ASKING = RUN_AND_HEAD + " where r.approvals > 0 and r.root = '' and " + _FILTER
 _LIST_PARKED = RUN_AND_HEAD + " where r.status = 'parked' and " + _FILTER
+# The run_ids of the runs in a tree begin with that of its root and a slash, which the zero comes next to.
+_LIST_TREE = RUN_AND_HEAD + " where r.run_id >= $10 and r.run_id < $10 || '0' and " + _FILTER
 _GET = RUN + " where r.run_id = $1"
 _OF_EACH = "select f.* from unnest($1::text[]) as w (id) cross join lateral ("
 _LATEST = " where r.id = w.id order by (r.root = '') desc, r.incarnation desc, r.run_id desc limit 1) f"
@@ -115,9 +123,15 @@ class PostgresRuns:
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
-        parked = list(filter.status) == [RunStatus.PARKED]
+        statement = _LIST
+        if filter.asking:
+            statement = _LIST_ASKING
+        elif filter.root is not None:
+            statement = _LIST_TREE
+        elif list(filter.status) == [RunStatus.PARKED]:
+            statement = _LIST_PARKED
         rows = await self._database.ask(
-            _LIST_ASKING if filter.asking else _LIST_PARKED if parked else _LIST,
+            statement,
             filter.cursor,
             [status.value for status in filter.status] if filter.status else None,
             filter.program,
@@ -126,6 +140,12 @@ class PostgresRuns:
             # Without the braces: a key and its value, as they stand in the tags of a run.
             [msgspec.json.encode({key: value}).decode()[1:-1] for key, value in (filter.tags or {}).items()],
             filter.limit,
+            filter.owner,
+            filter.parent,
+            filter.root,
+            filter.queue,
+            filter.until,
+            filter.id_prefix,
         )
         return [listed(row) for row in rows]
 

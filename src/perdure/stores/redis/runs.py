@@ -53,6 +53,10 @@ class RedisRuns:
         keys = ["asking"] if filter.asking else [f"by:{status.value}" for status in filter.status] or ALL
         found: list[tuple[RunRow, Head]] = []
         cursor = filter.cursor
+        if filter.root is not None:
+            # The run_ids of the runs in a tree begin with that of its root and a slash, which the zero comes next to.
+            beyond = filter.root + "0"
+            cursor = beyond if cursor is None else min(cursor, beyond)
         while len(found) < filter.limit:
             size = min(PAGE_SIZE, max(25, filter.limit - len(found)))
             page = await self._server.call(PAGE, (keys, cursor, size, True))
@@ -61,6 +65,8 @@ class RedisRuns:
             if len(page) < size:
                 break
             cursor = page[-1][0].decode()
+            if filter.root is not None and cursor < filter.root:
+                break
         return found[: filter.limit]
 
     async def owned(

@@ -25,6 +25,12 @@ _FILTER = """
       and (:program is null or r.program = :program)
       and (:built_in or substr(r.program, 1, 8) <> 'perdure.')
       and (:since is null or r.created_at >= :since)
+      and (:until is null or r.created_at < :until)
+      and (:owner is null or r.owner = :owner)
+      and (:parent is null or r.parent = :parent)
+      and (:root is null or r.run_id = :root or r.root = :root)
+      and (:queue is null or r.queue = :queue)
+      and (:id_prefix is null or substr(r.id, 1, length(:id_prefix)) = :id_prefix)
       and (:tags is null or not exists (
           select 1 from json_each(:tags) wanted
           where not exists (select 1 from json_each(r.tags) has
@@ -41,6 +47,8 @@ _ASKING = """
 """
 ASKING_FILTER = _ASKING + _FILTER
 PARKED_FILTER = " where r.status = 'parked' and " + _FILTER
+# The run_ids of the runs in a tree begin with that of its root and a slash, which the zero comes next to.
+TREE_FILTER = " where r.run_id >= :root and r.run_id < :root || '0' and " + _FILTER
 ENDED = """
     where r.run_id in (select value from json_each(?)) and (r.finished_at is not null or r.status = 'parked')
 """
@@ -49,6 +57,7 @@ _FIND = RUN_AND_HEAD + " where r.id = ? order by r.root = '' desc, r.incarnation
 _LIST = RUN_AND_HEAD + LIST_FILTER
 _LIST_ASKING = RUN_AND_HEAD + ASKING_FILTER
 _LIST_PARKED = RUN_AND_HEAD + PARKED_FILTER
+_LIST_TREE = RUN_AND_HEAD + TREE_FILTER
 _OWNED = """
     select run_id from perdure_runs
     where finished_at is null and owner in (select value from json_each(?1)) and status = ?2
@@ -111,9 +120,21 @@ class SqlRuns:
             "tags": _json(filter.tags) if filter.tags else None,
             "limit": filter.limit,
             "built_in": filter.built_in,
+            "owner": filter.owner,
+            "parent": filter.parent,
+            "root": filter.root,
+            "queue": filter.queue,
+            "until": filter.until,
+            "id_prefix": filter.id_prefix,
         }
-        parked = list(filter.status) == [RunStatus.PARKED]
-        rows = await self._database.read(_LIST_ASKING if filter.asking else _LIST_PARKED if parked else _LIST, bindings)
+        statement = _LIST
+        if filter.asking:
+            statement = _LIST_ASKING
+        elif filter.root is not None:
+            statement = _LIST_TREE
+        elif list(filter.status) == [RunStatus.PARKED]:
+            statement = _LIST_PARKED
+        rows = await self._database.read(statement, bindings)
         return [listed(row) for row in rows]
 
     async def owned(

@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from perdure.errors import Corrupt
 from perdure.kernel.events import (
+    AnyEvent,
     Batch,
     ChildFinished,
     ChildStarted,
@@ -53,6 +54,11 @@ def rows(found: Sequence[RunRow | Corrupt]) -> list[RunRow]:
     """Rows of which none is damaged."""
     assert all(isinstance(one, RunRow) for one in found)
     return [one for one in found if isinstance(one, RunRow)]
+
+
+def _children(*paths: str) -> list[AnyEvent]:
+    """The beginnings of children, each of a program that is called as its op."""
+    return [ChildStarted(path, path.rpartition("/")[2].partition(":")[0]) for path in paths]
 
 
 class RowConformance(StoreConformance):
@@ -255,6 +261,65 @@ class ListConformance(StoreConformance):
         assert await ids(store, program="checkout") == ["r3", "r0"]
         assert await ids(store, program="check") == ["r2"]
         assert await ids(store, program="nothing") == []
+
+    async def test_runs_are_listed_by_owner(self, store: Store) -> None:
+        """Whose they are now: not who had them before, and not who has a name that begins alike."""
+        mine, theirs, taken, free = History("r0"), History("r1"), History("r2"), History("r3")
+        await write_all(store, mine.begin_as("w1"), theirs.begin_as("w10"), taken.begin_as("w1"), free.begin())
+        await write_all(store, taken.then(RunClaimed("w2", 2)))
+        assert await ids(store, owner="w1") == ["r0"]
+        assert await ids(store, owner="w2") == ["r2"]
+        assert await ids(store, owner="w") == []
+        assert await ids(store, owner="") == []
+
+    async def test_runs_are_listed_by_queue(self, store: Store) -> None:
+        """Also those of the queue that are under way or have ended."""
+        queued, begun, other, none = (History(f"r{i}", queue=q) for i, q in enumerate(["mail", "mail", "mails", ""]))
+        await write_all(store, queued.begin(), begun.begin_as("a", finished()), other.begin(), none.begin())
+        assert await ids(store, queue="mail") == ["r1", "r0"]
+        assert await ids(store, queue="mail", status=[RunStatus.QUEUED]) == ["r0"]
+        assert await ids(store, queue="%") == []
+
+    async def test_runs_are_listed_by_parent_and_by_root(self, store: Store, second: Store) -> None:
+        """A root is its own; those whose run_id only begins like that of the root are no part of its tree."""
+        family, detached = History("r1"), History("r2", parent="r1")
+        others = [History("r10"), History("r1.5"), History("r0")]
+        append = family.begin_as("a", *_children("pack:0", "pack:0/wrap:0", "send:0"))
+        await write_all(store, msgspec.structs.replace(append, children=child_rows(family.state)))
+        await write_all(store, detached.begin(), *(run.begin() for run in others))
+        tree = ["r1/send:0", "r1/pack:0/wrap:0", "r1/pack:0", "r1"]
+        assert await ids(second, root="r1") == tree
+        assert await ids(second, root="r1", limit=2) == tree[:2]
+        assert await ids(second, root="r1", limit=2, cursor=tree[1]) == tree[2:]
+        assert await ids(second, root="r1", program="pack") == ["r1/pack:0"]
+        assert await ids(second, root="r2") == ["r2"]
+        assert await ids(second, root="r") == []
+        assert await ids(second, parent="r1") == ["r2", "r1/send:0", "r1/pack:0"]
+        assert await ids(second, parent="r1/pack:0") == ["r1/pack:0/wrap:0"]
+        assert await ids(second, parent="r1", root="r1") == ["r1/send:0", "r1/pack:0"]
+
+    async def test_runs_are_listed_by_the_time_before_which_they_were_created(self, store: Store) -> None:
+        """From `since` on and before `until`, so that two spans that meet have no run in common and miss none."""
+        for i in range(5):
+            await write_all(store, History(f"r{i}", at=BEGAN + i / 4).begin())
+        assert await ids(store, until=BEGAN + 0.5) == ["r1", "r0"]
+        assert await ids(store, since=BEGAN + 0.25, until=BEGAN + 0.75) == ["r2", "r1"]
+        assert await ids(store, since=BEGAN + 0.5, until=BEGAN + 0.5) == []
+
+    async def test_runs_are_listed_by_how_their_ids_begin(self, store: Store) -> None:
+        """The prefix is compared character by character: no sign in it stands for another."""
+        given = ["order-1", "order-2", "Order-3", "order_4", "ord%r-5", "órder-6", "x-order-7"]
+        await write_all(store, *(History(f"r{i}", id=id).begin() for i, id in enumerate(given)))
+        assert await ids(store, id_prefix="order-") == ["r1", "r0"]
+        assert await ids(store, id_prefix="order_") == ["r3"]
+        assert await ids(store, id_prefix="ord%") == ["r4"]
+        assert await ids(store, id_prefix="ó") == ["r5"]
+        assert await ids(store, id_prefix="order-1") == ["r0"]
+        assert await ids(store, id_prefix="order-1x") == []
+        for pattern in ("*", "[o]", "\\", "%rder"):
+            assert await ids(store, id_prefix=pattern) == []
+        assert await ids(store, id_prefix="ord", limit=2) == ["r4", "r3"]
+        assert await ids(store, id_prefix="ord", limit=2, cursor="r3") == ["r1", "r0"]
 
     async def test_runs_of_built_in_programs_can_be_left_out(self, store: Store) -> None:
         """By how the names of their programs begin, and by nothing else; they are counted in no page."""
