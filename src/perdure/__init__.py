@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from perdure.kernel.truncation import Truncated
     from perdure.locks import Lock, lock
     from perdure.orchestrator.sweep import SweepReport
+    from perdure.policy_driver import PolicyDriver, StepRun
     from perdure.ports.leases import HeldBy
     from perdure.settings.load import Settings, load_settings
     from perdure.settings.problems import InvalidSettings
@@ -183,6 +184,7 @@ __all__ = [
     "PayloadTooLarge",
     "PerdureError",
     "Policy",
+    "PolicyDriver",
     "Program",
     "PruneReport",
     "Queue",
@@ -215,6 +217,7 @@ __all__ = [
     "StepContext",
     "StepError",
     "StepInfo",
+    "StepRun",
     "StepStatus",
     "StepTimeout",
     "StepView",
@@ -316,6 +319,7 @@ _HOMES = {
         "perdure.kernel.truncation": ("Truncated"),
         "perdure.locks": ("Lock lock"),
         "perdure.orchestrator.sweep": ("SweepReport"),
+        "perdure.policy_driver": ("PolicyDriver StepRun"),
         "perdure.ports.leases": ("HeldBy"),
         "perdure.settings.load": ("Settings load_settings"),
         "perdure.settings.problems": ("InvalidSettings"),

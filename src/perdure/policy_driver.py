@@ -1,0 +1,86 @@
+"""One step under its policy, outside of a run: retries, timeout, fallback, and what happened. Keeps nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from perdure.assembly import Engine
+from perdure.authoring.code.step import Step
+from perdure.authoring.code.workflow import workflow
+from perdure.client.views import AttemptView
+from perdure.config import Limits
+from perdure.errors import UsageError
+from perdure.kernel.codec import Codec, TypeCodec
+from perdure.kernel.events import Entry, StepStatus
+from perdure.kernel.failures import rebuild
+from perdure.kernel.policy import Policy
+from perdure.kernel.rules import RulesLike, rule, rules_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun(Generic[R]):
+    """What came of one step that a PolicyDriver ran."""
+
+    status: StepStatus
+    output: R | None
+    """What the step, or its fallback, returned; None when it failed or was skipped."""
+    error: BaseException | None
+    """What the last attempt raised, of a step that failed or was skipped."""
+    attempts: Sequence[AttemptView]
+    events: Sequence[Entry]
+    """What a journal would hold of the step, in its order."""
+
+
+class PolicyDriver:
+    """Runs single steps under their policies, without a store and without a workflow.
+
+    `policy` goes over what the step itself says, as a rule for it would; `rules` come after it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        rules: RulesLike = (),
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        codecs: Iterable[TypeCodec[Any]] = (),
+    ) -> None:
+        self._policy = policy
+        self._rules = rules_of(rules, "PolicyDriver(rules=...)")
+        self._limits, self._codecs = limits, tuple(codecs)
+
+    async def run(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> StepRun[R]:
+        """Try a step as its policy says, wherever its attempts run; never raises for a step that failed."""
+        if not isinstance(step, Step):
+            raise UsageError(f"run() takes a step and its arguments, as in run(charge, order), not {step!r}")
+        inspect.signature(step.fn).bind(*args, **kwargs)  # a wrong call is an error of the caller, not of the step
+        # A remote step has its attempts here: there is no queue to send it to.
+        here: Step[P, R] = type(step)(dataclasses.replace(step.spec, queue=""))
+
+        @workflow(name=step.name)
+        async def single() -> Any:
+            return await here(*args, **kwargs)
+
+        rules = [rule(step.name, self._policy), *self._rules.rules] if self._policy else self._rules.rules
+        async with Engine("memory://", [single], rules=rules, limits=self._limits, codecs=self._codecs) as engine:
+            handle = await engine.start(single())
+            result = await handle.outcome()
+            taken = await engine.steps(handle.run_id)
+            journal = await engine.journal(handle.run_id)
+        if not taken:  # its arguments cannot be stored
+            assert result.error is not None
+            raise result.error
+        (view,) = taken
+        error = result.error
+        if error is None and view.error is not None:  # it was skipped
+            error = rebuild(view.error, Codec(self._codecs), step.spec.errors)
+        entries = [entry for entry in journal if getattr(entry.event, "op", "") == view.path]
+        output = result.output if view.status is StepStatus.SUCCEEDED else None
+        return StepRun(view.status, output, error, view.attempts, entries)
