@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         StepView,
     )
     from perdure.config import Limits, Queue, Rate, Recovery, Retention
+    from perdure.context import run_context
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
         AlreadyExists,
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
     )
     from perdure.kernel.codec import TypeCodec
     from perdure.kernel.commands import Program
+    from perdure.kernel.context import RunContext
     from perdure.kernel.durability import Durability, every
     from perdure.kernel.events import Entry, RunStatus, StepStatus
     from perdure.kernel.fallback import FailedStep, instead, retry_with
@@ -197,6 +199,7 @@ __all__ = [
     "Rule",
     "Rules",
     "RunCancelled",
+    "RunContext",
     "RunFailed",
     "RunHandle",
     "RunPage",
@@ -258,6 +261,7 @@ __all__ = [
     "retry_with",
     "rule",
     "run",
+    "run_context",
     "saga",
     "set_state",
     "sleep",
@@ -294,6 +298,7 @@ _HOMES = {
             "ApprovalView Chunk OrchestratorView QueueView RunPage RunResult RunSummary RunView StepView"
         ),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),
+        "perdure.context": ("run_context"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected CannotRetry CompensationFailed Corrupt DeadlineExceeded "
@@ -306,6 +311,7 @@ _HOMES = {
         ),
         "perdure.kernel.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),
+        "perdure.kernel.context": ("RunContext"),
         "perdure.kernel.durability": ("Durability every"),
         "perdure.kernel.events": ("Entry RunStatus StepStatus"),
         "perdure.kernel.fallback": ("FailedStep instead retry_with"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from perdure import step, step_context, workflow
+from perdure import RunContext, run_context, step, step_context, workflow
 
 
 @dataclass
@@ -68,3 +68,8 @@ def emitting() -> None:
 def beating() -> None:
     """Tries what works in the engine's own process only."""
     step_context().heartbeat()
+
+
+@step(cpu=True)
+def whose_run() -> RunContext:
+    return run_context()

@@ -11,6 +11,7 @@ from msgspec import Raw
 from perdure.errors import NoSuchOp, UsageError
 from perdure.kernel import fork as forks
 from perdure.kernel.commands import RunStep, StartChild, StartTimer, StepSpec
+from perdure.kernel.context import RunContext
 from perdure.kernel.events import (
     AnyEvent,
     AttemptFailed,
@@ -124,7 +125,7 @@ def test_times_are_moved_so_that_the_past_ends_now() -> None:
     assert [batch.at for batch in made] == [980.0, 990.0, 1000.0, 1000.0]
     state = fold("r1", made)
     assert (state.ops["go:0"].due, state.ops["pack:0"].due) == (1380.0, 1080.0)
-    assert made[-1].events[-1] == RunForked("r0", 6, 880.0)
+    assert made[-1].events[-1] == RunForked("r0", 6, 880.0, run=RunContext("original", "r0", "shop", "1", "r0"))
 
 
 def test_a_deadline_begins_anew() -> None:

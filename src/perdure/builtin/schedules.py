@@ -100,7 +100,7 @@ class Runs:
         tick = {"tick": stamp(order.tick)} if order.tick is not None else {}
         try:
             _ = await self._client.start(
-                Recorded(definition.program, definition.input.encode()),
+                Recorded(definition.program, definition.input.encode(), errand.id, order.tick),
                 id=id,
                 tags={**definition.tags, "schedule": errand.id, **tick},
                 queue=definition.queue or None,

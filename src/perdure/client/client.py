@@ -31,7 +31,7 @@ from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunSta
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import Invocation
+from perdure.kernel.invocation import Invocation, Recorded
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.reach import run_rules
 from perdure.kernel.reuse import Reuse, decide
@@ -165,6 +165,8 @@ class Client(Scheduling, Resolving, Pruning, Compacting, Rebuilding, Asking):
             queue=place.queue,
             queue_key=place.key,
             priority=place.priority,
+            schedule=invocation.schedule if isinstance(invocation, Recorded) else "",
+            scheduled_at=invocation.scheduled_at if isinstance(invocation, Recorded) else None,
         )
         if inline:
             return started, started

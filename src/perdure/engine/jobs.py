@@ -16,6 +16,7 @@ from typing import Any
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import drain_in_thread
 from perdure.errors import UsageError
+from perdure.kernel.context import RunContext
 
 
 class Job:
@@ -39,7 +40,7 @@ class Job:
                 f"the step {name} is defined inside a function and cannot be found from another process; "
                 "define it at the top of a module"
             )
-        step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends)
+        step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends, self.step.run)
         return _Named, (module, name, self.args, self.kwargs, step)
 
 
@@ -72,12 +73,14 @@ def follow_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
+# What a step knows of its attempt in another process: its key, its run, the number, when it is timed out, and its run.
+Sent = tuple[str, str, int, float | None, RunContext]
+
+
 class _Named:
     """A job on the other side: finds its function by name."""
 
-    def __init__(
-        self, module: str, name: str, args: list[Any], kwargs: dict[str, Any], step: tuple[str, str, int, float | None]
-    ) -> None:
+    def __init__(self, module: str, name: str, args: list[Any], kwargs: dict[str, Any], step: Sent) -> None:
         self._module, self._name, self._args, self._kwargs, self._step = module, name, args, kwargs, step
 
     def __call__(self) -> Any:
@@ -85,7 +88,8 @@ class _Named:
         for part in self._name.split("."):
             found = getattr(found, part)
         context = Context()
-        context.run(current.set, StepContext(*self._step))
+        id, run_id, attempt, ends, run = self._step
+        context.run(current.set, StepContext(id, run_id, attempt, ends, run=run))
         # The module holds the Step; a function that was wrapped by hand may be there bare.
         return context.run(_call, getattr(found, "fn", found), self._args, self._kwargs)
 

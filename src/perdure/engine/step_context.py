@@ -10,6 +10,8 @@ import msgspec
 
 from perdure.engine.locks import Locker
 from perdure.errors import PerdureError, UsageError
+from perdure.kernel.context import RunContext
+from perdure.kernel.context import run_context as context_of_run
 from perdure.kernel.events import moment
 from perdure.kernel.ops import Shown
 from perdure.kernel.plan import Call
@@ -26,6 +28,7 @@ class StepContext:
         "_cancelled",
         "_channel",
         "_channels",
+        "_run",
         "attempt",
         "beat",
         "capped",
@@ -44,6 +47,7 @@ class StepContext:
         deadline: float | None,
         channels: Channels | None = None,
         call: Call | None = None,
+        run: RunContext | None = None,
     ) -> None:
         self.id = id
         """The idempotency key: the same for every attempt, on every machine."""
@@ -55,7 +59,7 @@ class StepContext:
         self.capped = False
         # When it gave its last sign of life, on the loop's clock.
         self.beat = 0.0
-        self._channels, self._call = channels, call
+        self._channels, self._call, self._run = channels, call, run
         self._channel: Channel | None = None
         self._cancelled = False
         # Takes locks for the step; None in another process.
@@ -72,6 +76,16 @@ class StepContext:
     def cancelled(self) -> bool:
         """Whether nobody waits for this attempt any more: a step in a thread should look, and stop."""
         return self._cancelled
+
+    @property
+    def run(self) -> RunContext:
+        """The run that this step is part of, as `run_context()` gives it; of a remote step the one that asked."""
+        if self._run is None:
+            assert self._channels is not None
+            assert self._call is not None
+            state = self._channels.state
+            self._run = context_of_run(state, state.child_of(self._call.command.op))
+        return self._run
 
     # --- showing what there is before the end ---------------------------------------------------------------------
 

@@ -39,10 +39,12 @@ Report = ChunkAppended | StepProgressed
 class Channels:
     """The channels of one run. They stay when its journal is read anew, and another driver takes its place."""
 
-    __slots__ = ("driver", "open", "services")
+    __slots__ = ("driver", "open", "services", "state")
 
     def __init__(self, driver: Driver, services: Services) -> None:
         self.driver, self.services = driver, services
+        # Of the run that they belong to, also when that has left memory.
+        self.state = driver.state
         self.open: dict[tuple[str, int], Channel] = {}
 
     def channel(self, context: StepContext, call: Call) -> Channel:

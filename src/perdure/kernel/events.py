@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.explanation import Divergence
+from perdure.kernel.context import RunContext
 from perdure.kernel.failures import Failure
 
 NULL = Raw(b"null")
@@ -72,6 +73,8 @@ class RemoteCall(msgspec.Struct, frozen=True, omit_defaults=True):
     keywords: tuple[str, ...] = ()
     # Whether the run goes on without a result when the step fails.
     skip: bool = False
+    # The run that asks for it; its tags are those of the start.
+    run: RunContext | None = None
 
 
 class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
@@ -108,6 +111,9 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     keys: str = ""
     # For the run of a remote step: what it does for its parent, which waits for the outcome.
     remote: RemoteCall | None = None
+    # The id of the schedule that started it, and the moment of the tick that it was started for.
+    schedule: str = ""
+    scheduled_at: float | None = None
 
 
 class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
@@ -380,7 +386,7 @@ class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
     """The past of another run ends here: what stands before is its events before number `seq`, `moved` seconds later.
 
     `inputs` are arguments that take the place of what the program gives those ops, by op and name; `state` are values
-    that are published from here on.
+    that are published from here on. `run` is what the code took the other run for; its tags are those of this one.
     """
 
     run_id: str
@@ -388,6 +394,7 @@ class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
     moved: float = 0.0
     inputs: dict[str, dict[str, Raw]] | None = None
     state: dict[str, Raw] | None = None
+    run: RunContext | None = None
 
 
 class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import NoSuchOp, UsageError
+from perdure.kernel.context import started_context, without_tags
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -271,7 +272,8 @@ def fork(
             result.append(Batch(seq, batch.at + moved, events))
             seq += len(events)
     at = max(now, result[-1].at)
-    last: list[AnyEvent] = [*edit.given(), RunForked(origin, point.seq, moved, inputs, state)]
+    context = without_tags(started_context(origin, started_of(batches)))
+    last: list[AnyEvent] = [*edit.given(), RunForked(origin, point.seq, moved, inputs, state, context)]
     if owner is not None:
         last.insert(-1, RunReleased(owner))
     result.append(Batch(seq, at, last))

@@ -69,11 +69,13 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
 class Recorded(Invocation[Any]):
     """An invocation whose input has been encoded before; its program need not be known here."""
 
-    __slots__ = ("_input",)
+    __slots__ = ("_input", "schedule", "scheduled_at")
 
-    def __init__(self, name: str, input: bytes) -> None:
+    def __init__(self, name: str, input: bytes, schedule: str = "", scheduled_at: float | None = None) -> None:
         super().__init__(name, None, (), {})
         self._input = input
+        # The schedule that starts it, and for which tick.
+        self.schedule, self.scheduled_at = schedule, scheduled_at
 
     def encode(self, program: Program | None, codec: Codec) -> bytes:
         """The input as it was recorded."""

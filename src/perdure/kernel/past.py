@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from perdure.kernel.context import RunContext, run_context
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -11,6 +12,7 @@ from perdure.kernel.events import (
     ChildFinished,
     ChildStarted,
     RunFinished,
+    RunForked,
     StateSet,
     StepFailed,
     StepStarted,
@@ -26,12 +28,19 @@ PATCH = "patch"
 class Past:
     """The past of one execution: of a run, or of a child in its journal."""
 
-    __slots__ = ("_last", "_marks", "_path", "_state")
+    __slots__ = ("_forks", "_last", "_marks", "_path", "_state")
 
     def __init__(
-        self, state: RunState | None = None, marks: frozenset[str] = frozenset(), last: int = -1, path: str = ""
+        self,
+        state: RunState | None = None,
+        marks: frozenset[str] = frozenset(),
+        last: int = -1,
+        path: str = "",
+        forks: Sequence[tuple[int, RunForked]] = (),
     ) -> None:
         self._state, self._marks, self._last, self._path = state, marks, last, path
+        # Where the past of other runs ends, by the numbers of the events that say so.
+        self._forks = forks
 
     @property
     def replaying(self) -> bool:
@@ -44,7 +53,15 @@ class Past:
 
     def within(self, path: str) -> Past:
         """The past of the child at an op path."""
-        return Past(self._state, self._marks, self._last, f"{path}/")
+        return Past(self._state, self._marks, self._last, f"{path}/", self._forks)
+
+    def context(self) -> RunContext | None:
+        """The run that the code is part of now: while it repeats the past of another run, that one."""
+        state = self._state
+        if state is None or state.started is None:
+            return None
+        origin = next((event.run for number, event in self._forks if number >= state.next_seq), None)
+        return run_context(state, self._path[:-1], origin)
 
 
 _WISHED = frozenset({WaitOpened, ChildStarted, ChildFinished, StateSet, RunFinished})
@@ -55,14 +72,16 @@ NO_PAST = Past()
 
 def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
     """The past that `batches` tell of, for the replay that folds them into `state`."""
-    marks, last = set(), -1
+    marks, last, forks = set(), -1, []
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             if _was_wished_for(event):
                 last = number
             if type(event) is ValueRecorded and event.kind == PATCH:
                 marks.add(event.op)
-    return Past(state, frozenset(marks), last)
+            elif type(event) is RunForked:
+                forks.append((number, event))
+    return Past(state, frozenset(marks), last, forks=forks)
 
 
 def _was_wished_for(event: AnyEvent) -> bool:

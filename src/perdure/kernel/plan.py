@@ -26,6 +26,7 @@ from perdure.kernel.commands import (
     StartChild,
     StartTimer,
 )
+from perdure.kernel.context import run_context, without_tags
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -214,7 +215,14 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
         # Who waits in one queue for a turn of its own, waits in the next under the same key.
         queue_key=state.started.queue_key,
         priority=state.started.priority,
-        remote=RemoteCall(op, command.positional, command.keywords, skip),
+        tags=state.started.tags,
+        remote=RemoteCall(
+            op,
+            command.positional,
+            command.keywords,
+            skip,
+            without_tags(run_context(state, state.child_of(op))),
+        ),
     )
     result.starts.append(Start(run_id(now, entropy_of(step_key(state.run_id, op))), [started]))
     result.barrier = True

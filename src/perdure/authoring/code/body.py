@@ -52,12 +52,14 @@ from perdure.kernel.commands import (
     StartTimer,
     StepSpec,
 )
+from perdure.kernel.context import RunContext, started_context
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
     ChildFinished,
     ChildStarted,
     RunClaimed,
+    RunStarted,
     RunStatus,
     StepFailed,
     StepSkipped,
@@ -137,8 +139,9 @@ class Body:
         self._finish: Finish | None = None
         self._refusals = 0
         self._cancelled: CancelRequested | None = None
-        # Values that the run it was forked from recorded, by op.
+        # Values that the run it was forked from recorded, by op; and how the run was started.
         self.recorded: dict[str, Raw] = {}
+        self.started: RunStarted | None = None
         # Locks that the body holds, by the op that asked for them.
         self.locks: dict[str, BodyLock] = {}
 
@@ -434,6 +437,14 @@ class Body:
                 self._commands.append(RecordValue(op, PATCH))
             self._patches[id] = known
         return known
+
+    def run_context(self) -> RunContext:
+        """The run that this body is."""
+        found = self._past.context()
+        if found is None:
+            assert self.started is not None
+            found = started_context(self.run_id, self.started)
+        return found if found.version else msgspec.structs.replace(found, version=self._version)
 
     def cancel_op(self, op: str) -> None:
         """Give an op up: nobody in the body waits for it any more."""

@@ -76,7 +76,7 @@ class CodeProgram:
             return self._call(started.input, codec)
 
         body = Body(run_id, make, self.returns, codec, self.encode_input, self.version, past)
-        body.recorded = started.recorded or {}
+        body.recorded, body.started = started.recorded or {}, started
         return body
 
     def _call(self, input: Raw, codec: Codec) -> Coroutine[Any, Any, Any]:
