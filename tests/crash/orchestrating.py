@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from perdure import Engine, Recovery, step, workflow
+from perdure import Engine, Recovery, lock, step, wait_signal, workflow
 from perdure.kernel.commands import Program
 from perdure.ports.journal import Append
 
@@ -61,6 +61,49 @@ async def poison_body() -> str:
     return "mended"
 
 
+@step
+def think(seconds: float) -> str:
+    write_down("steps", "think", 0)
+    time.sleep(seconds)
+    return "thought"
+
+
+@workflow
+async def thinking(seconds: float) -> str:
+    async with lock("mind", ttl=60):
+        return await think(seconds)
+
+
+@workflow
+async def waiting_inside() -> str:
+    async with lock("door", ttl=60):
+        return str(await wait_signal("go"))
+
+
+@workflow
+async def poison_inside() -> str:
+    async with lock("cellar", ttl=60):
+        return await kill()
+
+
+@step
+def eat() -> str:
+    write_down("steps", "eat", 0)
+    hoard: list[bytes] = []
+    end = time.time() + 3
+    while time.time() < end and not mended():
+        hoard.append(b"x" * (8 << 20))
+        time.sleep(0.05)
+    if not mended():
+        os.kill(os.getpid(), signal.SIGKILL)  # as the system does when there is no more
+    return "mended"
+
+
+@workflow
+async def glutton() -> str:
+    return await eat()
+
+
 async def main(url: str, name: str, lease: float, quarantine: int, leases: str | None) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -70,7 +113,7 @@ async def main(url: str, name: str, lease: float, quarantine: int, leases: str |
         write_down("appends", engine._orchestrator.session, append.run_id, append.expected_next, append.next_seq)
 
     recovery = Recovery(lease=lease, check_interval=lease / 3, grace=0.2, quarantine=quarantine)
-    programs: list[Program] = [flow, poison, poison_body]
+    programs: list[Program] = [flow, poison, poison_body, thinking, waiting_inside, poison_inside, glutton]
     engine = Engine(url, programs, name=name, recovery=recovery, on_commit=committed, leases=leases)
     async with engine:
         print("open", flush=True)

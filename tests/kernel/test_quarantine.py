@@ -58,6 +58,7 @@ def test_each_takeover_that_only_tries_again_is_counted() -> None:
         StepStarted("other:0"),
         RunReleased("b"),
         RunResumed(),
+        StepProgressed("work:0", 2, NULL),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -73,7 +74,6 @@ def test_progress_and_good_order_clear_an_owner(event: AnyEvent) -> None:
         CancelRequested("enough"),
         SnapshotTaken(1, "blob", 1),
         ChunkAppended("work:0", 2, 0, (NULL,)),
-        StepProgressed("work:0", 2, NULL),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -82,9 +82,28 @@ def test_what_comes_from_outside_and_what_a_step_shows_is_no_progress(event: Any
 
 
 def test_an_owner_that_claimed_twice_has_lived_with_it() -> None:
-    again = RunClaimed("b", 3, "s2")
-    assert fruitless(journal(*takeover(2), again)) == []
-    assert fruitless(journal(*takeover(2), again, *takeover(4, "c"))) == ["c"]
+    resting: list[AnyEvent] = [RunClaimed("b", 2, "s2"), RunClaimed("b", 3, "s2")]
+    assert fruitless(journal(*resting)) == []
+    assert fruitless(journal(*resting, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
+
+
+def test_an_attempt_that_an_owner_has_lived_with_takes_long_and_kills_no_later_owner() -> None:
+    lived = [*takeover(2), RunClaimed("b", 3, "s2")]
+    assert fruitless(journal(*lived)) == []
+    again = [*takeover(4, "c"), *takeover(5, "d"), *takeover(6, "e")]
+    assert fruitless(journal(*lived, *again)) == []
+    assert fruitless(journal(*lived, *again, StepSucceeded("work:0", NULL, 6), *takeover(7, "f"))) == ["f"]
+
+
+@pytest.mark.parametrize("told", [SignalReceived("go"), CancelRequested("enough")])
+def test_what_a_run_was_told_since_may_be_what_kills(told: AnyEvent) -> None:
+    lived = [*takeover(2), RunClaimed("b", 3, "s2")]
+    assert fruitless(journal(*lived, told, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
+
+
+def test_an_owner_that_lived_before_an_attempt_was_made_again_says_nothing_of_that_attempt() -> None:
+    waited: list[AnyEvent] = [RunClaimed("b", 2, "s2"), RunClaimed("b", 3, "s2"), StepStarted("work:0", 2)]
+    assert fruitless(journal(*waited, *takeover(4, "c"))) == ["c"]
 
 
 def test_two_that_live_and_take_it_from_each_other_are_not_lost() -> None:
@@ -103,6 +122,19 @@ def test_only_who_has_nothing_to_do_before_a_lock_is_free_only_waits() -> None:
     assert not only_waits(fold("r", journal(*waits, StepStarted("other:0"))), 8.0)
     assert not only_waits(fold("r", journal(*waits, WaitResolved("lock:0", "lock", Raw(b"1")))), 8.0)
     assert not only_waits(fold("r", journal(StepSucceeded("work:0", NULL))), 8.0), "it waits for nothing"
+
+
+@pytest.mark.parametrize("kind", ["timer", "signal", "approval"])
+def test_one_that_waits_inside_a_lock_only_waits(kind: str) -> None:
+    asked = WaitOpened("lock:0", "lock", None, "door", ttl=30.0)
+    held: list[AnyEvent] = [StepSucceeded("work:0", NULL), asked, WaitResolved("lock:0", "lock", Raw(b"1"))]
+    assert not only_waits(fold("r", journal(*held)), 8.0), "its body has something to do"
+    waits = [*held, WaitOpened("it:0", kind, 9.0, name="go"), RunClaimed("b", 2, "s2")]
+    assert only_waits(fold("r", journal(*waits)), 8.0)
+    assert not only_waits(fold("r", journal(*waits)), 9.0), "its time is up"
+    assert not only_waits(fold("r", journal(*waits, CancelRequested("enough"))), 8.0)
+    if kind == "signal":
+        assert not only_waits(fold("r", journal(*waits, SignalReceived("go"))), 8.0), "what it waits for has come"
 
 
 def test_the_reason_names_who_was_lost_and_what_was_under_way() -> None:

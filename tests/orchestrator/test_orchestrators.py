@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 import time
 from collections.abc import Sequence
 from random import Random
@@ -11,9 +13,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure import Engine, Recovery, StoreUnavailable, UsageError, call, connect, lock, step, workflow
-from perdure.kernel.events import Batch, RunClaimed, RunParked, RunStatus, StepStarted
-from perdure.orchestrator import service
+from perdure import (
+    Engine,
+    Recovery,
+    StoreUnavailable,
+    UsageError,
+    approval,
+    call,
+    connect,
+    lock,
+    sleep,
+    step,
+    step_context,
+    wait_signal,
+    workflow,
+)
+from perdure.kernel.events import Batch, RunClaimed, RunParked, RunStatus, StepStarted, decode_events
+from perdure.orchestrator import quarantine, service
+from perdure.ports.journal import Append
 from perdure.ports.leases import ORCHESTRATOR, Leases, holder
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
@@ -284,6 +301,113 @@ async def test_a_run_that_waits_for_a_lock_loses_owners_without_blame() -> None:
                 assert await (await engine.start(locked(), id="x")).result(PATIENCE) > 0
     events = [event for batch in await found.journal.read(run.run_id) for event in batch.events]
     assert [event.tried for event in events if isinstance(event, RunClaimed)] == [0] * 7
+
+
+def acquitted(store: MemoryStore, run_id: str, name: str) -> bool:
+    """Whether an orchestrator has said of a run that it lives with it."""
+    batches = [decode_events(data) for _, _, data in store.journal.batches[run_id]]
+    return sum(isinstance(event, RunClaimed) and event.owner == name for batch in batches for event in batch) > 1
+
+
+@workflow
+async def guarded(inside: str) -> str:
+    async with lock("door", ttl=3600):
+        match inside:
+            case "signal":
+                return str(await wait_signal("go"))
+            case "sleep":
+                await sleep(1e6)
+            case "approval":
+                await approval("go")
+            case _:
+                await asyncio.gather(wait_signal("go"), sleep(1e6))
+    return ""
+
+
+@pytest.mark.parametrize("inside", ["signal", "sleep", "approval", "several"])
+async def test_a_run_that_waits_inside_a_lock_loses_owners_without_blame(inside: str) -> None:
+    store = MemoryStore()
+    async with Engine(store, [guarded], name="n0", recovery=AT_ONCE) as engine:
+        run = await engine.start(guarded(inside), id="x")
+        await eventually(lambda: bool(engine._orchestrator and engine._orchestrator.locks._holds))
+        found = left_by_a_crash(store)
+    for number in range(1, 8):
+        name = f"n{number}"
+        async with Engine(found, [guarded], name=name, recovery=AT_ONCE):
+            rows = found.journal.rows
+            await eventually(lambda r=rows, n=name: r[run.run_id].owner == n)  # type: ignore[misc]
+            found = left_by_a_crash(found)
+    assert found.journal.rows[run.run_id].status is not RunStatus.PARKED
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread", "heartbeat"])
+async def test_a_step_that_has_run_for_long_loses_owners_without_blame(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "LIVED_SECONDS", 1e9 if kind == "heartbeat" else 0.01)
+    monkeypatch.setattr(quarantine, "LOOK_SECONDS", 0.001)
+    over = threading.Event()
+
+    @step
+    async def coroutine() -> None:
+        await asyncio.Event().wait()
+
+    @step
+    def thread() -> None:
+        over.wait()
+
+    @step
+    async def heartbeat() -> None:
+        while True:
+            step_context().heartbeat()
+            await asyncio.sleep(0.001)
+
+    long = {"coroutine": coroutine, "thread": thread, "heartbeat": heartbeat}[kind]
+
+    @workflow
+    async def slow() -> None:
+        await long()
+
+    store = MemoryStore()
+    began: list[str] = []
+
+    def note(id: str, append: Append) -> None:
+        began.extend(e.op for b in append.batches for e in b.events if isinstance(e, StepStarted))
+
+    try:
+        async with Engine(store, [slow], name="n0", recovery=AT_ONCE, on_commit=note) as engine:
+            run = await engine.start(slow(), id="x")
+            await eventually(lambda: len(began) == 1)
+            found = left_by_a_crash(store)
+        for number in range(1, 8):
+            async with Engine(found, [slow], name=f"n{number}", recovery=AT_ONCE, on_commit=note):
+                await eventually(lambda n=number: len(began) == n + 1)  # type: ignore[misc]
+                if number == 2:
+                    await eventually(lambda f=found: acquitted(f, run.run_id, "n2"))  # type: ignore[misc]
+                found = left_by_a_crash(found)
+    finally:
+        over.set()
+    assert found.journal.rows[run.run_id].status is not RunStatus.PARKED
+
+
+async def test_a_step_that_swells_its_process_is_not_acquitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "LIVED_SECONDS", 0.01)
+    monkeypatch.setattr(quarantine, "LOOK_SECONDS", 0.001)
+    looks = itertools.count()
+    monkeypatch.setattr(quarantine, "peak_memory", lambda: next(looks) * (quarantine.SWELLING_BYTES + 1))
+    store = MemoryStore()
+    async with Engine(store, [resting], name="n0", recovery=AT_ONCE) as engine:
+        run = await engine.start(resting("x", 1e6), id="x")
+        await eventually(lambda: began == ["x"])
+        found = left_by_a_crash(store)
+    for number in range(1, 4):
+        async with Engine(found, [resting], name=f"n{number}", recovery=AT_ONCE):
+            await eventually(lambda n=number: len(began) == n + 1)  # type: ignore[misc]
+            before = next(looks)
+            await eventually(lambda n=number, b=before: n == 1 or next(looks) > b + 30)  # type: ignore[misc]
+            found = left_by_a_crash(found)
+    async with Engine(found, [resting], name="n4", recovery=AT_ONCE):
+        await eventually(lambda: found.journal.rows[run.run_id].status is RunStatus.PARKED)
 
 
 async def test_of_many_suspects_an_eighth_is_tried_at_a_time_and_those_of_a_bad_group_alone() -> None:

@@ -14,35 +14,44 @@ from perdure.kernel.events import (
     RunPaused,
     SignalReceived,
     SnapshotTaken,
-    StepProgressed,
     StepStarted,
 )
 from perdure.kernel.state import POISONED, RunState
 
+# What comes from outside: what a run does with it, it has not done before.
+_FROM_OUTSIDE = (SignalReceived, CancelRequested, RunPaused)
 # What the owner does anyway, what a step shows on its way, and what others send: a run is no further for it.
-_NO_PROGRESS = (RunClaimed, SnapshotTaken, ChunkAppended, StepProgressed, SignalReceived, CancelRequested, RunPaused)
+_NO_PROGRESS = (RunClaimed, SnapshotTaken, ChunkAppended, *_FROM_OUTSIDE)
 
 
 def fruitless(batches: Sequence[Batch], session: str = "") -> list[str]:
-    """The owners that claimed the run one after another and got no further with it, the oldest first.
+    """The owners that claimed the run one after another and may have died of it, the oldest first.
 
-    An owner that has claimed it twice in a row was there for longer, and did not die of it; one that gave it up did not
-    either. One that claims it again after another, as `session` is about to, was alive all the while: two that cannot
-    see each other take a run from each other, and it is not the run's fault.
+    An owner that has claimed it twice in a row has lived with it, and did not die of it; one that gave it up did not
+    either. If it lived while an attempt was made again that is still not done, that attempt is known to take long, and
+    later owners that were gone in the middle of it prove nothing, unless the run was told something since.
+
+    One that claims it again after another, as `session` is about to, was alive all the while: two that cannot see each
+    other take a run from each other, and it is not the run's fault.
     """
     lost: dict[str, str] = {}
     last = ""
+    # Whether an attempt was made again after the claim that comes before it, and whether something came from outside
+    # after the claim that was met last.
+    tried = told = told_since = False
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunClaimed):
                 if event.session and event.session == last:
                     lost.pop(last, None)
-                    return list(lost.values())[::-1]
-                last = event.session
+                    return [] if tried and not told_since else list(lost.values())[::-1]
+                last, tried, told_since = event.session, False, told
                 if not session or event.session != session:
                     lost.setdefault(event.session or str(event.epoch), event.owner)
             elif is_progress(event):
                 return list(lost.values())[::-1]
+            tried = tried or isinstance(event, StepStarted)
+            told = told or isinstance(event, _FROM_OUTSIDE)
     return list(lost.values())[::-1]
 
 
@@ -53,15 +62,18 @@ def last_claim(batches: Sequence[Batch]) -> RunClaimed | None:
 
 
 def only_waits(state: RunState, now: float) -> bool:
-    """Whether a run has nothing to do before a lock comes free that it waits for: until then it does no harm."""
+    """Whether a run has nothing to do before something comes that it waits for: until then it does no harm.
+
+    What is in the journal was written after its body had come to rest, so replay comes to rest there as well.
+    """
     busy = state.running or state.held or len(state.ops) == len(state.children)
     told = state.stirred or state.cancel_requested is not None or state.deliverable()
     due = state.wake_at is not None and state.wake_at <= now
-    return bool(state.lock_waits) and not (busy or told or due)
+    return not (busy or told or due)
 
 
 def is_progress(event: AnyEvent) -> bool:
-    """Whether a run is further for this event. A claim is none, and is counted."""
+    """Whether a run is further for this event. A claim is none, and is counted. A heartbeat is a sign of life."""
     # An attempt that is made again was under way when its owner died.
     return not isinstance(event, _NO_PROGRESS) and not (isinstance(event, StepStarted) and event.attempt > 1)
 

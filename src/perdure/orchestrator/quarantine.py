@@ -4,11 +4,15 @@ An orchestrator that dies takes all its runs with it, and the next owner cannot 
 that have lost owners in a row and got no further are taken up after the others, a part of them at a time. Those that
 go down together are tried in smaller parts; one that goes down alone is the one. The journal remembers with how many
 others a run was tried.
+
+Processes die for other reasons as well. A run that waits, gives a heartbeat, or has a step that goes on for a while
+without the process swelling has not killed its owner: the owner acquits it by a second claim.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,13 +25,27 @@ from perdure.kernel.quarantine import fruitless, is_progress, last_claim, only_w
 from perdure.kernel.state import RunState, fold
 from perdure.ports.journal import Append
 
+try:
+    import resource
+except ImportError:  # Windows: what a process takes is not looked at
+    resource = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
     from perdure.orchestrator.orchestrator import Orchestrator
 
 # How long a store that is out of reach is left alone before the next try.
 AGAIN_SECONDS = 1.0
 # In how many parts suspects are tried. More would be longer until all are at work, fewer would cost more orchestrators.
 PARTS = 8
+# A run that only waits may lose so many times as many owners. Each acquits it at once: with other code, its replay may
+# be what they all died of.
+PATIENT = 4
+# How long an owner has to live with the steps of a suspect before it acquits it, and how often it looks meanwhile.
+LIVED_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+# A process that swells by more than this while a suspect is tried may be about to die of it.
+SWELLING_BYTES = 64 << 20
 
 
 class Suspect(msgspec.Struct):
@@ -83,7 +101,6 @@ class Quarantine:
             while self.waiting and orchestrator.at_work:
                 try:
                     await self._judge()
-                    await self._acquit_last()
                     group = self._next_group()
                     self._proven.clear()
                     self._unproven = set(group)
@@ -91,11 +108,7 @@ class Quarantine:
                 except StoreUnavailable:
                     await asyncio.sleep(AGAIN_SECONDS)
                     continue
-                self._unproven.intersection_update(orchestrator.active)
-                if self._unproven:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(orchestrator.recovery.lease):
-                            await self._proven.wait()
+                await self._live_with_them()
         finally:
             self._trying, self._crowd = False, 0
 
@@ -112,7 +125,8 @@ class Quarantine:
         blameless: list[str] = []
         for run_id, suspect in list(self.waiting.items()):
             state, now = suspect.state, orchestrator.clock.now()
-            if only_waits(state, now) and await orchestrator.locks.kept_out(state):
+            trusted = len(suspect.owners) < self._limit * PATIENT
+            if trusted and only_waits(state, now) and await orchestrator.locks.kept_out(state):
                 blameless.append(run_id)
             elif suspect.tried == 1 and len(suspect.owners) >= self._limit:
                 await orchestrator.parking.put_away(state, poisoned(state, suspect.owners))
@@ -133,24 +147,74 @@ class Quarantine:
                 size = most
         return group
 
-    async def _acquit_last(self) -> None:
-        """Before the next are tried, say of the last, if they still get no further, that we have lived with them."""
+    async def _live_with_them(self) -> None:
+        """Wait until those that are tried got further, or until we have lived with them for long enough."""
+        orchestrator = self._orchestrator
+        loop, lease = orchestrator.loop, orchestrator.recovery.lease
+        end, peak, swelled = loop.time() + lease, peak_memory(), -LIVED_SECONDS
+        # Since when all its steps are under way, and the heartbeats of each, by run.
+        since: dict[str, float] = {}
+        beats: dict[str, list[float]] = {}
+        away: set[str] = set()
+        while self._unproven and orchestrator.at_work:
+            now = loop.time()
+            if peak_memory() - peak > SWELLING_BYTES:
+                peak, swelled = peak_memory(), now
+                since.clear()
+            harmless: list[Driver] = []
+            for run_id in list(self._unproven):
+                driver = orchestrator.active.get(run_id)
+                if driver is None:
+                    self._miss(run_id, away, now >= end)
+                elif driver.attempts.calls or any(one.task is None for one in driver.attempts.running.values()):
+                    since.pop(run_id, None)  # not all its steps have begun
+                else:
+                    felt = [one.context.beat for one in driver.attempts.running.values()]
+                    lived = now - since.setdefault(run_id, now) >= min(LIVED_SECONDS, lease)
+                    if driver.idle or lived or beats.setdefault(run_id, felt) != felt:
+                        harmless.append(driver)
+            if now >= end:
+                # The next do not wait any longer, and these are acquitted, unless the process is still swelling.
+                others = [orchestrator.active[run_id] for run_id in self._unproven if run_id in orchestrator.active]
+                harmless = others if now - swelled >= LIVED_SECONDS else harmless
+            await self._acquit(harmless)
+            if now >= end:
+                self._unproven.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._proven.wait()
+
+    def _miss(self, run_id: str, away: set[str], late: bool) -> None:
+        """A run that is tried is not in memory: it is on its way there again, or has left."""
+        orchestrator = self._orchestrator
+        if run_id in orchestrator.locks.regaining or run_id in orchestrator.loading.under_way:
+            away.discard(run_id)
+            if late:
+                self.left(run_id)
+        elif run_id in away:
+            self.left(run_id)
+        else:
+            away.add(run_id)  # it may be between the two
+
+    async def _acquit(self, drivers: Sequence[Driver]) -> None:
+        """Say in the journals of runs that got no further yet that we have lived with them."""
         accepted: list[asyncio.Future[None]] = []
 
         def acquit() -> None:
             orchestrator = self._orchestrator
-            for driver in [orchestrator.active[run_id] for run_id in self._unproven if run_id in orchestrator.active]:
-                if not driver.stale and driver.state.finished is None:
+            for driver in drivers:
+                if not driver.closed and not driver.stale and driver.state.finished is None:
                     claim = RunClaimed(orchestrator.name, driver.state.epoch + 1, orchestrator.session)
                     accepted.append(driver.accept(claim))
 
-        if self._unproven:
+        if drivers:
             await self._orchestrator.in_callback(acquit)
-            self._unproven.clear()
         if accepted:
             await asyncio.wait(accepted)
             for one in accepted:
-                one.exception()  # it has left memory: then it is nobody's concern here
+                one.exception()  # it has left memory: then it is not ours to judge
+        for driver in drivers:
+            self.left(driver.run_id)
 
     def committed(self, run_id: str, append: Append) -> None:
         """Something of a run is in the journal."""
@@ -162,3 +226,11 @@ class Quarantine:
         self._unproven.discard(run_id)
         if not self._unproven:
             self._proven.set()
+
+
+def peak_memory() -> int:
+    """The most memory that this process has had, in bytes."""
+    if resource is None:
+        return 0
+    # In kilobytes, but for macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
