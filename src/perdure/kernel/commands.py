@@ -46,6 +46,8 @@ class StepSpec:
     fallback: Callable[..., Any] | None = None
     # The queue from which another process takes it.
     queue: str = ""
+    # Of a remote step: the policy that options of the call and rules gave it, which its worker is sent.
+    sent: tuple[tuple[str, Any], ...] = ()
 
 
 class RunStep(msgspec.Struct, frozen=True, gc=False):

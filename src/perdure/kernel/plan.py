@@ -51,6 +51,7 @@ from perdure.kernel.failures import Failure, describe
 from perdure.kernel.ids import REMOTE, entropy_of, run_id, step_key
 from perdure.kernel.ops import OpenOp
 from perdure.kernel.retry import backoff
+from perdure.kernel.rules import sent_rules
 from perdure.kernel.state import RunState
 
 # Describes perdure's own errors, which hold nothing but text and numbers.
@@ -223,6 +224,7 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
             skip,
             without_tags(run_context(state, state.child_of(op))),
         ),
+        rules=sent_rules(command.spec),
     )
     result.starts.append(Start(run_id(now, entropy_of(step_key(state.run_id, op))), [started]))
     result.barrier = True

@@ -145,21 +145,26 @@ def apply(policy: Mapping[str, Any], spec: StepSpec) -> StepSpec:
         keys = {key: value for key, value in policy.items() if key in _RETRY}
         if keys:
             changes["retry"] = dataclasses.replace(spec.retry, **keys)
+    if spec.queue and policy:
+        sent = dict(spec.sent)
+        sent |= {"retry": changes["retry"]} if "retry" in sent and "retry" in changes else policy
+        changes["sent"] = tuple(sorted(sent.items()))
     return dataclasses.replace(spec, **changes) if changes else spec
 
 
-def policy_data(policy: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A policy as JSON; raises InvalidRule where it holds code."""
+def policy_data(policy: Mapping[str, Any], where: str, code: str | None = None) -> dict[str, Any]:
+    """A policy as JSON; raises InvalidRule where it holds code, with `code` as the reason."""
+    code = code or CODE
     data = dict(policy)
     retry = data.get("retry")
     if retry is not None:
         data["retry"] = {field.name: getattr(retry, field.name) for field in dataclasses.fields(Retry)}
         if data["retry"].pop("on") != (Exception,):
-            raise InvalidRule(where, CODE.format("the exception classes of Retry(on=...)", "are"))
+            raise InvalidRule(where, code.format("the exception classes of Retry(on=...)", "are"))
     if "on" in data:
-        raise InvalidRule(where, CODE.format("the exception classes of on=", "are"))
+        raise InvalidRule(where, code.format("the exception classes of on=", "are"))
     if data.get("fallback") is not None:
-        raise InvalidRule(where, CODE.format("a fallback", "is"))
+        raise InvalidRule(where, code.format("a fallback", "is"))
     return data
 
 
@@ -167,4 +172,9 @@ def policy_data(policy: Mapping[str, Any], where: str) -> dict[str, Any]:
 CODE = (
     "the rules of a run are kept in its journal, and {} {} code; give this rule to Engine(rules=...) or "
     "@workflow(rules=...)"
+)
+# Of what cannot be sent to the worker of a remote step.
+CODE_FOR_WORKER = (
+    "a remote step is tried by its worker, to which the policy is sent, and {} {} code; give this rule to the worker: "
+    "Engine(steps=[...], rules=...)"
 )

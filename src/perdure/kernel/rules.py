@@ -17,7 +17,7 @@ import msgspec
 from perdure.errors import InvalidRule
 from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.events import RunStarted
-from perdure.kernel.policy import CODE, Policy, apply, check_policy, policy_data, suggest
+from perdure.kernel.policy import CODE, CODE_FOR_WORKER, Policy, apply, check_policy, policy_data, suggest
 from perdure.kernel.retry import ONCE
 
 KINDS = ("step", "async", "thread", "cpu", "remote")
@@ -254,6 +254,14 @@ def rules_data(rules: Rules, where: str = "rules") -> dict[str, Any] | None:
     return {"mode": "replace" if rules.replaces else "prepend", "rules": pairs}
 
 
+def sent_rules(spec: StepSpec) -> dict[str, Any] | None:
+    """The policy that the worker of a remote step is sent: the rules of the run in which the worker tries it."""
+    if not spec.sent:
+        return None
+    policy = policy_data(dict(spec.sent), f"the remote step {spec.name!r}", CODE_FOR_WORKER)
+    return {"mode": "prepend", "rules": [[spec.name, policy]]}
+
+
 def _matcher_data(matcher: Matcher, where: str) -> Any:
     if isinstance(matcher, str):
         return matcher
@@ -282,6 +290,8 @@ class Resolver:
 
     def __call__(self, command: RunStep) -> RunStep:
         """The same call, under the policy that the rules give it."""
+        if command.op.startswith("<"):  # the engine's own, such as the report of a remote step
+            return command
         spec = command.spec
         found = self._known.get(spec)
         if found is None:
@@ -297,8 +307,15 @@ class Resolver:
             try:
                 matches = one.matches(step)
             except Exception as error:
-                return _refusing(spec, one, error)
+                reason = f"its predicate raised {type(error).__name__}: {error} for the step {spec.name!r}"
+                return _refusing(spec, InvalidRule(f"rule({_show(one.matcher)})", reason), error)
             if matches:
+                where = f"rule({_show(one.matcher)}) for the remote step {spec.name!r}"
+                try:
+                    if spec.queue:
+                        policy_data(one.policy, where, CODE_FOR_WORKER)
+                except InvalidRule as error:
+                    return _refusing(spec, error)
                 return apply(one.policy, spec)
         return spec
 
@@ -332,11 +349,10 @@ def kind_of(spec: StepSpec) -> str:
     return "cpu" if spec.cpu else "async" if spec.asynchronous else "thread"
 
 
-def _refusing(spec: StepSpec, rule: Rule, error: Exception) -> StepSpec:
-    """A step that fails, because a predicate did: the program is told, and every other step goes on."""
-    reason = f"its predicate raised {type(error).__name__}: {error} for the step {spec.name!r}"
+def _refusing(spec: StepSpec, error: InvalidRule, cause: Exception | None = None) -> StepSpec:
+    """A step that fails because its rule is wrong: the program is told, and every other step goes on."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise InvalidRule(f"rule({_show(rule.matcher)})", reason) from error
+        raise error from cause
 
     return StepSpec(spec.name, refuse, retry=ONCE, types=spec.types)

@@ -23,7 +23,7 @@ from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import durability
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
-from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.rules import NONE, Resolver, Rules, resolver
@@ -184,8 +184,8 @@ class Orchestrator:
         self, started: RunStarted, run_id: str, batches: Sequence[Batch] = (), kind: type[Replay] = Replay
     ) -> Replay:
         def rules(program: Program) -> Resolver | None:
-            # A user's rules are about the user's steps: perdure's own programs have theirs.
-            ours = program.name.startswith(BUILT_IN)
+            # A user's rules are about the user's steps, remote ones among them; perdure's own programs have theirs.
+            ours = program.name.startswith(BUILT_IN) and not program.name.startswith(REMOTE)
             return resolver(NONE if ours else self._rules, getattr(program, "rules", NONE), started, program.name)
 
         return open_replay(self.programs, run_id, started, self._codec, batches, rules, kind)

@@ -16,6 +16,7 @@ from perdure.authoring.code.loop import BodyLoop
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.durations import ENDLESS, duration
 from perdure.kernel.ids import check_name
+from perdure.kernel.policy import CODE_FOR_WORKER, policy_data
 from perdure.kernel.queues import check_queue
 from perdure.kernel.retry import ONCE, Retry
 from perdure.kernel.streams import IMMEDIATE, StreamMode, stream_mode
@@ -77,6 +78,12 @@ class Step(Generic[P, R]):
             changes["stream"] = stream_mode(stream)
         if queue is not None:
             changes["queue"] = check_queue(queue)
+        if queue or self.spec.queue:
+            sent = dict(self.spec.sent) | {
+                key: value for key, value in changes.items() if key not in ("stream", "queue")
+            }
+            policy_data(sent, f"the options of the remote step {self.name!r}", CODE_FOR_WORKER)
+            changes["sent"] = tuple(sorted(sent.items()))
         return type(self)(dataclasses.replace(self.spec, **changes))
 
     def __repr__(self) -> str:
