@@ -49,7 +49,7 @@ class Ticking:
 
 
 async def fill(url: str) -> None:
-    async with Engine(url, [greet, refused], clock=Ticking()) as engine:
+    async with Engine(url, [greet, refused], clock=Ticking(), name="w1") as engine:
         await engine.run(greet("ada"), id="one", tags={"team": "a"})
         await engine.run(greet("bob"), id="two", tags={"team": "b"})
         await engine.run(refused(), id="three")
@@ -86,6 +86,17 @@ def test_runs_are_listed_newest_first_in_aligned_columns(filled: Cli) -> None:
         (["--program", "greet"], ["two", "one"]),
         (["--tag", "team=a"], ["one"]),
         (["--tag", "team=a", "--program", "refused"], []),
+        (["--owner", "w1", "--program", "greet"], ["two", "one"]),
+        (["--owner", "w2"], []),
+        (["--id-prefix", "t"], ["three", "two"]),
+        (["--id-prefix", "t%"], []),
+        (["--root", "two"], ["two"]),
+        (["--parent", "two"], []),
+        (["--queue", "mail"], []),
+        (["--since", "1h"], ["three", "two", "one"]),
+        (["--since", "1h", "--until", "30m"], []),
+        (["--until", "2020-01-01"], []),
+        (["--since", "2020-01-01T10:00+02:00"], ["three", "two", "one"]),
     ],
 )
 def test_a_list_can_be_narrowed(filled: Cli, words: list[str], ids: list[str]) -> None:
@@ -111,6 +122,8 @@ def test_an_empty_list_says_so_apart_from_the_output(filled: Cli) -> None:
         (["ls", "--status", "nope"], "there are queued, running"),
         (["ls", "--tag", "x"], "key=value"),
         (["ls", "--limit", "0"], "at least one"),
+        (["ls", "--since", "yesterday"], "write 2h, 7d"),
+        (["ls", "--until", "99999999999999w"], "is no moment"),
         (["ls", "--limit", "x"], "--limit"),
         (["journal", "one", "--start", "-1"], "numbered from 0"),
         (["nope"], "ls, show, steps, journal, watch"),

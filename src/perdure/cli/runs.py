@@ -49,10 +49,8 @@ def ls(
     status: Annotated[list[str] | None, Parameter(help="Only runs in this status; may be repeated.")] = None,
     program: Annotated[str | None, Parameter(help="Only runs of this program.")] = None,
     tag: Annotated[list[str] | None, Parameter(help="Only runs with this tag, as key=value; may be repeated.")] = None,
-    since: Annotated[
-        str | None, Parameter(help="Only runs started since then: 2h (ago), 7d, 2026-11-16T03:00Z.")
-    ] = None,
-    until: Annotated[str | None, Parameter(help="Only runs started before then, written likewise.")] = None,
+    since: Annotated[str | None, Parameter(help="Only runs created since: 2h (ago), 7d, 2026-11-16T03:00Z.")] = None,
+    until: Annotated[str | None, Parameter(help="Only runs created before, written likewise.")] = None,
     owner: Annotated[str | None, Parameter(help="Only runs that this orchestrator owns.")] = None,
     queue: Annotated[str | None, Parameter(help="Only runs of this queue.")] = None,
     parent: Annotated[str | None, Parameter(help="Only runs that this run started, by its id or run_id.")] = None,
