@@ -65,7 +65,17 @@ class OpenOp:
 class Child:
     """A child that lives in this journal, from its beginning to its end."""
 
-    __slots__ = ("created_at", "finished", "finished_at", "incarnation", "parent", "path", "started")
+    __slots__ = (
+        "created_at",
+        "finished",
+        "finished_at",
+        "incarnation",
+        "parent",
+        "path",
+        "running",
+        "started",
+        "waiting",
+    )
 
     def __init__(self, started: ChildStarted, parent: str, incarnation: int, at: float) -> None:
         self.path, self.started, self.incarnation, self.created_at = started.op, started, incarnation, at
@@ -73,3 +83,11 @@ class Child:
         self.parent = parent
         self.finished: ChildFinished | None = None
         self.finished_at: float | None = None
+        # How many ops in it, and in the children in it, are under way, and how many wait for something. A lock is under
+        # way from where it is asked for to where it is given back: the owner has to see to it.
+        self.running = self.waiting = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing goes on in it until something comes or is due."""
+        return self.waiting > 0 and not self.running

@@ -120,7 +120,7 @@ def _child_row(state: RunState, child: Child) -> RunRow:
         incarnation=child.incarnation,
         program=started.program,
         version=started.version,
-        status=finished.status if finished else RunStatus.RUNNING,
+        status=finished.status if finished else _child_status(state, child),
         owner=None,
         epoch=0,
         wake_at=None,
@@ -132,10 +132,19 @@ def _child_row(state: RunState, child: Child) -> RunRow:
         output=finished.value if finished and not finished.blob else NULL,
         output_blob=finished.blob if finished else "",
         error=finished.error if finished else None,
-        reason=finished.reason if finished else "",
+        reason=getattr(finished or state.parked or state.paused, "reason", ""),
         parent=child_run_id(state.run_id, child.parent) if child.parent else state.run_id,
         root=state.run_id,
     )
+
+
+def _child_status(state: RunState, child: Child) -> RunStatus:
+    """Where a child stands that has not ended: it stands still when its tree does, and waits or runs by itself."""
+    if state.parked is not None:
+        return RunStatus.PARKED
+    if state.paused is not None:
+        return RunStatus.PAUSED
+    return RunStatus.WAITING if child.waits else RunStatus.RUNNING
 
 
 def project(run_id: str, batches: Iterable[Batch]) -> RunRow:

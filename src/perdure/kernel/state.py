@@ -254,10 +254,15 @@ class RunState:
         if op is None:
             op = self.ops[event.op] = OpenOp("remote" if event.queue else "step", event.source)
             op.name = event.queue
+            if self.children and event.queue:
+                self._moved(event.op, 0, 1)
         self.held = 0
         if not op.running and op.kind == "step":
             op.running = True
             self.running += 1
+            if self.children:
+                # One that has been tried before has waited for this attempt.
+                self._moved(event.op, 1, -1 if op.failures else 0)
         op.attempt = event.attempt
         op.spent += event.attempt > 1
         if op.due is not None:
@@ -275,6 +280,8 @@ class RunState:
         self.spent += op.spent
         # A remote step is reported by who made it; that the owner gave it up is the owner's own word.
         self.stirred |= op.kind == "remote" and not getattr(event, "cancelled", False)
+        if self.children:
+            self._moved(event.op, *((-1, 0) if op.running else (0, -1)))
         if op.running:
             self.running -= 1
         if op.due is not None:
@@ -289,6 +296,8 @@ class RunState:
         if op.running:
             op.running = False
             self.running -= 1
+            if self.children:
+                self._moved(event.op, -1, 1)
         op.due = event.retry_at
         self._set_due(event.op, event.retry_at)
 
@@ -306,6 +315,8 @@ class RunState:
         elif event.kind == "lock":
             self.uses_locks = True
             self.lock_waits[event.op] = HeldLock(event.name, event.ttl)
+        if self.children:
+            self._moved(event.op, *((1, 0) if event.kind == "lock" else (0, 1)))
         if event.deadline is not None:
             self._set_due(event.op, event.deadline)
 
@@ -322,6 +333,8 @@ class RunState:
             asked = self.lock_waits.pop(event.op)
             if event.by == "lock":
                 self.locks[event.op] = HeldLock(asked.key, asked.ttl, msgspec.json.decode(event.value))
+        if op is not None and self.children and (op.kind != "lock" or event.by != "lock"):
+            self._moved(event.op, *((-1, 0) if op.kind == "lock" else (0, -1)))
         if event.answer_id:
             self.answers[event.answer_id] = event.op
         self.stirred = event.by.startswith((ANSWER, REJECTED))
@@ -364,6 +377,19 @@ class RunState:
         self.ended[event.op] = event.status
         for op in [op for op in self.locks if op.startswith(f"{event.op}/")]:
             del self.locks[op]
+            self._moved(op, -1, 0)
+
+    def _moved(self, op: str, running: int, waiting: int) -> None:
+        """Count what is under way and what waits in the children that an op is in; some begin or cease to wait."""
+        path = self.child_of(op)
+        while path:
+            child = self.children[path]
+            waited = child.waits
+            child.running += running
+            child.waiting += waiting
+            if child.waits is not waited:
+                self.changed[path] = child
+            path = self.child_of(path)
 
     def _state_set(self, event: StateSet, at: float) -> None:
         child = self.child_of(event.op)
@@ -389,10 +415,12 @@ class RunState:
 
     def _run_paused(self, event: RunPaused, at: float) -> None:
         self.paused = event
+        self.changed.update(self.children)
 
     def _value_recorded(self, event: ValueRecorded, at: float) -> None:
         if event.kind == "unlock":
-            self.locks.pop(unlocked(event.op), None)
+            if self.locks.pop(unlocked(event.op), None) is not None and self.children:
+                self._moved(event.op, -1, 0)
         elif event.kind == "lock" and event.op in self.locks:
             token: int = msgspec.json.decode(event.value)
             self.locks[event.op] = msgspec.structs.replace(self.locks[event.op], token=token)
@@ -400,19 +428,24 @@ class RunState:
     def _cancel_requested(self, event: CancelRequested, at: float) -> None:
         if not event.child:
             self.cancel_requested = event
-            self.paused = None
+            if self.paused is not None:
+                self.paused = None
+                self.changed.update(self.children)
         # That a parent gave a child up is the word of their owner.
         self.stirred |= not event.given_up
 
     def _run_parked(self, event: RunParked, at: float) -> None:
         self.parked = event
+        self.changed.update(self.children)
 
     def _snapshot_taken(self, event: SnapshotTaken, at: float) -> None:
         self.spent, self.snapshot = 0, self.next_seq - 1
 
     def _run_resumed(self, event: RunResumed, at: float) -> None:
         self.stirred = self.paused is not None or self.parked is not None
-        self.parked = self.paused = None
+        if self.parked is not None or self.paused is not None:
+            self.parked = self.paused = None
+            self.changed.update(self.children)
         self._pin(event.version)
 
     def _pin(self, version: str) -> None:
