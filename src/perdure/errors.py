@@ -55,7 +55,8 @@ Errors carry data and say what to do next. They import nothing of perdure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perdure.explanation import Divergence
 
@@ -312,10 +313,15 @@ class HistoryTooLarge(ValueProblem):
 
 
 class StepError(PerdureError):
-    """A step failed with an exception whose type is not known in this process."""
+    """A step failed with an exception that cannot be rebuilt here: its class is not known, or would end the process.
 
-    def __init__(self, type: str, message: str) -> None:
-        self.type, self.message = type, message
+    `attributes` are those of the exception that could be kept, as plain data.
+    """
+
+    def __init__(
+        self, type: str, message: str, traceback: str = "", attributes: Mapping[str, Any] | None = None
+    ) -> None:
+        self.type, self.message, self.traceback, self.attributes = type, message, traceback, dict(attributes or {})
         super().__init__(f"{type}: {message}" if message else type)
 
 
@@ -418,10 +424,21 @@ class RunError(PerdureError):
 
 
 class RunFailed(RunError):
-    """The run failed, and its exception's type is not known in this process."""
+    """The run failed with an exception that cannot be rebuilt here.
 
-    def __init__(self, id: str, type: str, message: str, traceback: str = "") -> None:
+    `attributes` are those of the exception that could be kept, as plain data.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        type: str,
+        message: str,
+        traceback: str = "",
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
         self.id, self.type, self.message, self.traceback = id, type, message, traceback
+        self.attributes = dict(attributes or {})
         super().__init__(f"run {id!r} failed with {type}: {message}" if message else f"run {id!r} failed with {type}")
 
 

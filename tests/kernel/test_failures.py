@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import dataclasses
 import math
 import subprocess
 import sys
+import traceback
+import urllib.error
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +25,8 @@ import perdure.errors
 from perdure.errors import PerdureError, StepError
 from perdure.explanation import Divergence, OpView
 from perdure.kernel.codec import Codec
-from perdure.kernel.failures import DEPTH, TEXT, TRACEBACK, Failure, describe, rebuild, type_name
+from perdure.kernel.failures import BYTES, DEPTH, TEXT, TRACEBACK, Failure, add_note, describe, rebuild, type_name
+from tests.kernel.awkward import AWKWARD, Delegating, Required, Rude, Shy, Slotted, caught, http_error, with_attributes
 
 CODEC = Codec()
 
@@ -77,13 +82,6 @@ class Stop(BaseException):
     pass
 
 
-class Rude(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no")
-
-    __repr__ = __str__
-
-
 class Falsy(Exception):
     def __bool__(self) -> bool:
         raise RuntimeError("no")
@@ -105,14 +103,6 @@ def raised(exc: BaseException) -> BaseException:
         raise exc
     except BaseException as caught:
         return caught
-
-
-def _caught(code: str) -> BaseException:
-    try:
-        exec(code, {})  # noqa: S102
-    except Exception as exc:
-        return exc
-    raise AssertionError(code)
 
 
 SAME = [
@@ -149,7 +139,7 @@ SAME = [
     Shown(7),
     Outer.Inner("in"),
     Liar("truth"),
-    *map(_caught, ("1 / 0", "{}['x']", "[][1]", "None.x", "undefined_name", "int('x')", "import nowhere_at_all", "(")),
+    *map(caught, ("1 / 0", "{}['x']", "[][1]", "None.x", "undefined_name", "int('x')", "import nowhere_at_all", "(")),
 ]
 
 
@@ -206,6 +196,7 @@ def _one_of_each() -> list[PerdureError]:
         "known": ("a", "b"),
         "held_by": None,
         "reason": "because",
+        "attributes": {"code": 5},
         "divergence": Divergence("renamed", "a:0", "A title.", OpView("step", "a:0", "a"), None, "A fix."),
     }
     made = []
@@ -321,10 +312,10 @@ def test_a_known_class_that_would_stop_the_process_is_not_rebuilt() -> None:
     assert type(through_the_journal(Stop(), known={type_name(Stop): Stop})) is StepError
 
 
-def test_a_class_whose_new_wants_something_else_becomes_a_step_error() -> None:
+def test_the_new_of_a_class_is_not_called_again_whatever_it_wants() -> None:
     lie = msgspec.structs.replace(describe(RuntimeError("lie"), CODEC), type=type_name(Liar))
-    for failure in (describe(Fussy("x", secret="s"), CODEC), lie):
-        assert type(rebuild(failure, CODEC)) is StepError
+    assert type(rebuild(describe(Fussy("x", secret="s"), CODEC), CODEC)) is Fussy
+    assert type(rebuild(lie, CODEC)) is Liar
 
 
 def test_arguments_that_cannot_be_stored_are_replaced_by_the_message() -> None:
@@ -372,6 +363,97 @@ def test_any_arguments_can_be_described_and_the_text_is_kept(args: list[Any]) ->
     back = through_the_journal(ValueError(*args))
     assert type(back) is ValueError
     assert str(back) == str(ValueError(*args)).encode("utf-8", "backslashreplace").decode()
+
+
+# --- classes made to be awkward -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", AWKWARD.values(), ids=AWKWARD)
+def test_any_exception_is_described_and_rebuilt_and_then_behaves(make: Callable[[], BaseException]) -> None:
+    original = raised(make())
+    failure = describe(original, CODEC)
+    assert failure.type == type_name(type(original))
+    assert "test_failures.py" in failure.traceback
+    for _ in range(2):  # as it comes back from a step, and again from the run that it fails
+        stored = msgspec.json.encode(failure)
+        assert len(stored) < 2 * BYTES
+        back = rebuild(msgspec.json.decode(stored, type=Failure), CODEC)
+        assert isinstance(back, Exception)
+        hasattr(back, "anything")
+        hasattr(back, "__notes__")
+        add_note(back, "noted")
+        assert back.__notes__[-1] == "noted"
+        back.with_traceback(None)
+        "".join(traceback.format_exception(back))
+        failure = describe(raised(back), CODEC)
+
+
+def test_an_http_error_keeps_what_can_be_kept() -> None:
+    back = through_the_journal(http_error())
+    assert isinstance(back, urllib.error.HTTPError)
+    assert (back.code, back.msg, back.reason, str(back)) == (404, "Not Found", "Not Found", "HTTP Error 404: Not Found")
+    assert through_the_journal(Delegating("d", object())).code == 404  # type: ignore[attr-defined]
+
+
+def test_what_is_in_slots_comes_back() -> None:
+    back = through_the_journal(Slotted(7))
+    assert isinstance(back, Slotted)
+    assert (back.code, back.hidden, str(back)) == (7, "h", "slot 7")
+    assert not hasattr(back, "lock")
+
+
+def test_arguments_that_no_constructor_is_given_come_back_as_attributes() -> None:
+    back = through_the_journal(Required(1, b=2))
+    assert isinstance(back, Required)
+    assert (back.a, back.b, str(back)) == (1, 2, "1 and 2")
+
+
+def test_a_message_that_can_no_longer_be_made_is_kept_as_a_note() -> None:
+    back = through_the_journal(Shy(SimpleNamespace(status=503)))
+    assert isinstance(back, Shy)
+    assert back.status == 503
+    assert "answered 503" in back.__notes__[0]
+
+
+def test_a_class_that_is_not_known_keeps_its_attributes_its_traceback_and_its_builtin_base() -> None:
+    class Hidden(ConnectionError):
+        def __init__(self, code: int) -> None:
+            super().__init__("hidden")
+            self.code, self.socket = code, object()
+
+    back = through_the_journal(raised(Hidden(5)))
+    assert isinstance(back, StepError)
+    assert isinstance(back, ConnectionError)
+    assert back.type.endswith("Hidden")
+    assert (back.message, back.attributes) == ("hidden", {"code": 5})
+    assert "test_failures.py" in back.traceback
+    again = through_the_journal(raised(back))
+    assert isinstance(again, StepError)
+    assert isinstance(again, ConnectionError)
+    assert (again.type, again.message, again.attributes) == (back.type, back.message, back.attributes)
+
+
+@pytest.mark.parametrize("base", [cls for cls in vars(builtins).values() if isinstance(cls, type)], ids=str)
+def test_a_class_that_is_not_known_can_be_derived_from_any_builtin(base: type) -> None:
+    if issubclass(base, BaseException):
+        failure = Failure(type="gone.Error", message="m", base=base.__name__)
+        back = rebuild(failure)
+        assert isinstance(back, StepError)
+        assert isinstance(raised(back), StepError)
+
+
+def test_a_tree_of_groups_is_bounded() -> None:
+    group: Exception = with_attributes(text="x" * 50_000)
+    for _ in range(4):
+        group = ExceptionGroup("x" * 10_000, [group] * 100)
+    failure = describe(group, CODEC)
+    assert len(msgspec.json.encode(failure)) < 4 * BYTES
+    assert isinstance(rebuild(failure, CODEC), ExceptionGroup)
+
+
+def test_one_large_attribute_does_not_crowd_out_the_others() -> None:
+    back = through_the_journal(with_attributes(large="x" * 60_000, larger="y" * 60_000, code=5))
+    assert back.code == 5  # type: ignore[attr-defined]
 
 
 def test_a_huge_message_is_cut() -> None:

@@ -10,7 +10,7 @@ from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
-from perdure.kernel.failures import rebuild
+from perdure.kernel.failures import add_note, rebuild
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 
 if TYPE_CHECKING:
@@ -74,12 +74,15 @@ class RunHandle(Generic[R]):
         else:
             assert row.error is not None
             error = rebuild(row.error, self._client.codec, getattr(program, "errors", {}))
-            if type(error) is StepError:
-                failed = RunFailed(self.id, error.type, error.message, row.error.traceback)
+            if isinstance(error, StepError):
+                traceback = row.error.traceback or error.traceback
+                failed = RunFailed(self.id, error.type, error.message, traceback, error.attributes)
                 failed.__cause__ = error.__cause__
+                for note in getattr(error, "__notes__", ()):
+                    failed.add_note(note)
                 error = failed
             elif row.error.traceback:
-                error.add_note(f"in run {self.id!r}:\n{row.error.traceback.rstrip()}")
+                add_note(error, f"in run {self.id!r}:\n{row.error.traceback.rstrip()}")
         return RunResult(self.id, run_id, row.status, error=error)
 
     def _checked_program(self, name: str) -> Program | None:

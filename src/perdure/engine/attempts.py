@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw
 
 from perdure.engine.carried import Carried, carry
+from perdure.engine.jobs import Told
 from perdure.engine.steps import Attempt
 from perdure.engine.streams import Channels
-from perdure.errors import PerdureError, ValueProblem
+from perdure.errors import PerdureError, StepError, ValueProblem
 from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.failures import describe
+from perdure.kernel.failures import describe, is_any_of, rebuild
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
 
 if TYPE_CHECKING:
     from perdure.engine.driver import Driver
+
+
+ENDING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
 class _Gone:
@@ -265,10 +269,16 @@ class Attempts:
         self._driver.record_as(StepSucceeded(op, value, call.attempt), recorded)
 
     def _failed(self, call: Call, error: BaseException) -> None:
-        retry = call.command.spec.retry
+        spec, codec = call.command.spec, self._services.codec
+        if isinstance(error, Told):
+            failure = error.failure
+            error = rebuild(failure, codec, spec.errors)
+        else:
+            failure = describe(error, codec)
+        # What would end the process is to the body, and so to its policy, an error like any other.
+        judged = StepError("", "") if is_any_of(error, ENDING) else error
         # A value that cannot be kept will not be kept next time either.
-        retryable = isinstance(error, retry.on) and not isinstance(error, ValueProblem)
-        failure = describe(error, self._services.codec)
+        retryable = is_any_of(judged, spec.retry.on) and not is_any_of(error, (ValueProblem,))
         event = failed(self._state, call, failure, retryable, self._driver.moment())
         self._driver.record_as(event, event)
 

@@ -7,10 +7,13 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
+from perdure.engine.jobs import Raised, Told
 from perdure.errors import StepTimeout
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import StepSpec
-from perdure.kernel.failures import rebuild
+from perdure.kernel.failures import rebuild, set_cause
 from perdure.kernel.fallback import FailedStep, Instead, RetryWith
 from perdure.kernel.plan import Call
 
@@ -35,9 +38,13 @@ async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: 
         if isinstance(made, RetryWith | Instead):
             other = made.spec if isinstance(made, Instead) else spec
             made = await _within(other.timeout, command.op, execute(other, list(made.args), made.kwargs))
+    except Told as error:
+        failure = error.failure
+        if failure.cause is None:
+            failure = msgspec.structs.replace(failure, cause=call.failed)
+        raise Told(msgspec.json.encode(failure)) from None
     except Exception as error:
-        if error is not original and error.__cause__ is None:
-            error.__cause__ = original
+        set_cause(error.error if isinstance(error, Raised) else error, original)
         raise
     return made
 

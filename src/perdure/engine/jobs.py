@@ -13,10 +13,35 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
+import msgspec
+
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import drain_in_thread
 from perdure.errors import UsageError
+from perdure.kernel.codec import Codec
 from perdure.kernel.context import RunContext
+from perdure.kernel.failures import Failure, describe, is_any_of, pressed
+
+
+class Raised(Exception):
+    """What a step raised that no task or future can pass on: it would end the loop, or cancel what waits for it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(error)
+
+
+class Told(Exception):
+    """What a step raised in another process. Its class may not survive the way here, so it comes as a failure."""
+
+    def __init__(self, failure: bytes) -> None:
+        self.data = failure
+        super().__init__(failure)
+
+    @property
+    def failure(self) -> Failure:
+        """What it was."""
+        return msgspec.json.decode(self.data, type=Failure)
 
 
 class Job:
@@ -90,8 +115,13 @@ class _Named:
         context = Context()
         id, run_id, attempt, ends, run = self._step
         context.run(current.set, StepContext(id, run_id, attempt, ends, run=run))
-        # The module holds the Step; a function that was wrapped by hand may be there bare.
-        return context.run(_call, getattr(found, "fn", found), self._args, self._kwargs)
+        try:
+            # The module holds the Step; a function that was wrapped by hand may be there bare.
+            return context.run(_call, getattr(found, "fn", found), self._args, self._kwargs)
+        except BaseException as error:
+            original = error.error if isinstance(error, Raised) else error
+            failure = describe(original, Codec())
+        raise Told(msgspec.json.encode(failure))
 
 
 def _call(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -100,3 +130,7 @@ def _call(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> An
     except StopIteration as error:
         # No future can hold a StopIteration; a coroutine turns it into this too.
         raise RuntimeError("the step raised StopIteration") from error
+    except BaseException as error:
+        if is_any_of(error, (Exception,)) or pressed(error):
+            raise
+        raise Raised(error) from None

@@ -11,14 +11,15 @@ from contextvars import Context
 from typing import Any, Protocol
 
 from perdure.engine.fallback import fall_back
-from perdure.engine.jobs import GeneratorJob, Job, follow_parent
+from perdure.engine.jobs import GeneratorJob, Job, Raised, follow_parent
 from perdure.engine.locks import Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import Channels, drain
 from perdure.engine.tenure import Tenure
-from perdure.errors import HeartbeatTimeout, StepError, StepTimeout
+from perdure.errors import HeartbeatTimeout, StepTimeout
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import RunStep, StepSpec
+from perdure.kernel.failures import pressed
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call
 from perdure.ports.clock import Clock
@@ -102,6 +103,8 @@ class Attempt:
             error: BaseException | None = asyncio.CancelledError("the step was cancelled from within")
         else:
             error = task.exception()
+            if isinstance(error, Raised):
+                error = error.error
         done, self.done = self.done, None
         if done is not None:
             done(self, None if error is not None else task.result(), error)
@@ -255,7 +258,9 @@ class StepRunner:
     ) -> Coroutine[Any, Any, Any]:
         """A call of a step's function, where steps of its kind run."""
         if spec.asynchronous:
-            return drain(spec.fn, args, kwargs, step) if spec.generator else self._contained(spec.fn, args, kwargs)
+            if spec.generator:
+                return self._contained(drain, [spec.fn, args, kwargs, step], {})
+            return self._contained(spec.fn, args, kwargs)
         kind = GeneratorJob if spec.generator else Job
         return self._call(kind(spec.fn, args, kwargs, step, context.copy()), spec.cpu)
 
@@ -265,13 +270,15 @@ class StepRunner:
             raise asyncio.CancelledError
         try:
             return await fn(*args, **kwargs)
-        except SystemExit as error:
-            raise StepError("builtins.SystemExit", str(error)) from None
+        except (SystemExit, KeyboardInterrupt) as error:
+            if pressed(error):
+                raise
+            raise Raised(error) from None
 
     async def _call(self, job: Job, cpu: bool) -> Any:
         result = await asyncio.wrap_future(self._pool(cpu).submit(job))
         # `step_inline("fetch", lambda: client.get(url))`: the lambda is plain, what it returns is not.
-        return await result if isinstance(result, Coroutine) else result
+        return await self._contained(lambda: result, [], {}) if isinstance(result, Coroutine) else result
 
     def _pool(self, cpu: bool) -> Executor:
         if cpu:

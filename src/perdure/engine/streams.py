@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec import Raw
 
-from perdure.errors import HistoryTooLarge, PayloadTooLarge, StepCancelled, StepError
+from perdure.errors import HistoryTooLarge, PayloadTooLarge, StepCancelled
 from perdure.kernel.events import ChunkAppended, StepProgressed
 from perdure.kernel.plan import Call
 
@@ -405,19 +405,16 @@ async def drain(
     channel = context.channel()
     loop = asyncio.get_running_loop()
     turn = loop.time()
-    try:
-        async with aclosing(fn(*args, **kwargs)) as items:
-            async for item in items:
-                channel.emit(item)
-                if channel.full:
-                    await channel.room()
-                elif loop.time() - turn > TURN_SECONDS:
-                    await asyncio.sleep(0)
-                else:
-                    continue
-                turn = loop.time()
-    except SystemExit as error:
-        raise StepError("builtins.SystemExit", str(error)) from None
+    async with aclosing(fn(*args, **kwargs)) as items:
+        async for item in items:
+            channel.emit(item)
+            if channel.full:
+                await channel.room()
+            elif loop.time() - turn > TURN_SECONDS:
+                await asyncio.sleep(0)
+            else:
+                continue
+            turn = loop.time()
     return channel.result()
 
 

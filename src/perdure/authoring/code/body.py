@@ -67,7 +67,7 @@ from perdure.kernel.events import (
     ValueRecorded,
     WaitResolved,
 )
-from perdure.kernel.failures import describe, rebuild
+from perdure.kernel.failures import add_note, describe, rebuild
 from perdure.kernel.ids import inputs_hash
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.migrations import versions_in
@@ -168,7 +168,7 @@ class Body:
             spec = self._futures[event.op][1] if event.op in self._futures else None
             error = rebuild(event.error, self.codec, spec.errors if isinstance(spec, StepSpec) else None)
             if event.error.traceback:
-                error.add_note(f"in step {event.op}:\n{event.error.traceback.rstrip()}")
+                add_note(error, f"in step {event.op}:\n{event.error.traceback.rstrip()}")
             self._resolve_with(event.op, error)
         elif isinstance(event, StepSkipped):
             self._resolve_with(event.op, None)
@@ -260,7 +260,7 @@ class Body:
         else:
             error = rebuild(event.error, self.codec, child.errors)
             if event.error.traceback:
-                error.add_note(f"in the child {event.op}:\n{event.error.traceback.rstrip()}")
+                add_note(error, f"in the child {event.op}:\n{event.error.traceback.rstrip()}")
             future.ended(None, plain_error(error))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

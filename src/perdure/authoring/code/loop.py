@@ -21,6 +21,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure.errors import NotDurable
+from perdure.kernel.failures import pressed
 from perdure.kernel.invocation import Invocation
 
 if TYPE_CHECKING:
@@ -159,8 +160,10 @@ class BodyLoop(asyncio.AbstractEventLoop):
                 if not handle._cancelled:
                     try:
                         handle._run()
-                    except SystemExit:
-                        pass  # the task that called sys.exit() has it as its exception: the run fails, not the engine
+                    except (SystemExit, KeyboardInterrupt) as error:
+                        # The task that called sys.exit() has it as its exception: the run fails, not the engine.
+                        if pressed(error):
+                            raise
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, Self
 
 from perdure.authoring.code.body import require_body
 from perdure.errors import CompensationFailed, PerdureError, UsageError
+from perdure.kernel.failures import message_of
 
 P = ParamSpec("P")
 
@@ -117,5 +118,5 @@ def _tell(error: BaseException, failures: Sequence[tuple[str, Exception]], count
 
 
 def _name(error: BaseException) -> str:
-    text = str(error)
+    text = message_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
