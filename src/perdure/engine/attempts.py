@@ -270,7 +270,7 @@ class Attempts:
 
     def _failed(self, call: Call, error: BaseException) -> None:
         spec, codec = call.command.spec, self._services.codec
-        if isinstance(error, Told):
+        if type(error) is Told:
             failure = error.failure
             error = rebuild(failure, codec, spec.errors)
         else:

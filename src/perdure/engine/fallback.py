@@ -44,7 +44,7 @@ async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: 
             failure = msgspec.structs.replace(failure, cause=call.failed)
         raise Told(msgspec.json.encode(failure)) from None
     except Exception as error:
-        set_cause(error.error if isinstance(error, Raised) else error, original)
+        set_cause(error.error if type(error) is Raised else error, original)
         raise
     return made
 

@@ -119,7 +119,7 @@ class _Named:
             # The module holds the Step; a function that was wrapped by hand may be there bare.
             return context.run(_call, getattr(found, "fn", found), self._args, self._kwargs)
         except BaseException as error:
-            original = error.error if isinstance(error, Raised) else error
+            original = error.error if type(error) is Raised else error
             failure = describe(original, Codec())
         raise Told(msgspec.json.encode(failure))
 

@@ -103,7 +103,7 @@ class Attempt:
             error: BaseException | None = asyncio.CancelledError("the step was cancelled from within")
         else:
             error = task.exception()
-            if isinstance(error, Raised):
+            if type(error) is Raised:
                 error = error.error
         done, self.done = self.done, None
         if done is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import builtins
 import dis
 import sys
-import threading
 from base64 import b64decode
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -120,7 +119,7 @@ def set_cause(exc: BaseException, cause: BaseException) -> None:
 
 def pressed(error: BaseException) -> bool:
     """Whether a KeyboardInterrupt comes from the keyboard, and not from code that raises it."""
-    if type(error) is not KeyboardInterrupt or threading.current_thread() is not threading.main_thread():
+    if type(error) is not KeyboardInterrupt:
         return False
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
@@ -437,7 +436,7 @@ def _make(
 def _new(cls: type[Exception], args: tuple[Any, ...]) -> Exception:
     """Make an exception without the code of its class."""
     base = _builtin_base(cls)
-    exc: Exception = base.__new__(cls, *args)  # type: ignore[assignment]
+    exc: Exception = base.__new__(cls, *args)
     if type(exc) is not cls:
         raise TypeError(f"{base.__name__}.__new__ made a {type(exc).__qualname__}")
     # Builtin exceptions keep some arguments as attributes (errno, encoding, value): their own __init__ sets those.

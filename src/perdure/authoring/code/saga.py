@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self
 
 from perdure.authoring.code.body import require_body
 from perdure.errors import CompensationFailed, PerdureError, UsageError
-from perdure.kernel.failures import message_of
+from perdure.kernel.failures import is_any_of, message_of
 
 P = ParamSpec("P")
 
@@ -52,7 +52,7 @@ class Saga:
     ) -> None:
         self._open = False
         # Other exceptions end the body on purpose, or take it out of memory: nothing has gone wrong.
-        if not self._undo or not isinstance(error, Exception | asyncio.CancelledError):
+        if error is None or not self._undo or not is_any_of(error, (Exception, asyncio.CancelledError)):
             return
         # In a task of its own, which nobody cancels: giving up half-way would leave half of it done.
         task = asyncio.get_running_loop().create_task(compensate(self._undo))
@@ -65,7 +65,7 @@ class Saga:
         failures = task.result()
         if failures:
             raise CompensationFailed(_tell(error, failures, len(self._undo)), [e for _, e in failures]) from error
-        if cancelled is not None and not isinstance(error, asyncio.CancelledError):
+        if cancelled is not None and not is_any_of(error, (asyncio.CancelledError,)):
             raise cancelled
 
 
