@@ -33,6 +33,7 @@ from perdure.ports.journal import Append, Appended, Outcome
 from perdure.stores.sql.sqlite import SqliteStore
 from tests.crash.disk import Disk, put_back
 from tests.crash.harness import Children, Journal, at_once, audit, check_executions, read_effects
+from tests.crash.neighbours import KINDS
 
 
 @dataclass
@@ -77,7 +78,9 @@ class Writer:
         return tuple(result)
 
 
-async def write_until_the_cut(store: SqliteStore, disk: Disk, chance: random.Random, ledger: Ledger) -> None:
+async def write_until_the_cut(
+    store: SqliteStore, disk: Disk, chance: random.Random, ledger: Ledger, beside: Sequence[str] = ()
+) -> None:
     """Append until the power goes, noting what was acknowledged. What is under way then is noted last, unsynced."""
     await store.open(migrate=True)
     database = store._database
@@ -85,6 +88,8 @@ async def write_until_the_cut(store: SqliteStore, disk: Disk, chance: random.Ran
     database._writer.pragma("wal_autocheckpoint", chance.choice((1, 4, 20, 1000)))
     writer = Writer(chance, ledger)
     while not disk.dead:
+        if beside and chance.random() < 0.3:
+            KINDS[chance.choice(beside)](database.path)
         if chance.random() < 0.05:
             database._checkpoint()
             continue
@@ -144,7 +149,7 @@ def has_schema(path: Path) -> bool:
         db.close()
 
 
-def cut_again_and_again(folder: Path, cuts: int, seed: int) -> int:
+def cut_again_and_again(folder: Path, cuts: int, seed: int, beside: Sequence[str] = ()) -> int:
     """Cut the power of one writer after another on the same file. Says how many commits were lost in all."""
     chance = random.Random(seed)
     ledger, files, lost = Ledger(), dict[str, bytes](), 0
@@ -156,7 +161,7 @@ def cut_again_and_again(folder: Path, cuts: int, seed: int) -> int:
         disk = Disk(f"disk-{seed}", cut_at=chance.randint(1, chance.choice((40, 150, 400))))
         try:
             store = SqliteStore(str(live / "runs.db"), vfs=disk.name)
-            asyncio.run(write_until_the_cut(store, disk, chance, ledger))
+            asyncio.run(write_until_the_cut(store, disk, chance, ledger, beside))
         finally:
             disk.unregister()
         files = disk.survivors(chance)
@@ -175,6 +180,12 @@ def cut_again_and_again(folder: Path, cuts: int, seed: int) -> int:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_power_cut_loses_nothing_synced_and_only_a_suffix_of_the_rest(tmp_path: Path, seed: int) -> None:
     lost = cut_again_and_again(tmp_path, cuts=50, seed=seed)
+    assert lost > 0, "the disk lost nothing, so nothing was tested"
+
+
+@pytest.mark.parametrize("beside", [["select", "forget"], ["read bytes", "copy"]])
+def test_a_power_cut_beside_other_code_on_the_file_loses_nothing_synced(tmp_path: Path, beside: list[str]) -> None:
+    lost = cut_again_and_again(tmp_path, cuts=40, seed=7, beside=beside)
     assert lost > 0, "the disk lost nothing, so nothing was tested"
 
 

@@ -7,6 +7,7 @@ One connection answers small questions on the loop; one, in a thread, reads in b
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +18,14 @@ from typing import Any, NoReturn, TypeVar
 import apsw
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreError, StoreUnavailable
-from perdure.stores.sql import migrating
+from perdure.stores.sql import guard, migrating
+from perdure.stores.sql.guard import Guard
 from perdure.stores.sql.migrating import APPLICATION_ID
 from perdure.stores.sql.schema import pending
 
 T = TypeVar("T")
+
+log = logging.getLogger("perdure")
 
 BUSY_SECONDS = 10.0
 # Below this a commit costs less than the hop to a thread and back; see docs/decisions/0003-*.md.
@@ -45,6 +49,11 @@ class Database:
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._bulk: apsw.Connection | None = None
+        # None for a file that cannot be written, which has nothing to lose.
+        self._guard: Guard | None = None
+        # The log that the writer has open, and the one of the readers.
+        self._log: tuple[int, int] = (0, 0)
+        self._read_log: tuple[int, int] = (0, 0)
         self._write_thread: ThreadPoolExecutor | None = None
         self._read_thread: ThreadPoolExecutor | None = None
         self._fsync = True
@@ -68,8 +77,9 @@ class Database:
         with self._refusing(opened):
             opened.append(self._connect())
             self._prepare(opened[0], migrate)
-            opened += (self._connect(), self._connect())
+            opened += self._readers()
             self._others = opened[0].pragma("data_version")
+            self._protect(opened[0])
         self._writer, self._reader, self._bulk = opened
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
         self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-read")
@@ -146,6 +156,20 @@ class Database:
             self._watch(db)
         return db
 
+    def _readers(self) -> tuple[apsw.Connection, apsw.Connection]:
+        readers = self._connect(), self._connect()
+        for db in readers:
+            # The writer folds the log when it closes, and it closes last.
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        return readers
+
+    def _protect(self, db: apsw.Connection) -> None:
+        if db.readonly("main"):
+            return
+        db.execute("select count(*) from sqlite_schema").fetchall()  # now its log and its shared memory are there
+        self._guard = guard.enter(self.path)
+        self._log = self._read_log = self._guard.log
+
     def _prepare(self, db: apsw.Connection, migrate: bool) -> None:
         found = migrating.applied(db, self.url)
         needed = pending(self.url, found, migrating.MIGRATIONS)
@@ -179,11 +203,20 @@ class Database:
         for thread in (self._write_thread, self._read_thread):
             if thread is not None:
                 thread.shutdown(wait=True)
-        for db in (self._bulk, self._reader, self._writer):
+        self._disconnect()
+        self._write_thread = self._read_thread = None
+
+    def _disconnect(self, *, fold: bool = True) -> None:
+        opened, held = (self._bulk, self._reader, self._writer), self._guard
+        self._writer = self._reader = self._bulk = self._guard = None
+        last = held is not None and guard.leave(held)
+        if opened[-1] is not None:
+            opened[-1].config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(not fold))
+        for db in opened:
             if db is not None:
                 db.close()
-        self._writer = self._reader = self._bulk = None
-        self._write_thread = self._read_thread = None
+        if held is not None and last:
+            held.close()
 
     # --- working --------------------------------------------------------------------------------------------------
 
@@ -208,9 +241,16 @@ class Database:
         return await self._answer(self._submit(self._execute_routine if routine else self._execute, sql, bindings))
 
     def _execute(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
-        if self._writer is None:
+        db = self._writer
+        if db is None:
             raise StoreUnavailable(self.url, "it is closed")
-        return self._writer.execute(sql, bindings).fetchall()
+        held = self._guard
+        if held is not None:
+            if not held.armed:
+                self._arm(db, held, wait=True)
+            if self._log is not held.log or held.missing():
+                db = self._reopen(db)
+        return db.execute(sql, bindings).fetchall()
 
     def _submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         if self._write_thread is None:
@@ -237,21 +277,32 @@ class Database:
             return self._commit(db, transaction, fsync)
         db.set_busy_timeout(0)
         try:
-            return self._commit(db, transaction, fsync)
+            return self._commit(db, transaction, fsync, wait)
         finally:
             db.set_busy_timeout(int(BUSY_SECONDS * 1000))
 
-    def _commit(self, db: apsw.Connection, transaction: Callable[[apsw.Connection], T], fsync: bool) -> T:
+    def _commit(
+        self, db: apsw.Connection, transaction: Callable[[apsw.Connection], T], fsync: bool, wait: bool = True
+    ) -> T:
+        held = self._guard
+        if held is not None and self._log is not held.log:
+            return self._commit_anew(db, transaction, fsync, wait)
+        if held is not None and not held.armed:
+            self._arm(db, held, wait)
         db.execute("begin immediate")
         try:
             result = transaction(db)
+            # The last moment: what is committed to a file that has lost its name is found by no other process.
+            missing = held is not None and held.missing()
             committing = time.perf_counter()
-            db.execute("commit")
+            db.execute("rollback" if missing else "commit")
         except BaseException:
             # A failed commit may have ended the transaction by itself.
             if db.in_transaction:
                 db.execute("rollback")
             raise
+        if missing:
+            return self._commit_anew(db, transaction, fsync, wait)
         ended = time.perf_counter()
         if fsync:
             # One slow commit sends the next ones to the thread at once; it takes several fast ones to come back.
@@ -260,25 +311,124 @@ class Database:
         self._last_write = ended
         return result
 
+    def _arm(self, db: apsw.Connection, held: Guard, wait: bool) -> None:
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            db.execute("begin immediate")
+            try:
+                return held.arm()
+            except apsw.BusyError as error:
+                if not wait:
+                    raise
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable(self.url, OTHER_WRITES) from error
+            finally:
+                db.execute("rollback")
+            time.sleep(0.01)
+
+    def _commit_anew(
+        self, db: apsw.Connection, transaction: Callable[[apsw.Connection], T], fsync: bool, wait: bool
+    ) -> T:
+        if not wait:
+            raise apsw.BusyError("its files have to be opened again")  # in the thread
+        return self._commit(self._reopen(db), transaction, fsync)
+
+    def _reopen(self, db: apsw.Connection) -> apsw.Connection:
+        """Connect to the files that have the names now, when ours were removed or replaced; returns the new writer."""
+        held = self._guard
+        assert held is not None
+        if held.missing() == held.path:
+            said = "the file was removed or replaced while the store was open"
+            if not self.exists():
+                raise StoreUnavailable(self.url, f"{said}; put it back, and runs go on by themselves")
+            opened = [self._connect()]
+            with self._refusing(opened):
+                self._prepare(opened[0], migrate=False)
+                opened += self._readers()
+            held = None
+        else:
+            said = "its write-ahead log was removed or replaced while the store was open; never delete it"
+            self._renew_log(db, held)
+            opened = [self._connect(), *self._readers()]
+        log.error("%s: %s. No commit was acknowledged since; it was opened again, and runs go on", self.url, said)
+        before = self._guard
+        opened[0].pragma("synchronous", "full" if self._fsync else "normal")
+        self._writer, self._reader, self._bulk = opened
+        self._others = opened[0].pragma("data_version")
+        if held is None:
+            self._protect(opened[0])
+            if before is not None and guard.leave(before):
+                before.close()
+        else:
+            self._log = self._read_log = held.log
+        # The old readers may be at work in other threads; each closes when its thread lets go of it.
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        db.close()
+        return opened[0]
+
+    def _renew_log(self, db: apsw.Connection | None, held: Guard) -> None:
+        """Fold a log that has lost its name into the file, and begin another; raises StoreUnavailable when it cannot.
+
+        Before that no connection may be made: it would look for the content of the old log in the new one.
+        """
+        with held.renewing:
+            if not held.missing():
+                return  # another store of this process has done it
+            if self._log is not held.log:
+                db = held.keeper
+            assert db is not None
+            if not _size(self.path + "-wal"):
+                # Every process that has the file open still has this log, and none can have begun another.
+                if db.execute("pragma wal_checkpoint(truncate)").fetchall()[0][0]:
+                    raise apsw.BusyError("its log is being read")
+            elif not held.begun_anew():
+                raise StoreUnavailable(
+                    self.url,
+                    "its write-ahead log was replaced by another file while the store was open, and nothing is written "
+                    "to it any more; stop every process that uses the store, then check it with `perdure doctor`",
+                )
+            held.use_log(self._connect())
+
     def ask(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """A small question, answered on the loop: a few rows by index."""
         if self._reader is None:
             raise StoreUnavailable(self.url, "it is closed")
         try:
+            if self._guard is not None and self._read_log is not self._guard.log:
+                self._read_anew(self._guard)
             return self._reader.execute(sql, bindings).fetchall()
         except (apsw.Error, UnicodeDecodeError) as error:
+            if self._moved():
+                return self.ask(sql, bindings)
             self._reraise(error)
 
     async def read(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """A large question, answered in a thread."""
-        bulk = self._bulk
-        if bulk is None or self._read_thread is None:
+        if self._bulk is None or self._read_thread is None:
             raise StoreUnavailable(self.url, "it is closed")
         loop = asyncio.get_running_loop()
         try:
+            if self._guard is not None and self._read_log is not self._guard.log:
+                self._read_anew(self._guard)
+            bulk = self._bulk
             return await loop.run_in_executor(self._read_thread, lambda: bulk.execute(sql, bindings).fetchall())
         except (apsw.Error, UnicodeDecodeError) as error:
+            if self._moved():
+                return await self.read(sql, bindings)
             self._reraise(error)
+
+    def _moved(self) -> bool:
+        """Whether another process has begun the log anew, which this one has not noticed yet."""
+        held = self._guard
+        if held is None or not held.missing() or not held.begun_anew():
+            return False
+        held.use_log(self._connect())
+        return True
+
+    def _read_anew(self, held: Guard) -> None:
+        self._renew_log(None, held)
+        self._reader, self._bulk = self._readers()
+        self._read_log = held.log
 
     # --- watching -------------------------------------------------------------------------------------------------
 
@@ -377,6 +527,10 @@ class Database:
 
 
 READ_ONLY = "the file or its directory is read-only; make both writable, or name another file"
+OTHER_WRITES = (
+    f"other code of this process has written to it for over {BUSY_SECONDS:g} s with the standard library's sqlite3, "
+    "whose locks ours does not see; let it commit, and give it a file of its own"
+)
 _LOOK = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB
 
 

@@ -1,0 +1,216 @@
+"""Keep a SQLite file whole while other code of this process uses the same file. Runs no transaction of the store.
+
+POSIX locks belong to a process, not to whoever took them. A second SQLite library in the process (the standard
+library's `sqlite3`, beside the one of apsw) does not see our locks, and any `close()` of the file drops them: that
+library, or another process, then takes itself for the last user, and removes the write-ahead log under our feet.
+
+Three things stand against that, one set per process and file:
+
+- locks of open file descriptions (Linux), which no other `close()` drops and which every SQLite library respects. While
+  they are held, the log is not removed, and the shared memory is not begun anew.
+- an idle connection of the standard library's `sqlite3`. While it is open, that library keeps the files open that
+  its other connections close, and so the locks of our transactions too. From our first transaction on it also holds
+  the write lock in the books of its library alone: two libraries that write at once would overwrite each other.
+- `missing`, a look at the names of the files: what was removed or replaced by hand is noticed before a commit.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import apsw
+
+if TYPE_CHECKING:
+    import sqlite3
+
+try:
+    import fcntl
+
+    OPEN_FILE_LOCKS = hasattr(fcntl, "F_OFD_SETLK") and os.uname().sysname == "Linux"
+except ImportError:  # Windows: locks belong to a handle there
+    fcntl = None  # type: ignore[assignment]
+    OPEN_FILE_LOCKS = False
+
+# Where SQLite's locks are: every connection reads the first in the file, and the second in the shared memory.
+_SHARED = 0x40000002, 510
+_ATTACHED = 128, 1
+_READ_MARKS = 123, 5
+_FLOCK = "hhqqi4x"
+# In a log and in the shared memory: two numbers that change when the log begins anew.
+_SALT_IN_LOG, _SALT_IN_MEMORY = 16, 32
+
+_entering = threading.Lock()
+_guards: dict[tuple[int, int], Guard] = {}
+# Descriptors that cannot be closed yet: other code of this process holds locks on their files.
+_kept: list[int] = []
+
+
+class Guard:
+    """What protects one file in this process, shared by all stores that have it open."""
+
+    def __init__(self, path: str, identity: tuple[int, int]) -> None:
+        self.path, self.identity = path, identity
+        self.stores = 0
+        # The log that the connections of this process write to.
+        self.log = _identity(f"{path}-wal")
+        # A connection to that log, once it is another than that of the first store: not every store has it open then.
+        self.keeper: apsw.Connection | None = None
+        self.renewing = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._locks: list[tuple[int, tuple[int, int]]] = []
+        if OPEN_FILE_LOCKS:
+            for name, place in ((path, _SHARED), (f"{path}-shm", _ATTACHED)):
+                self._locks.append((os.open(name, os.O_RDWR | os.O_CLOEXEC), place))
+                _lock(self._locks[-1][0], fcntl.F_OFD_SETLK, fcntl.F_RDLCK, place)
+            # Where apsw uses the library of the system, both are one, and see each other's locks.
+            if apsw.using_amalgamation:
+                self._connection = _standard(path)
+        # Whether the other library cannot write any more.
+        self.armed = self._connection is None
+
+    def arm(self) -> None:
+        """Keep the other library from writing; raises BusyError while it is writing.
+
+        Called inside a transaction, so that no other process is in the way. Roll that transaction back: it may have
+        begun before the last commit of the other library.
+        """
+        import sqlite3
+
+        assert self._connection is not None
+        try:
+            self._connection.execute("begin immediate")
+        except sqlite3.OperationalError as error:
+            raise apsw.BusyError(f"the standard library's sqlite3 writes to it: {error}") from error
+        # For its own library the connection reads for ever from now on; other processes must not wait for that.
+        _lock(self._locks[-1][0], fcntl.F_SETLK, fcntl.F_UNLCK, _READ_MARKS)
+        self.armed = True
+
+    def missing(self) -> str | None:
+        """The file that is no longer the one of its name; None when all is well."""
+        try:
+            log = os.stat(f"{self.path}-wal")
+            if (log.st_dev, log.st_ino) == self.log:
+                file = os.stat(self.path)
+                return None if (file.st_dev, file.st_ino) == self.identity else self.path
+        except FileNotFoundError:
+            pass
+        return self.path if _identity(self.path) != self.identity else f"{self.path}-wal"
+
+    def use_log(self, connection: apsw.Connection) -> None:
+        """Take the log at its name for the one to write to from now on; the connection has it open."""
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.execute("select count(*) from sqlite_schema").fetchall()
+        self.log, self.keeper = _identity(f"{self.path}-wal"), connection
+
+    def begun_anew(self) -> bool:
+        """Whether the log at its name is one that the shared memory speaks of, and not the work of a stranger."""
+        if not self._locks:
+            return False
+        with suppress(OSError), open(f"{self.path}-wal", "rb") as log:
+            salt = log.read(_SALT_IN_LOG + 8)[_SALT_IN_LOG:]
+            return bool(salt) and salt == os.pread(self._locks[-1][0], 8, _SALT_IN_MEMORY)
+        return False
+
+    def let_go(self) -> None:
+        """Give the locks back to the connections of our library, which are about to close."""
+        connection, self._connection, self.keeper = self._connection, None, None
+        if connection is not None:
+            # While the locks are held it cannot take itself for the last user. The process's own locks go with it.
+            connection.close()
+        for file, place in self._locks:
+            _lock(file, fcntl.F_SETLK, fcntl.F_RDLCK, place)
+            _lock(file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
+
+    def close(self) -> None:
+        """Close our descriptors, as soon as that takes no locks from other code of this process."""
+        with _entering:
+            _kept.extend(file for file, _ in self._locks)
+            _tidy()
+
+    def forked(self) -> None:
+        """In a child process: the descriptors are the parent's too, and its locks would outlive it here."""
+        for file, _ in self._locks:
+            with suppress(OSError):
+                os.close(file)
+
+
+def enter(path: str) -> Guard:
+    """The guard of a file that our library has open."""
+    path = os.path.abspath(path)
+    with _entering:
+        _tidy()
+        identity = _identity(path)
+        found = _guards.get(identity)
+        if found is None:
+            found = _guards[identity] = Guard(path, identity)
+        found.stores += 1
+        return found
+
+
+def leave(guard: Guard) -> bool:
+    """One store less. Whether it was the last: then close its connections, and the guard after them."""
+    with _entering:
+        guard.stores -= 1
+        if guard.stores:
+            return False
+        if _guards.get(guard.identity) is guard:
+            del _guards[guard.identity]
+        guard.let_go()
+        return True
+
+
+def _standard(path: str) -> sqlite3.Connection | None:
+    """An idle connection of the standard library, which has the file and its shared memory open."""
+    try:
+        import sqlite3
+    except ImportError:  # a Python without it: then no code of this process uses it
+        return None
+    connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+    connection.execute("select count(*) from sqlite_schema").fetchall()
+    connection.execute("pragma busy_timeout=0")
+    return connection
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def _lock(file: int, how: int, kind: int, place: tuple[int, int]) -> None:
+    fcntl.fcntl(file, how, struct.pack(_FLOCK, kind, os.SEEK_SET, *place, 0))
+
+
+def _tidy() -> None:
+    """Close what was kept, unless somebody holds a lock on its file: that may be other code of this process."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if _kept else b""
+    for file in list(_kept):
+        if struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK:
+            continue
+        _kept.remove(file)
+        os.close(file)
+
+
+def _forked() -> None:
+    global _entering
+    _entering = threading.Lock()
+    for guard in _guards.values():
+        guard.forked()
+        # Never closed here: SQLite's connections must not be used by a child, and closing one is use.
+        _inherited.append(guard)
+    for file in _kept:
+        with suppress(OSError):
+            os.close(file)
+    _guards.clear()
+    _kept.clear()
+
+
+_inherited: list[Guard] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
