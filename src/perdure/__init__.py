@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from perdure.authoring.code.step import Step, step, step_inline
     from perdure.authoring.code.waits import approval, set_state, wait_signal
     from perdure.authoring.code.workflow import Workflow, workflow
+    from perdure.client.bulk import BulkItem, BulkReport, RunFilters, Start
     from perdure.client.client import Client
     from perdure.client.compacting import CompactReport
     from perdure.client.handle import RunHandle
@@ -133,6 +134,8 @@ __all__ = [
     "AnswerRejected",
     "ApprovalRejected",
     "ApprovalView",
+    "BulkItem",
+    "BulkReport",
     "Cancelled",
     "CannotRetry",
     "CatchUp",
@@ -201,6 +204,7 @@ __all__ = [
     "RunCancelled",
     "RunContext",
     "RunFailed",
+    "RunFilters",
     "RunHandle",
     "RunPage",
     "RunParked",
@@ -215,6 +219,7 @@ __all__ = [
     "Settings",
     "SignalRejected",
     "SignalTimeout",
+    "Start",
     "Step",
     "StepCancelled",
     "StepContext",
@@ -287,6 +292,7 @@ _HOMES = {
         "perdure.authoring.code.child": ("call child continue_as"),
         "perdure.authoring.code.waits": ("approval set_state wait_signal"),
         "perdure.authoring.code.workflow": ("Workflow workflow"),
+        "perdure.client.bulk": ("BulkItem BulkReport RunFilters Start"),
         "perdure.client.client": ("Client"),
         "perdure.client.compacting": ("CompactReport"),
         "perdure.client.handle": ("RunHandle"),

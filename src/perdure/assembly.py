@@ -260,7 +260,7 @@ class Engine(Client):
     def _known(self, program: str) -> Program | None:
         return self._programs.get(program)
 
-    async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
+    def _accepting(self) -> Orchestrator:
         orchestrator = self._orchestrator
         if orchestrator is None or orchestrator.closing:
             raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
@@ -269,19 +269,47 @@ class Engine(Client):
                 f"another process has been started as {self.name!r}, and goes on with what this Engine had; give each "
                 "process a name of its own: Engine(name=...)"
             )
-        foreign = started.program not in self._programs
-        if started.queue or started.not_before is not None or self._serves is not None or foreign:
+        return orchestrator
+
+    def _begins_here(self, started: RunStarted) -> bool:
+        """Whether a new run begins in this engine at once; else it waits in the store for its turn."""
+        waits = started.queue or started.not_before is not None or self._serves is not None
+        return not waits and started.program in self._programs
+
+    async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
+        orchestrator = self._accepting()
+        if not self._begins_here(started):
             accepted = await super()._submit(run_id, started, recorded)
-            if started.queue:
-                orchestrator.on_queued()
-            elif started.not_before is not None:
-                orchestrator.on_due(started.not_before)
+            self._is_waiting(orchestrator, started)
             return accepted
         try:
             await orchestrator.begin(run_id, started, recorded)
         except Taken:
             return False
         return True
+
+    async def _submit_many(self, starts: Sequence[tuple[str, RunStarted, RunStarted]]) -> Sequence[bool | Exception]:
+        orchestrator = self._accepting()
+        here = [one for one in starts if self._begins_here(one[1])]
+        apart = [one for one in starts if not self._begins_here(one[1])]
+        # Begun in one turn of the loop, they share a commit.
+        begun = await asyncio.gather(*(orchestrator.begin(*one) for one in here), return_exceptions=True)
+        outcomes: dict[str, bool | Exception] = {}
+        for (run_id, _, _), came in zip(here, begun, strict=True):
+            if isinstance(came, BaseException) and not isinstance(came, Exception):
+                raise came
+            outcomes[run_id] = not isinstance(came, Taken) and (came is None or came)
+        for (run_id, started, _), put in zip(apart, await super()._submit_many(apart), strict=True):
+            outcomes[run_id] = put
+            self._is_waiting(orchestrator, started)
+        return [outcomes[run_id] for run_id, _, _ in starts]
+
+    def _is_waiting(self, orchestrator: Orchestrator, started: RunStarted) -> None:
+        """A run was put into the store to wait: see that it is looked at when its turn comes."""
+        if started.queue:
+            orchestrator.on_queued()
+        elif started.not_before is not None:
+            orchestrator.on_due(started.not_before)
 
     async def _at_hand(self, id: str) -> str | None:
         orchestrator = self._orchestrator

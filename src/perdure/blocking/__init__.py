@@ -28,6 +28,7 @@ from typing import Any, Self, TypeVar, overload
 from perdure import assembly
 from perdure.assembly import DEFAULT_STORE, run
 from perdure.authoring.code.step import Step
+from perdure.blocking.bulk import InBulk
 from perdure.blocking.capsules import Capsules
 from perdure.blocking.forking import Forking
 from perdure.blocking.handle import RunHandle
@@ -72,7 +73,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Client(Scheduling, Forking, Capsules, Resolving, Upkeep):
+class Client(Scheduling, InBulk, Forking, Capsules, Resolving, Upkeep):
     """A connection to a store: starts runs for engines elsewhere to execute, and reads. Made by `connect`."""
 
     def __init__(self, client: asynchronous.Client) -> None:
@@ -122,7 +123,7 @@ class Client(Scheduling, Forking, Capsules, Resolving, Upkeep):
         invocation: Invocation[R],
         *,
         id: str | None = None,
-        reuse: Reuse = "return_existing",
+        reuse: Reuse | None = None,
         queue: str | None = None,
         key: str | None = None,
         priority: int = 0,

@@ -1,4 +1,4 @@
-"""`perdure runs fork`, `travel`, `retry`: new runs with the past of others. An engine somewhere executes them."""
+"""`perdure runs fork`, `travel`, and `retry` of one run: new runs with the past of others, for engines to execute."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def travel(
     _begin(store, id, json, "forked", lambda client: client.time_travel(id, step, inputs, new_id))
 
 
-def retry(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+def retry_one(id: str, store: str, json: bool) -> None:
     """Let a run that failed or was cancelled go on from there, with all that succeeded."""
     _begin(store, id, json, "goes on", lambda client: client.retry(id))
 

@@ -23,7 +23,8 @@ COMMANDS = {
     "run": ("perdure.cli.run:run", "Run a workflow to its end, or go on with it."),
     "runs": (
         "perdure.cli.runs:app",
-        "Look at runs and go back in them: ls, show, steps, journal, watch, diff, inspect, fork, travel, retry.",
+        "Look at runs and go back in them: ls, show, steps, journal, watch, diff, inspect, fork, travel, retry; and "
+        "retry, cancel, pause, resume or signal all that match.",
     ),
     "signal": ("perdure.cli.tell:signal", "Send a run a signal."),
     "approve": ("perdure.cli.tell:approve", "Answer a question of a run."),

@@ -86,6 +86,17 @@ def point(text: str, option: str) -> datetime:
         raise Problem(f"{option} {text!r} is no moment; {hint}") from None
 
 
+def tags_of(given: list[str]) -> dict[str, str]:
+    """Tags, as options give them: key=value."""
+    tags = {}
+    for tag in given:
+        key, equals, value = tag.partition("=")
+        if not equals or not key:
+            raise Problem(f"--tag {tag!r} is not key=value, as in --tag customer=acme")
+        tags[key] = value
+    return tags
+
+
 def opened(store: str) -> Store:
     """The store of a URL, with leases that are kept beside it if the settings say so. Not connected yet."""
     from perdure.stores.open import open_store, with_leases

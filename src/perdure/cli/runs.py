@@ -9,12 +9,13 @@ from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
+from perdure.cli.bulk import cancel, pause, resume, retry, signal
 from perdure.cli.differences import diff
 from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
-from perdure.cli.forking import fork, retry, travel
+from perdure.cli.forking import fork, travel
 from perdure.cli.inspection import inspect
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened, point
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened, point, tags_of
 from perdure.cli.output import (
     clean,
     cut,
@@ -62,7 +63,7 @@ def ls(
     json: AsJson = False,
 ) -> None:
     """List runs, newest first."""
-    tags = _tags(tag or [])
+    tags = tags_of(tag or [])
     page = _ask(
         store,
         lambda client: client.list(
@@ -165,6 +166,10 @@ app.command(inspect, sort_key=7)
 app.command(fork, sort_key=8)
 app.command(travel, sort_key=9)
 app.command(retry, sort_key=10)
+app.command(cancel, sort_key=11)
+app.command(pause, sort_key=12)
+app.command(resume, sort_key=13)
+app.command(signal, sort_key=14)
 
 
 class _Follower:
@@ -237,16 +242,6 @@ async def _view(client: Asking, id: str) -> RunView:
     if view is None:
         raise NoSuchRun(id)
     return view
-
-
-def _tags(given: list[str]) -> dict[str, str]:
-    tags = {}
-    for tag in given:
-        key, equals, value = tag.partition("=")
-        if not equals or not key:
-            raise Problem(f"--tag {tag!r} is not key=value, as in --tag customer=acme")
-        tags[key] = value
-    return tags
 
 
 def _number(start: int) -> int:

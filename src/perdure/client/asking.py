@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.client.connection import Connection, checked_tags
 from perdure.client.views import (
@@ -72,35 +73,53 @@ class Asking(Connection):
         is its own root. `owner` is an orchestrator, which owns roots. `id_prefix` is no pattern.
         """
         self._check_open()
-        wanted = [status] if isinstance(status, str) else list(status or ())
         if limit < 1:
             raise UsageError(f"list(limit={limit}): ask for at least one run")
-        filter = RunFilter(
-            status=[_status(s) for s in wanted],
-            program=program,
-            tags=checked_tags(tags),
-            since=_timestamp(since, "since"),
-            until=_timestamp(until, "until"),
-            owner=_named(owner, "owner", "the name of an orchestrator"),
-            parent=await self._run_id_of(parent, "parent"),
-            root=await self._run_id_of(root, "root"),
-            queue=_named(queue, "queue", "the name of a queue"),
-            id_prefix=_prefix(id_prefix),
-            limit=limit + 1,  # one more than asked for tells whether there is another page
-            cursor=cursor,
-            built_in=program is not None,
+        filter = await self._run_filter(
+            "list", status, program, tags, since, until, owner, parent, root, queue, id_prefix
         )
-        found = await self.store.runs.list(filter)
+        # One more than asked for tells whether there is another page.
+        found = await self.store.runs.list(replace(filter, limit=limit + 1, cursor=cursor))
         page = RunPage([run_summary(await self._load_or_say(run), head) for run, head in found[:limit]])
         page.cursor = page[-1].run_id if len(found) > limit else None
         return page
+
+    async def _run_filter(
+        self,
+        call: str,
+        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+        program: str | None = None,
+        tags: dict[str, str] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        owner: str | None = None,
+        parent: str | None = None,
+        root: str | None = None,
+        queue: str | None = None,
+        id_prefix: str | None = None,
+    ) -> RunFilter:
+        """What callers say about runs, checked."""
+        wanted = [status] if isinstance(status, str) else [*(status or ())]
+        return RunFilter(
+            status=[_status(s) for s in wanted],
+            program=program,
+            tags=checked_tags(tags),
+            since=_timestamp(since, f"{call}(since"),
+            until=_timestamp(until, f"{call}(until"),
+            owner=_named(owner, f"{call}(owner", "the name of an orchestrator"),
+            parent=await self._run_id_of(parent, f"{call}(parent"),
+            root=await self._run_id_of(root, f"{call}(root"),
+            queue=_named(queue, f"{call}(queue", "the name of a queue"),
+            id_prefix=_prefix(id_prefix, f"{call}(id_prefix"),
+            built_in=program is not None,
+        )
 
     async def _run_id_of(self, id: str | None, what: str) -> str | None:
         """The run_id of a run that a filter names; what names none is left as it is, and finds none."""
         if id is None:
             return None
         if not isinstance(id, str):
-            raise UsageError(f"list({what}={id!r}): give the id of a run")
+            raise UsageError(f"{what}={id!r}): give the id of a run")
         found = await self._find(id)
         return id if found is None else found[0].run_id
 
@@ -223,34 +242,34 @@ def _timestamp(at: datetime | None, what: str) -> float | None:
     if at is None:
         return None
     if not isinstance(at, datetime):
-        raise UsageError(f"list({what}={at!r}): give a moment such as datetime.now(UTC) - timedelta(hours=1)")
+        raise UsageError(f"{what}={at!r}): give a moment such as datetime.now(UTC) - timedelta(hours=1)")
     if at.tzinfo is None:
         raise UsageError(
-            f"list({what}={at!r}): the moment has no timezone; write datetime.now(UTC), or add tzinfo=UTC to it"
+            f"{what}={at!r}): the moment has no timezone; write datetime.now(UTC), or add tzinfo=UTC to it"
         )
     return at.timestamp()
 
 
 def _named(name: str | None, what: str, meaning: str) -> str | None:
     if name is not None and (not isinstance(name, str) or not name):
-        raise UsageError(f"list({what}={name!r}): give {meaning}")
+        raise UsageError(f"{what}={name!r}): give {meaning}")
     if name is not None:
         _check_text(name, what)
     return name
 
 
-def _prefix(prefix: str | None) -> str | None:
+def _prefix(prefix: str | None, what: str) -> str | None:
     if prefix is not None and not isinstance(prefix, str):
-        raise UsageError(f"list(id_prefix={prefix!r}): give the beginning of an id")
+        raise UsageError(f"{what}={prefix!r}): give the beginning of an id")
     if prefix:
-        _check_text(prefix, "id_prefix")
+        _check_text(prefix, what)
     return prefix or None
 
 
 def _check_text(text: str, what: str) -> None:
     """Refuse what no name has, and what stores would compare in ways of their own."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise UsageError(f"list({what}={text!r}): it has a character that no name can have")
+        raise UsageError(f"{what}={text!r}): it has a character that no name can have")
 
 
 def _of(run: RunRow, found: list[Entry]) -> list[Entry]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 import msgspec
 from msgspec import Raw
 
 from perdure.client.asking import Asking
+from perdure.client.bulk import BulkItem, BulkReport, InBulk, Start
 from perdure.client.compacting import Compacting
 from perdure.client.connection import checked_tags
 from perdure.client.handle import RunHandle
@@ -21,7 +23,7 @@ from perdure.client.resolving import Resolving
 from perdure.client.schedules import Scheduling
 from perdure.client.views import RunResult
 from perdure.engine.outbox import extend
-from perdure.errors import AlreadyExists, UsageError
+from perdure.errors import AlreadyExists, PerdureError, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -37,11 +39,15 @@ from perdure.kernel.reach import run_rules
 from perdure.kernel.reuse import Reuse, decide
 from perdure.kernel.rules import RulesLike
 from perdure.kernel.state import RunState, fold
+from perdure.ports.journal import Appended, append_all
+
+# How many runs are prepared and put into the store at a time.
+STARTS_AT_ONCE = 1000
 
 R = TypeVar("R")
 
 
-class Client(Scheduling, Resolving, Pruning, Compacting, Rebuilding, Asking):
+class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Asking):
     """A connection to a store: starts runs for engines elsewhere to execute, tells them things, and reads."""
 
     async def start(
@@ -49,7 +55,7 @@ class Client(Scheduling, Resolving, Pruning, Compacting, Rebuilding, Asking):
         invocation: Invocation[R],
         *,
         id: str | None = None,
-        reuse: Reuse = "return_existing",
+        reuse: Reuse | None = None,
         queue: str | None = None,
         key: str | None = None,
         priority: int = 0,
@@ -70,43 +76,150 @@ class Client(Scheduling, Resolving, Pruning, Compacting, Rebuilding, Asking):
         self._check_open()
         if not isinstance(invocation, Invocation):
             raise UsageError(f"start() needs an invocation such as fulfil(order), not {invocation!r}")
+        request = Start(
+            invocation,
+            id=id,
+            reuse=reuse,
+            queue=queue,
+            key=key,
+            priority=priority,
+            debounce=debounce,
+            delay=delay,
+            deadline=deadline,
+            max_concurrency=max_concurrency,
+            durability=durability,
+            rules=rules,
+            tags=tags,
+        )
+        starting = await self._starting(request)
+        while True:
+            handle = await self._existing(starting)
+            if handle is not None:
+                return handle
+            if await self._submit(*self._identified(starting)):
+                return starting.handle(self)
+
+    async def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
+        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with options of its own.
+
+        The report has what became of each, in their order: its handle, or why it could not be started. One that fails
+        keeps no other from being started. Of several under one id `reuse` decides, as it does for one that exists.
+        """
+        self._check_open()
+        requests = [one if isinstance(one, Start) else Start(one) for one in starts]
+        for request in requests:
+            if not isinstance(request.invocation, Invocation):
+                raise UsageError(
+                    f"start_many([...]) takes invocations such as fulfil(order), or Start(fulfil(order), id=...), "
+                    f"not {request.invocation!r}"
+                )
+        items: dict[int, BulkItem[RunHandle[R]]] = {}
+        for first in range(0, len(requests), STARTS_AT_ONCE):
+            await self._start_some(dict(enumerate(requests[first : first + STARTS_AT_ONCE], first)), items)
+        return BulkReport([items[index] for index in range(len(requests))])
+
+    async def _start_some(self, requests: dict[int, Start[R]], items: dict[int, BulkItem[RunHandle[R]]]) -> None:
+        """Start some runs; each round all those whose ids are free at once."""
+        pending: dict[int, _Starting[R]] = {}
+        for index, request in requests.items():
+            try:
+                pending[index] = await self._starting(request)
+            except Exception as error:
+                items[index] = BulkItem(index, _id_in(request), error=error)
+        while pending:
+            round: dict[int, _Starting[R]] = {}
+            taken: set[str] = set()
+            for index, starting in list(pending.items()):
+                if starting.id in taken:
+                    continue  # the one before it comes first, and is there in the next round
+                try:
+                    handle = await self._existing(starting)
+                except Exception as error:
+                    items[index] = BulkItem(index, starting.id or "", error=error)
+                    del pending[index]
+                    continue
+                if handle is not None:
+                    items[index] = BulkItem(index, handle.id, handle)
+                    del pending[index]
+                    continue
+                round[index] = starting
+                if starting.id is not None:
+                    taken.add(starting.id)
+            outcomes = await self._submit_many([self._identified(starting) for starting in round.values()])
+            for (index, starting), outcome in zip(round.items(), outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    items[index] = BulkItem(index, starting.id or "", error=outcome)
+                elif outcome:
+                    handle = starting.handle(self)
+                    items[index] = BulkItem(index, handle.id, handle)
+                else:
+                    continue
+                del pending[index]
+
+    async def _starting(self, request: Start[R]) -> _Starting[R]:
+        """What one start asks for, checked; nothing of it is in the store but what lies apart."""
+        invocation, id = request.invocation, request.id
         program = self._program(invocation)
+        reuse: Reuse = request.reuse or self._reuse
         decide(reuse, None)
         if id is not None:
             check_id(id)
-        now = self.clock.now()
-        place = placed(queue, key, priority)
-        if debounce is not None:
+        now, delay = self.clock.now(), request.delay
+        place = placed(request.queue, request.key, request.priority)
+        if request.debounce is not None:
+            reuse = request.reuse or "return_existing"
             id = debounced_id(invocation.name, place, id, reuse, delay)
-            delay = seconds(debounce, "debounce")
+            delay = seconds(request.debounce, "debounce")
         started, recorded = await self._prepare(
-            invocation, program, now, delay, deadline, max_concurrency, durability, rules, tags, place
+            invocation,
+            program,
+            now,
+            delay,
+            request.deadline,
+            request.max_concurrency,
+            request.durability,
+            request.rules,
+            request.tags,
+            place,
         )
-        while True:
-            found = await self.store.runs.find(id) if id is not None else None
-            # A child of another run may bear the id as well; it is no obstacle.
-            existing = found[0] if found is not None and not found[0].root else None
-            decision = decide(reuse, existing.status if existing is not None else None)
-            if existing is not None and debounce is not None:
-                if existing.program != invocation.name:
-                    raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
-                if await self._replace_input(existing.run_id, recorded):
-                    return RunHandle(self, existing.id, existing.run_id, program)
-            elif existing is not None:
-                if decision == "return":
-                    if existing.program != invocation.name:
-                        raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
-                    return RunHandle(self, existing.id, existing.run_id, program)
-                if decision == "reject":
-                    raise AlreadyExists(existing.id, existing.status, reuse)
-                if decision == "replace":
-                    await self._terminate(existing, "another run was started under its id")
-            # Never before the last one: runs started in one millisecond are listed in their order.
-            run_id = self._last_run_id = make_run_id(now, secrets.randbits(36), self._last_run_id)
-            incarnation = existing.incarnation + 1 if existing is not None else 1
-            identity = {"id": id or run_id, "incarnation": incarnation}
-            if await self._submit(run_id, _with(started, **identity), _with(recorded, **identity)):
-                return RunHandle(self, id or run_id, run_id, program)
+        return _Starting(invocation, program, reuse, request.debounce is not None, now, id, started, recorded)
+
+    async def _existing(self, starting: _Starting[R]) -> RunHandle[R] | None:
+        """The run that exists under the id, if the start is content with it; AlreadyExists if the id must be free."""
+        id, reuse, program = starting.id, starting.reuse, starting.program
+        found = await self.store.runs.find(id) if id is not None else None
+        # A child of another run may bear the id as well; it is no obstacle.
+        existing = found[0] if found is not None and not found[0].root else None
+        starting.incarnation = existing.incarnation + 1 if existing is not None else 1
+        if existing is None:
+            return None
+        decision = decide(reuse, existing.status)
+        if starting.debounced:
+            if existing.program != starting.invocation.name:
+                raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
+            if await self._replace_input(existing.run_id, starting.recorded):
+                return RunHandle(self, existing.id, existing.run_id, program)
+        elif decision == "return":
+            if existing.program != starting.invocation.name:
+                raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
+            return RunHandle(self, existing.id, existing.run_id, program)
+        elif decision == "reject":
+            raise AlreadyExists(existing.id, existing.status, reuse)
+        elif decision == "replace":
+            await self._terminate(existing, "another run was started under its id")
+        return None
+
+    def _identified(self, starting: _Starting[Any]) -> tuple[str, RunStarted, RunStarted]:
+        """A start with the run_id of a new run."""
+        # Never before the last one: runs started in one millisecond are listed in their order.
+        run_id = self._last_run_id = make_run_id(starting.now, secrets.randbits(36), self._last_run_id)
+        starting.run_id = run_id
+        identity = {"id": starting.id or run_id, "incarnation": starting.incarnation}
+        if starting.recorded is starting.started:
+            started = recorded = _with(starting.started, **identity)
+        else:
+            started, recorded = _with(starting.started, **identity), _with(starting.recorded, **identity)
+        return run_id, started, recorded
 
     @overload
     def handle(self, id: str) -> RunHandle[Any]: ...
@@ -177,6 +290,16 @@ class Client(Scheduling, Resolving, Pruning, Compacting, Rebuilding, Asking):
         """Put a run into the store for any engine to take up; False when its id is not free."""
         return await self._append(extend(RunState(run_id), [recorded], self.clock.now()))
 
+    async def _submit_many(self, starts: Sequence[tuple[str, RunStarted, RunStarted]]) -> Sequence[bool | Exception]:
+        """As `_submit`, for many runs in one commit; an exception says why one could not be put there."""
+        now = self.clock.now()
+        appends = [extend(RunState(run_id), [recorded], now) for run_id, _, recorded in starts]
+        try:
+            outcomes = await append_all(self.store.journal, appends) if appends else ()
+        except PerdureError as error:
+            return [error] * len(starts)
+        return [isinstance(outcome, Appended) for outcome in outcomes]
+
     async def _replace_input(self, run_id: str, recorded: RunStarted) -> bool:
         """Let a run that has not begun wait anew, and begin with this input; False when it has begun."""
         while True:
@@ -195,6 +318,30 @@ class Client(Scheduling, Resolving, Pruning, Compacting, Rebuilding, Asking):
             if await self._append(extend(state, events, self.clock.now())):
                 self.watch.resolve(row(state))
                 return
+
+
+@dataclass(slots=True)
+class _Starting(Generic[R]):
+    """A start that has been checked, on its way into the store."""
+
+    invocation: Invocation[R]
+    program: Program | None
+    reuse: Reuse
+    debounced: bool
+    now: float
+    id: str | None
+    # The first event: as the program sees it, and as the journal keeps it.
+    started: RunStarted
+    recorded: RunStarted
+    incarnation: int = 1
+    run_id: str = ""
+
+    def handle(self, client: Client) -> RunHandle[R]:
+        return RunHandle(client, self.id or self.run_id, self.run_id, self.program)
+
+
+def _id_in(request: Start[Any]) -> str:
+    return request.id if isinstance(request.id, str) else ""
 
 
 def _with(started: RunStarted, **changes: Any) -> RunStarted:

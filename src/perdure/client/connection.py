@@ -25,6 +25,7 @@ from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import check_id
 from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue
+from perdure.kernel.reuse import Reuse, decide
 from perdure.ports.blobs import Blobs
 from perdure.ports.clock import Clock, SystemClock
 from perdure.ports.journal import Append, Head, append_one
@@ -43,12 +44,15 @@ class Connection:
         codecs: Iterable[TypeCodec[Any]] = (),
         clock: Clock | None = None,
         durability: str | Durability = "sync",
+        reuse: Reuse = "return_existing",
     ) -> None:
         self.store = store
         self.codec = Codec(codecs)
         self.clock: Clock = clock or SystemClock()
         self.payloads = Payloads(store.blobs, limits or Limits())
         self._durability = durability_of(durability)
+        decide(reuse, None)
+        self._reuse: Reuse = reuse
         self._leases: Leases = store.leases
         self._watch: Watch | None = None
         self._news = News(store)

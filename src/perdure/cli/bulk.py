@@ -1,0 +1,184 @@
+"""`perdure runs retry`, `cancel`, `pause`, `resume`, `signal`: the same for every run that matches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from perdure.cli.exits import Exit, Problem
+from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened, point, tags_of
+from perdure.cli.output import clean, note, write_json
+
+if TYPE_CHECKING:
+    from perdure.client.bulk import BulkReport
+
+Reason = Annotated[str | None, Parameter(help="Why; it is kept in the journals.")]
+# As many as one call of the client does at most.
+PAGE = 1000
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Filters:
+    """Which runs."""
+
+    status: Annotated[list[str] | None, Parameter(negative="", help="Only runs in this status; may be repeated.")] = (
+        None
+    )
+    program: Annotated[str | None, Parameter(help="Only runs of this program.")] = None
+    tag: Annotated[
+        list[str] | None, Parameter(negative="", help="Only runs with this tag, as key=value; may be repeated.")
+    ] = None
+    since: Annotated[str | None, Parameter(help="Only runs started since then: 2h (ago), 2026-11-16T03:00Z.")] = None
+    until: Annotated[str | None, Parameter(help="Only runs started before then, written likewise.")] = None
+    owner: Annotated[str | None, Parameter(help="Only runs that this orchestrator owns.")] = None
+    queue: Annotated[str | None, Parameter(help="Only runs of this queue.")] = None
+    parent: Annotated[str | None, Parameter(help="Only runs that this run started, by its id or run_id.")] = None
+    root: Annotated[str | None, Parameter(help="Only this run and the children in its tree.")] = None
+    id_prefix: Annotated[str | None, Parameter(help="Only runs whose id begins so.")] = None
+    limit: Annotated[int | None, Parameter(help="How many at most; all of them when this is left out.")] = None
+    dry_run: Annotated[bool, Parameter(negative="", help="Only tell which runs it would be.")] = False
+
+    def given(self) -> dict[str, Any]:
+        """The filters as the client takes them; those that are left out are not there."""
+        found: dict[str, Any] = {
+            "status": [one for given in self.status or () for one in given.split(",")] or None,
+            "tags": tags_of(self.tag or []) or None,
+            "since": None if self.since is None else point(self.since, "--since"),
+            "until": None if self.until is None else point(self.until, "--until"),
+        }
+        for name in ("program", "owner", "queue", "parent", "root", "id_prefix"):
+            found[name] = getattr(self, name)
+        return {name: value for name, value in found.items() if value is not None}
+
+
+# Built once: every run that is told is told in the same words.
+_ALL = Filters()
+
+
+def retry(
+    id: Annotated[str | None, Parameter(help="The run's id, for one run; otherwise the options say which.")] = None,
+    /,
+    *,
+    filters: Filters = _ALL,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int | None:
+    """Let a run that failed or was cancelled go on from there, or all that match: --program fulfil."""
+    if id is not None:
+        if filters != _ALL:
+            raise Problem(f"give the id {id!r} or filters, and not both")
+        from perdure.cli.forking import retry_one
+
+        retry_one(id, store, json)
+        return None
+    return _all(store, json, filters, "go on", lambda client, **which: client.retry_many(**which))
+
+
+def cancel(
+    *, reason: Reason = None, filters: Filters = _ALL, store: StoreUrl = DEFAULT_STORE, json: AsJson = False
+) -> int:
+    """Ask every unfinished run that matches to end. `perdure cancel ID` asks one."""
+    return _all(store, json, filters, "told to end", lambda client, **which: client.cancel_many(reason, **which))
+
+
+def pause(
+    *, reason: Reason = None, filters: Filters = _ALL, store: StoreUrl = DEFAULT_STORE, json: AsJson = False
+) -> int:
+    """Let no new step begin of every run that matches. `perdure pause ID` pauses one."""
+    return _all(store, json, filters, "paused", lambda client, **which: client.pause_many(reason, **which))
+
+
+def resume(*, filters: Filters = _ALL, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
+    """Let every paused run that matches go on. `perdure resume ID` resumes one."""
+    return _all(store, json, filters, "go on", lambda client, **which: client.resume_many(**which))
+
+
+def signal(
+    name: Annotated[str, Parameter(help="The name that the runs wait for.")],
+    /,
+    *,
+    input: Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")] = None,
+    signal_id: Annotated[str | None, Parameter(help="Sent again under this id, it arrives once.")] = None,
+    filters: Filters = _ALL,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Send every unfinished run that matches a signal. `perdure signal ID NAME` sends it to one."""
+    from perdure.cli.inputs import read
+
+    payload = None if input is None else read(input)
+    return _all(
+        store,
+        json,
+        filters,
+        "sent the signal",
+        lambda client, **which: client.signal_many(name, payload, signal_id, **which),
+    )
+
+
+def _all(
+    store: str,
+    json: bool,
+    filters: Filters,
+    done: str,
+    many: Callable[..., Awaitable[BulkReport[Any]]],
+) -> int:
+    """Tell all that match, a page at a time, and say what became of each that was not simply told."""
+    if filters.limit is not None and filters.limit < 1:
+        raise Problem(f"--limit {filters.limit}: at least one")
+    given = filters.given()
+    if not given:
+        raise Problem("say which runs, as in --program fulfil or --status failed; --dry-run tells which they would be")
+    reports = asyncio.run(_pages(store, filters, given, many))
+    told = [item for report in reports for item in report if item.error is None]
+    skipped = {id(item) for report in reports for item in report.skipped}
+    failed = [item for report in reports for item in report.failed]
+    if json:
+        write_json(
+            {
+                "dry_run": filters.dry_run,
+                "done": [item.id for item in told if id(item) not in skipped],
+                "skipped": [item.id for item in told if id(item) in skipped],
+                "failed": [{"id": item.id, "error": str(item.error)} for item in failed],
+            }
+        )
+    else:
+        for item in told:
+            if id(item) not in skipped:
+                print(clean(item.id))
+        for item in failed:
+            note(f"run {item.id!r}: {item.error}")
+        count = len(told) - len(skipped)
+        runs = f"{count} run{'' if count == 1 else 's'}"
+        note(f"would be: {runs}" if filters.dry_run else f"{done}: {runs}")
+        if skipped:
+            note(f"nothing to do: {len(skipped)}")
+        if failed:
+            note(f"failed: {len(failed)}")
+    return Exit.FAILED if failed else Exit.OK
+
+
+async def _pages(
+    store: str, filters: Filters, given: dict[str, Any], many: Callable[..., Awaitable[BulkReport[Any]]]
+) -> list[BulkReport[Any]]:
+    # Loaded when it is needed: whoever lists runs need not wait for what tells them.
+    from perdure.client.client import Client
+    from perdure.errors import StoreUnavailable
+
+    reports: list[BulkReport[Any]] = []
+    left, cursor = filters.limit, None
+    async with Client(opened(store)) as client:
+        while left is None or left > 0:
+            limit = PAGE if left is None else min(PAGE, left)
+            report = await many(client, limit=limit, cursor=cursor, dry_run=filters.dry_run, **given)
+            reports.append(report)
+            cursor = report.cursor
+            left = None if left is None else left - len(report)
+            if cursor is None or any(isinstance(item.error, StoreUnavailable) for item in report.failed):
+                break
+    return reports

@@ -1,0 +1,292 @@
+"""Many runs at once: what became of each is reported, and one that fails keeps no other from its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
+
+from msgspec.structs import replace
+
+from perdure.client.asking import Asking
+from perdure.client.handle import RunHandle
+from perdure.client.resolving import Resolving
+from perdure.errors import NoSuchRun, StoreUnavailable, UsageError
+from perdure.kernel.durability import Durability
+from perdure.kernel.durations import Duration
+from perdure.kernel.events import RunStatus
+from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.kernel.invocation import Invocation
+from perdure.kernel.projection import RunRow
+from perdure.kernel.reuse import Reuse
+from perdure.kernel.rules import RulesLike
+from perdure.ports.runs import RunFilter
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R", covariant=True)
+
+# How many runs are told something at a time: their commits are shared, and the loop stays free for the runs.
+AT_ONCE = 100
+_UNFINISHED = tuple(status for status in RunStatus if not status.finished)
+_NOTHING_TO_DO = (AlreadyFinished, Finished, Duplicate, NotFound)
+
+
+class RunFilters(TypedDict, total=False):
+    """Which runs: those that `list()` gives for the same filters, or those of these `ids`."""
+
+    ids: Iterable[str]
+    status: RunStatus | str | Sequence[RunStatus | str] | None
+    program: str | None
+    tags: dict[str, str] | None
+    since: datetime | None
+    until: datetime | None
+    owner: str | None
+    parent: str | None
+    root: str | None
+    queue: str | None
+    id_prefix: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[R]):
+    """One run of many to be started: an invocation, with the options of `start`."""
+
+    invocation: Invocation[R]
+    _: KW_ONLY
+    id: str | None = None
+    reuse: Reuse | None = None
+    queue: str | None = None
+    key: str | None = None
+    priority: int = 0
+    debounce: Duration | None = None
+    delay: Duration | None = None
+    deadline: Duration | datetime | None = None
+    max_concurrency: int | None = None
+    durability: str | Durability | None = None
+    rules: RulesLike = ()
+    tags: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BulkItem(Generic[T_co]):
+    """What became of one run: a `result`, or an `error`. `index` is its place among those that were asked for."""
+
+    index: int
+    id: str
+    result: T_co | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BulkReport(Generic[T_co]):
+    """What became of many runs, in their order.
+
+    `cursor` tells that there may be more; the same call with it goes on from there. With `dry_run` nothing was done,
+    and `items` are the runs that it would have been done to.
+    """
+
+    items: Sequence[BulkItem[T_co]]
+    cursor: str | None = None
+    dry_run: bool = False
+
+    @property
+    def done(self) -> list[T_co]:
+        """What was done, for each run it was done to: handles, or what the call for one run returns."""
+        return [item.result for item in self.items if item.result is not None and not _is_idle(item)]
+
+    @property
+    def skipped(self) -> list[BulkItem[T_co]]:
+        """Runs for which there was nothing to do: they had ended, or had been told before."""
+        return [item for item in self.items if _is_idle(item)]
+
+    @property
+    def failed(self) -> list[BulkItem[T_co]]:
+        """Runs for which it was refused or went wrong, each with its `error`."""
+        return [item for item in self.items if item.error is not None]
+
+    def raise_failed(self) -> None:
+        """Raise what went wrong as one ExceptionGroup; nothing if nothing did."""
+        if errors := [item.error for item in self.items if item.error is not None]:
+            raise ExceptionGroup(f"{len(errors)} of {len(self.items)} runs", errors)
+
+    def __iter__(self) -> Iterator[BulkItem[T_co]]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def _is_idle(item: BulkItem[Any]) -> bool:
+    return isinstance(item.result, _NOTHING_TO_DO)
+
+
+class InBulk(Resolving, Asking):
+    """Tells many runs the same thing."""
+
+    async def retry_many(
+        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+    ) -> BulkReport[RunHandle[Any]]:
+        """Retry the runs that match, those that failed unless `status` says otherwise: at most `limit`, newest first.
+
+        Of several runs under one id the latest counts.
+        """
+
+        async def latest(run: RunRow) -> bool:
+            found = await self.store.runs.find(run.id)
+            return found is None or found[0].run_id == run.run_id
+
+        return await self._many("retry_many", filters, (RunStatus.FAILED,), self.retry, limit, cursor, dry_run, latest)
+
+    async def cancel_many(
+        self,
+        reason: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Cancelled | AlreadyFinished]:
+        """Ask the unfinished runs that match to end."""
+        return await self._many(
+            "cancel_many", filters, _UNFINISHED, lambda id: self.cancel(id, reason), limit, cursor, dry_run
+        )
+
+    async def pause_many(
+        self,
+        reason: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Accepted | Finished]:
+        """Let no new step begin of the runs that match, of those that could go on unless `status` says otherwise."""
+        going = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING)
+        return await self._many("pause_many", filters, going, lambda id: self.pause(id, reason), limit, cursor, dry_run)
+
+    async def resume_many(
+        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+    ) -> BulkReport[Accepted | Finished]:
+        """Let the paused runs that match go on."""
+        return await self._many("resume_many", filters, (RunStatus.PAUSED,), self.resume, limit, cursor, dry_run)
+
+    async def signal_many(
+        self,
+        name: str,
+        payload: Any = None,
+        signal_id: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Accepted | Duplicate | NotFound | Finished]:
+        """Send the unfinished runs that match a signal; with a `signal_id` it arrives once at each of them."""
+        return await self._many(
+            "signal_many",
+            filters,
+            _UNFINISHED,
+            lambda id: self.signal(id, name, payload, signal_id),
+            limit,
+            cursor,
+            dry_run,
+        )
+
+    async def _many(
+        self,
+        what: str,
+        filters: RunFilters,
+        status: Sequence[RunStatus],
+        tell: Callable[[str], Awaitable[T]],
+        limit: int,
+        cursor: str | None,
+        dry_run: bool,
+        counts: Callable[[RunRow], Awaitable[bool]] | None = None,
+    ) -> BulkReport[T]:
+        """Tell every run that matches, a few at a time; stop where the store is out of reach, and say where."""
+        self._check_open()
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise UsageError(f"{what}(limit={limit!r}): give how many runs at most, from 1 on")
+        if unknown := sorted(filters.keys() - RunFilters.__annotations__.keys()):
+            raise UsageError(f"{what}() has no filter {unknown[0]!r}; it has {', '.join(RunFilters.__annotations__)}")
+        given: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
+        if not given:
+            raise UsageError(f"{what}() without a filter would mean every run; say which, as in program='fulfil'")
+        if "ids" in given:
+            return await self._named(what, given, tell, limit, cursor, dry_run)
+        items: list[BulkItem[T]] = []
+        matching = await self._run_filter(what, **{"status": status, **given})
+        while True:
+            want = min(AT_ONCE, limit - len(items))
+            page, cursor = await self._page(matching, cursor, want, counts)
+            items += await self._tell_each(page, tell, len(items), dry_run)
+            lost = any(isinstance(item.error, StoreUnavailable) for item in items[-len(page) :] if page)
+            if cursor is None or len(items) >= limit or lost:
+                return BulkReport(items, cursor, dry_run)
+
+    async def _named(
+        self,
+        what: str,
+        given: dict[str, Any],
+        tell: Callable[[str], Awaitable[T]],
+        limit: int,
+        cursor: str | None,
+        dry_run: bool,
+    ) -> BulkReport[T]:
+        if len(given) > 1 or cursor is not None:
+            raise UsageError(f"{what}(ids=[...]) names its runs; leave out other filters and the cursor")
+        if isinstance(given["ids"], str):
+            raise UsageError(f"{what}(ids={given['ids']!r}) is one string; give a list, as in ids=[{given['ids']!r}]")
+        ids = list(dict.fromkeys(given["ids"]))
+        if len(ids) > limit:
+            raise UsageError(f"{what}(ids=[...]) names {len(ids):,} runs, more than limit={limit:,}")
+        items: list[BulkItem[T]] = []
+        for start in range(0, len(ids), AT_ONCE):
+            items += await self._tell_each(ids[start : start + AT_ONCE], tell, start, dry_run)
+        return BulkReport(items, None, dry_run)
+
+    async def _page(
+        self,
+        matching: RunFilter,
+        cursor: str | None,
+        want: int,
+        counts: Callable[[RunRow], Awaitable[bool]] | None,
+    ) -> tuple[list[str], str | None]:
+        """The run_ids of the next runs that match, at most so many, and where to go on; None at the end."""
+        page: list[str] = []
+        while True:
+            filter = replace(matching, limit=AT_ONCE, cursor=cursor)
+            found = await self.store.runs.list(filter)
+            for run, _ in found:
+                cursor = run.run_id
+                if await self._goes_with_its_root(run, matching) or (counts is not None and not await counts(run)):
+                    continue
+                page.append(run.run_id)
+                if len(page) == want:
+                    return page, cursor
+            if len(found) < AT_ONCE:
+                return page, None
+
+    async def _goes_with_its_root(self, run: RunRow, matching: RunFilter) -> bool:
+        """Whether the run at the top of a child is told the same, which is enough and better for the child."""
+        root = await self.store.runs.get(run.root) if run.root else None
+        return root is not None and matching.fits(root)
+
+    async def _tell_each(
+        self, ids: Sequence[str], tell: Callable[[str], Awaitable[T]], first: int, dry_run: bool
+    ) -> list[BulkItem[T]]:
+        async def one(index: int, run: str) -> BulkItem[T]:
+            id = run
+            try:
+                found = await self._find(run)
+                if found is None:
+                    raise NoSuchRun(run)
+                id = found[0].id
+                return BulkItem(index, id, None if dry_run else await tell(run))
+            except Exception as error:
+                return BulkItem(index, id, error=error)
+
+        return await asyncio.gather(*(one(index, run) for index, run in enumerate(ids, first)))
