@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perdure import Engine, Retry, StoreUnavailable, step, step_context, workflow
+from perdure import Engine, Retry, StoreUnavailable, continue_as, step, step_context, workflow
 from perdure.cli import stream as command
-from perdure.client.asking import Asking
+from perdure.client.handle import RunHandle
 from perdure.kernel.events import StepProgressed
 from tests.cli.conftest import Cli
 from tests.engine.harness import AT_ONCE, Recorded
@@ -82,16 +83,16 @@ def test_a_store_that_goes_away_is_asked_again_from_where_it_was(
     store: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "RECONNECT_SECONDS", 0.0)
-    streaming, starts = Asking.stream, []
+    streaming, starts = RunHandle.stream, []
 
-    async def interrupted(self: Asking, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[object]:
+    async def interrupted(self: RunHandle[Any], step: str | None = None, start: int = 0) -> AsyncIterator[object]:
         starts.append(start)
-        async for chunk in streaming(self, id, step, start):
+        async for chunk in streaming(self, step, start):
             yield chunk
             if len(starts) < 3:
                 raise StoreUnavailable("the store", "it went away")
 
-    monkeypatch.setattr(Asking, "stream", interrupted)
+    monkeypatch.setattr(RunHandle, "stream", interrupted)
     ended = cli("stream", "a1", "tokens", "--store", store, "--json")
     assert starts == [0, 1, 2]
     assert [json.loads(line)["index"] for line in ended.out.splitlines()] == [0, 1, 2, 3, 4, 5]
@@ -125,3 +126,36 @@ def test_chunks_and_progress_are_lines_of_the_journal(store: str, cli: Cli) -> N
     assert "restart=true" in lines
     others = cli("runs", "journal", "l1", "--store", store).out
     assert 'StepProgressed  working:0 attempt=1 progress={"done":3}' in others
+
+
+@step
+async def spell(n: int) -> AsyncIterator[int]:
+    yield n
+
+
+@workflow
+async def spelling(n: int) -> int:
+    await spell(n)
+    if n < 2:
+        continue_as(n + 1)
+    return n
+
+
+def test_a_run_that_goes_on_is_followed(tmp_path: Path, cli: Cli) -> None:
+    url = f"sqlite:///{tmp_path / 'chain.db'}"
+
+    async def fill() -> str:
+        async with Engine(url, [spelling], recovery=AT_ONCE) as engine:
+            handle = await engine.start(spelling(0), id="s")
+            assert await handle.result(10) == 2
+            return handle.run_id
+
+    first = asyncio.run(fill())
+    ended = cli("stream", first, "--store", url)
+    assert (ended.code, ended.out) == (0, "spell:0  0\nspell:0  1\nspell:0  2\n")
+    watched = cli("runs", "watch", first, "--store", url, "--json")
+    assert watched.code == 0
+    assert [line["event"]["type"] for line in watched.lines].count("RunFinished") == 3
+    shown = cli("runs", "show", first, "--store", url)
+    assert "went on as" in shown.out
+    assert "goes on from" in cli("runs", "show", "s", "--store", url).out

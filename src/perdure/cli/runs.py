@@ -178,6 +178,9 @@ class _Follower:
     def __init__(self, id: str, start: int, store: str, json: bool) -> None:
         self._id, self._next, self._store, self._json = id, start, store, json
         self._shown: Journal | None = None
+        # The run that is being watched, once it is known: what it goes on as belongs to it, and another run under the
+        # same id does not.
+        self._run_id: str | None = None
 
     async def follow(self) -> int:
         while True:
@@ -191,17 +194,24 @@ class _Follower:
 
     async def _follow(self) -> int:
         async with Asking(opened(self._store)) as client:
-            view = await _view(client, self._id)
+            view = await _view(client, self._run_id or self._id)
+            self._run_id = view.run_id
             if self._shown is None:
                 self._shown = Journal(view, self._json)
                 await self._warn_of_standstill(client, view)
-            # By run_id: another run under the same id is not what is being watched.
-            async for entry in client.follow(view.run_id, self._next):
-                self._shown.write(entry)
-                self._next = entry.seq + 1
-                if isinstance(entry.event, RunParked) and await self._stands_still(client, view.run_id):
+            while True:
+                async for entry in client.follow(view.run_id, self._next):
+                    self._shown.write(entry)
+                    self._next = entry.seq + 1
+                    if isinstance(entry.event, RunParked) and await self._stands_still(client, view.run_id):
+                        break
+                view = await _view(client, view.run_id)
+                if not view.continued_as:
                     break
-            view = await _view(client, view.run_id)
+                view = await _view(client, view.continued_as)
+                self._run_id, self._next = view.run_id, 0
+                if not self._json:
+                    note(f"run {view.id!r} goes on as {view.run_id}")
             if not self._json:
                 self._conclude(view, await client.steps(view.run_id))
         return ENDS[view.status]
@@ -263,6 +273,8 @@ def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
         ("status", view.status.value + (f" ({view.parked})" if view.parked else "")),
         ("reason", first_line(view.reason)),
         ("forked from", view.forked_from or ""),
+        ("goes on from", view.continued_from or ""),
+        ("went on as", view.continued_as or ""),
         ("started", when(view.created_at)),
         ("updated", when(view.updated_at) if view.finished_at is None else ""),
         ("finished", when(view.finished_at) + f", took {_took(view)}" if view.finished_at else ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -11,7 +11,8 @@ from cyclopts import Parameter
 from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
-from perdure.client.asking import Asking
+from perdure.client.client import Client
+from perdure.client.handle import RunHandle
 from perdure.client.views import Chunk
 from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.kernel.events import RunStatus
@@ -56,21 +57,23 @@ class _Follower:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow(self) -> int:
-        async with Asking(opened(self._store)) as client:
-            # By run_id, once it is known: another run under the same id is not what is being followed.
-            view = await client.get(self._run_id or self._id)
-            if view is None:
-                raise NoSuchRun(self._id)
-            self._run_id = view.run_id
-            if view.status is RunStatus.PARKED:
-                note(f"run {view.id!r} is parked; its stream goes on when it does: {view.reason}")
-            async for chunk in client.stream(view.run_id, self._step, self._next):
+        async with Client(opened(self._store)) as client:
+            if self._run_id is None:
+                view = await client.get(self._id)
+                if view is None:
+                    raise NoSuchRun(self._id)
+                self._run_id = view.run_id
+                if view.status is RunStatus.PARKED:
+                    note(f"run {view.id!r} is parked; its stream goes on when it does: {view.reason}")
+            # By run_id, once it is known: what it goes on as belongs to it, and another run under the same id does not.
+            handle: RunHandle[Any] = RunHandle(client, self._id, self._run_id, None)
+            async for chunk in handle.stream(self._step, self._next):
                 self._write(chunk)
                 self._next = chunk.index + 1
             if self._step is not None:
                 return Exit.OK
-            ended = await client.get(view.run_id)
-        return ENDS[ended.status] if ended is not None else Exit.OK
+            status = await handle.status()
+        return ENDS[status]
 
     def _write(self, chunk: Chunk) -> None:
         if self._json:

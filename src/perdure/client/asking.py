@@ -186,8 +186,19 @@ class Asking(Connection):
         return _of(run, entries(root, await self.store.journal.read(root, start), start))
 
     async def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
-        """The events of a run from number `start` on, as they come, until it ends."""
+        """The events of a run from number `start` on, as they come, until it ends.
+
+        By id, a run that goes on by `continue_as` has not ended: the events of the next one follow, from number 0 on,
+        and have its `run_id`. A run_id means that one run.
+        """
         run, _ = await self._require(id)
+        following: RunRow | None = run
+        while following is not None:
+            async for entry in self._follow_one(following, start):
+                yield entry
+            following, start = (await self._continuation(following.run_id) if run.id == id else None), 0
+
+    async def _follow_one(self, run: RunRow, start: int) -> AsyncIterator[Entry]:
         root = run.root or run.run_id
         with self._news.follow(root) as news:
             over = False
@@ -208,27 +219,45 @@ class Asking(Connection):
                 if not over and not await news.beyond(start):
                     return
 
+    async def _continuation(self, run_id: str) -> RunRow | None:
+        """The run that another one goes on as; None when it does not, or not yet."""
+        run = await self.store.runs.get(run_id)
+        return await self.store.runs.get(run.continued_as) if run is not None and run.continued_as else None
+
     async def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """What a step shows before it ends, from number `start` on and as it comes; it ends with the step.
 
         `step` is an op path such as `tokens:0`, or a name, which stands for the first step of that name. Without it:
-        all steps of the run and of its children, until it ends.
+        all steps of the run and of its children, until it ends. By id, a run that goes on by `continue_as` has not
+        ended: what the next one shows follows, and the numbers go on. A run_id means that one run.
         """
+        run, _ = await self._require(id)
+        async for chunk in self._stream(run, step, start, goes_on=run.id == id):
+            yield chunk
+
+    async def _stream(self, run: RunRow, step: str | None, start: int, *, goes_on: bool) -> AsyncIterator[Chunk]:
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise UsageError(f"stream(start={start!r}): chunks are numbered from 0")
-        run, _ = await self._require(id)
-        root = run.root or run.run_id
-        reading = Reading(step, start, child_path(run))
-        with self._news.follow(root) as news:
-            while not reading.ended:
-                batches = await self.store.journal.read(root, reading.next_seq, PAGE)
-                for c in reading.feed(batches):
-                    yield Chunk(c.index, c.path, msgspec.json.decode(c.value), c.attempt, c.restart)
-                if not batches and not await news.beyond(reading.next_seq):
-                    return
-        if not reading.found:
-            begun = ", ".join(reading.begun[:10]) or "none"
-            raise UsageError(f"run {run.id!r} ended without a step {step!r}; its steps: {begun}")
+        streaming: RunRow | None = run
+        begun: list[str] = []
+        index = 0
+        while streaming is not None:
+            root = streaming.root or streaming.run_id
+            reading = Reading(step, start, child_path(streaming), index)
+            with self._news.follow(root) as news:
+                while not reading.ended:
+                    batches = await self.store.journal.read(root, reading.next_seq, PAGE)
+                    for c in reading.feed(batches):
+                        yield Chunk(c.index, c.path, msgspec.json.decode(c.value), c.attempt, c.restart)
+                    if not batches and not await news.beyond(reading.next_seq):
+                        return
+            if step is not None and reading.found:
+                return
+            begun, index = [*begun, *reading.begun], reading.index
+            streaming = await self._continuation(streaming.run_id) if goes_on else None
+        if step is not None:
+            names = ", ".join(dict.fromkeys(begun[:10])) or "none"
+            raise UsageError(f"run {run.id!r} ended without a step {step!r}; its steps: {names}")
 
 
 def _status(value: RunStatus | str) -> RunStatus:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
 from perdure.kernel.commands import Program
-from perdure.kernel.events import RunStatus
+from perdure.kernel.events import RunStarted, RunStatus
 from perdure.kernel.failures import add_note, rebuild
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.kernel.projection import RunRow
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class RunHandle(Generic[R]):
-    """One run. Awaiting it is awaiting its result."""
+    """One run, with all that it goes on as by `continue_as`. Awaiting it is awaiting its result.
+
+    A run that was started under the same id later, because it had failed or was to be replaced, is another one.
+    """
 
     def __init__(self, client: Client, id: str, run_id: str, program: Program | None) -> None:
         self._client = client
@@ -28,6 +33,8 @@ class RunHandle(Generic[R]):
         self.id = id
         # Empty: whichever run is the latest under the id when something is asked of it.
         self._run_id = run_id
+        # The run that it has gone on as, by `continue_as`, as far as is known.
+        self._current = run_id
 
     @property
     def run_id(self) -> str:
@@ -58,9 +65,9 @@ class RunHandle(Generic[R]):
                 found, _ = await self._client._require(self.id)
                 run_id = found.run_id
                 program = self._checked_program(found.program)
-            row = await self._client.watch.ended(run_id)
+            row = await self._ended(run_id)
             while row.continued_as:
-                row = await self._client.watch.ended(row.continued_as)
+                row = await self._ended(row.continued_as)
         if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
             output = await self._client.payloads.load(row.output_blob, row.output)
             returns = getattr(program, "returns", Any) if row.status is RunStatus.COMPLETED else Any
@@ -85,6 +92,14 @@ class RunHandle(Generic[R]):
                 add_note(error, f"in run {self.id!r}:\n{row.error.traceback.rstrip()}")
         return RunResult(self.id, run_id, row.status, error=error)
 
+    async def _ended(self, run_id: str) -> RunRow:
+        try:
+            return await self._client.watch.ended(run_id)
+        except NoSuchRun:
+            if not self._run_id:
+                raise
+            return await self._client.watch.ended((await self._latest()).run_id)
+
     def _checked_program(self, name: str) -> Program | None:
         """The program whose types the result has: the one that was given, or the one that is known here."""
         if self._program is None:
@@ -101,36 +116,75 @@ class RunHandle(Generic[R]):
         self._client._check_open()
         if not self._run_id:
             return (await self._client._require(self.id))[0].status
-        row = await self._client.store.runs.get(self._run_id)
-        if row is None:
-            raise NoSuchRun(self.id)
-        return row.status
+        return (await self._latest()).status
+
+    async def _latest(self) -> RunRow:
+        """The run that was started, or the one that it has gone on as."""
+        runs = self._client.store.runs
+        row = await runs.get(self._current) or await self._beyond_pruned()
+        while row.continued_as:
+            row = await runs.get(row.continued_as) or await self._beyond_pruned()
+        self._current = row.run_id
+        return row
+
+    async def _beyond_pruned(self) -> RunRow:
+        """The latest run under the id, where runs on the way to it were pruned; it has to be one that went on."""
+        found = await self._client.store.runs.find(self.id)
+        if found is not None:
+            batches = await self._client.store.journal.read(found[0].run_id, 0, 1)
+            started = batches[0].events[0] if batches else None
+            if isinstance(started, RunStarted) and started.continued_from:
+                return found[0]
+        raise NoSuchRun(self.id)
+
+    async def _tell(self, tell: Callable[[str], Awaitable[T]]) -> T:
+        """Tell the run something; if it has gone on as another one, that one."""
+        while True:
+            current = self._current or self.id
+            try:
+                verdict = await tell(current)
+            except NoSuchRun:
+                if not self._run_id or (await self._latest()).run_id == current:
+                    raise
+                continue
+            if not self._run_id or not isinstance(verdict, Finished | AlreadyFinished | NotFound):
+                return verdict
+            try:
+                if (await self._latest()).run_id == current:
+                    return verdict
+            except NoSuchRun:
+                return verdict
 
     async def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask the run to end."""
-        return await self._client.cancel(self._run_id or self.id, reason)
+        return await self._tell(lambda run: self._client.cancel(run, reason))
 
     async def signal(
         self, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
-        return await self._client.signal(self._run_id or self.id, name, payload, signal_id)
+        return await self._tell(lambda run: self._client.signal(run, name, payload, signal_id))
 
     async def approve(
         self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Answer an open approval of the run."""
-        return await self._client.approve(self._run_id or self.id, name, payload, approval_id, by)
+        return await self._tell(lambda run: self._client.approve(run, name, payload, approval_id, by))
 
     async def reject(
         self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Say no to an open approval of the run."""
-        return await self._client.reject(self._run_id or self.id, name, reason, approval_id, by)
+        return await self._tell(lambda run: self._client.reject(run, name, reason, approval_id, by))
 
-    def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
+    async def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """What a step of the run, or all of them, show before they end; see `Client.stream`."""
-        return self._client.stream(self._run_id or self.id, step, start)
+        self._client._check_open()
+        run = await self._client.store.runs.get(self._run_id) if self._run_id else None
+        if run is None:
+            run, _ = await self._client._require(self.id)
+        async for chunk in self._client._stream(run, step, start, goes_on=True):
+            yield chunk
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.result().__await__()

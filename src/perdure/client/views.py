@@ -84,6 +84,8 @@ class RunSummary:
     parent: str | None
     root: str
     forked_from: str | None
+    continued_as: str | None
+    """The run_id of the run that it went on as, by `continue_as` or because it was truncated."""
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
@@ -106,6 +108,8 @@ class RunView(RunSummary):
     `redacted`, `poisoned`; `reason` says more."""
     divergence: Divergence | None
     """What has changed in the code, both sides with their lines, and what to write; where it diverged."""
+    continued_from: str | None
+    """The run_id of the run that went on as this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +247,7 @@ def run_view(loaded: Loaded, head: Head, state: RunState) -> RunView:
         waits=tuple(_waits(state, f"{path}/" if path else "")),
         parked=parked.kind if parked is not None else None,
         divergence=parked.divergence if parked is not None else None,
+        continued_from=(state.started.continued_from or None) if state.started is not None and not path else None,
     )
 
 
@@ -264,6 +269,7 @@ def _summary(loaded: Loaded, head: Head) -> dict[str, Any]:
         "parent": row.parent or None,
         "root": row.root or row.run_id,
         "forked_from": row.forked_from or None,
+        "continued_as": row.continued_as or None,
         "created_at": moment(row.created_at),
         "updated_at": moment(head.at),
         "finished_at": _moment(row.finished_at),

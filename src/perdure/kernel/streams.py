@@ -81,17 +81,18 @@ class Reading:
 
     `step` is an op path, or a name, which stands for the first step of that name; None is the whole run. `within` is
     the op path of a child in the journal of its root: only what is inside it counts, and `step` is meant from there.
+    `index` is the number of its first chunk, where another journal came before it.
     """
 
-    __slots__ = ("_index", "_named", "_paths", "_start", "_step", "_within", "ended", "found", "next_seq")
+    __slots__ = ("_named", "_paths", "_start", "_step", "_within", "ended", "found", "index", "next_seq")
 
-    def __init__(self, step: str | None, start: int, within: str = "") -> None:
+    def __init__(self, step: str | None, start: int, within: str = "", index: int = 0) -> None:
         self._within = within and f"{within}/"
         self._named = step is not None and ":" not in step
         if step is not None and not self._named and not step.startswith(self._within):
             step = self._within + step
         self._step, self._start = step, start
-        self._index = 0
+        self.index = index
         self._paths: list[str] = []
         self.next_seq = 0
         # Whether nothing more can come, and whether the step has begun at all.
@@ -137,10 +138,10 @@ class Reading:
 
     def _chunks(self, event: ChunkAppended) -> Iterator[Numbered]:
         if event.restart:
-            if self._index >= self._start:
-                yield Numbered(self._index, event.op, NULL, event.attempt, True)
-            self._index += 1
+            if self.index >= self._start:
+                yield Numbered(self.index, event.op, NULL, event.attempt, True)
+            self.index += 1
         for chunk in event.chunks:
-            if self._index >= self._start:
-                yield Numbered(self._index, event.op, chunk, event.attempt, False)
-            self._index += 1
+            if self.index >= self._start:
+                yield Numbered(self.index, event.op, chunk, event.attempt, False)
+            self.index += 1
