@@ -79,7 +79,7 @@ pytest: compiled ## the test suite
 
 soak: compiled ## long storms of crashes and load
 	@$(BIN)/python -m tests.services --provide
-	@$(BIN)/pytest -q -m soak --timeout 7200 -o faulthandler_timeout=9000 $(ARGS)
+	@$(BIN)/pytest -q -m soak --hypothesis-profile soak --timeout 7200 -o faulthandler_timeout=9000 $(ARGS)
 
 services: $(INSTALLED) ## PostgreSQL, Redis and etcd of your own, in the foreground, until Ctrl-C
 	@$(BIN)/python -m tests.services

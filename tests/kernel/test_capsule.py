@@ -87,7 +87,7 @@ def test_a_capsule_is_read_as_it_was_written() -> None:
 
 
 @given(stories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_journal_of_an_engine_is_the_same_state_and_row_after_its_travels(story: Story) -> None:
     journal = batches(story.run().journal)
     _, state = read_capsule(encode_capsule(capsule_of("r1", list(journal), {})))
@@ -128,7 +128,6 @@ def test_a_capsule_with_any_bit_flipped_is_refused() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(deadline=None)
 def test_bytes_that_are_no_capsule_are_refused(data: bytes) -> None:
     for start in (b"", b"PERDURE\x1a", encode_capsule(a_capsule())[:HEAD_SIZE]):
         with pytest.raises(InvalidCapsule):
@@ -136,7 +135,7 @@ def test_bytes_that_are_no_capsule_are_refused(data: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_forged_content_is_refused_or_can_be_read_whole(data: st.DataObject) -> None:
     """Whoever makes the hash anew can write anything; what is accepted must at least be a journal."""
     plain = bytearray(msgspec.json.encode(a_capsule()))

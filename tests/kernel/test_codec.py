@@ -200,7 +200,7 @@ def _of(generic: Any, *args: Any) -> Any:
 annotated = st.recursive(st.sampled_from(LEAVES), _containers, max_leaves=4)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(annotated.flatmap(lambda pair: st.tuples(st.just(pair[0]), pair[1])))
 def test_every_supported_value_comes_back_equal_and_of_its_type(pair: tuple[Any, Any]) -> None:
     annotation, value = pair
@@ -217,7 +217,7 @@ def _has_set(value: object) -> bool:
 
 @pytest.mark.parametrize(("annotation", "strategy"), LEAVES, ids=lambda part: getattr(part, "__name__", ""))
 def test_each_kind_of_value_comes_back(annotation: Any, strategy: st.SearchStrategy[Any]) -> None:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(strategy)
     def check(value: Any) -> None:
         back = there_and_back(value, annotation)

@@ -70,7 +70,6 @@ def by_looking(expression: str, where: str, start: datetime, end: datetime) -> l
 
 
 @given(expressions, st.sampled_from(DAYS), st.integers(-1500, 1500))
-@settings(deadline=None)
 def test_an_expression_is_due_when_a_look_at_every_minute_says_so(
     expression: str, place: tuple[str, datetime], offset: int
 ) -> None:
@@ -81,7 +80,7 @@ def test_an_expression_is_due_when_a_look_at_every_minute_says_so(
 
 
 @given(expressions, st.sampled_from(DAYS), st.integers(0, 1500))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_going_on_from_any_tick_gives_the_same_ticks_as_going_through(
     expression: str, place: tuple[str, datetime], offset: int
 ) -> None:

@@ -48,7 +48,7 @@ def told(state: RunState) -> dict[str, Any]:
 
 
 @given(stories(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_run_from_a_snapshot_is_the_run_from_its_journal(story: Story, data: st.DataObject) -> None:
     journal = story.run().journal
     cut = data.draw(st.integers(1, len(journal)))

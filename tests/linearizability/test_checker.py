@@ -190,7 +190,7 @@ def history_of(drawn: list[tuple[tuple[Call, Answer], tuple[int, int]]]) -> list
 
 
 @given(st.lists(st.tuples(JOURNAL, TIMES), min_size=1, max_size=5))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_small_history_of_a_journal_is_accepted_exactly_when_some_order_explains_it(
     drawn: list[tuple[tuple[Call, Answer], tuple[int, int]]],
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_small_history_of_a_journal_is_accepted_exactly_when_some_order_explai
 
 
 @given(st.lists(st.tuples(LEASE, TIMES), min_size=1, max_size=5))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_a_small_history_of_a_lease_is_accepted_exactly_when_some_order_explains_it(
     drawn: list[tuple[tuple[Call, Answer], tuple[int, int]]],
 ) -> None:
@@ -208,7 +208,7 @@ def test_a_small_history_of_a_lease_is_accepted_exactly_when_some_order_explains
 
 
 @given(st.integers(0, 2**32), st.integers(3, 6), st.integers(0, 60), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_likely_history_with_one_answer_changed_is_judged_as_all_orders_judge_it(
     seed: int, count: int, width: int, data: st.DataObject
 ) -> None:
@@ -229,7 +229,7 @@ def test_a_likely_history_with_one_answer_changed_is_judged_as_all_orders_judge_
 
 
 @given(st.integers(0, 2**32), st.integers(1, 120), st.integers(1, 4), st.integers(0, 200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_happened_is_accepted_however_its_operations_overlap(seed: int, count: int, keys: int, width: int) -> None:
     verdict = check(overlapping(seed, count, keys, width))
     assert verdict.linearizable, "\n".join(map(str, verdict.violations))
@@ -266,7 +266,7 @@ def rejected(histories: list[list[Operation]]) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_lost_update_is_found(seed: int) -> None:
     """Two appends at one number are acknowledged: one of them must be lost."""
     history = one_after_another(seed, 60)
@@ -276,7 +276,7 @@ def test_a_lost_update_is_found(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_stale_read_is_found(seed: int) -> None:
     """A read that does not see the last event, which was acknowledged before the read began."""
 
@@ -289,7 +289,7 @@ def test_a_stale_read_is_found(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_events_out_of_order_or_from_nowhere_are_found(seed: int) -> None:
     def other(operation: Operation) -> Answer | None:
         assert isinstance(operation.answer, Events)
@@ -307,7 +307,7 @@ def test_events_out_of_order_or_from_nowhere_are_found(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_two_owners_at_once_are_found(seed: int) -> None:
     """Somebody is told that the lease is his while it is somebody else's."""
 
@@ -321,7 +321,7 @@ def test_two_owners_at_once_are_found(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_an_epoch_that_does_not_grow_is_found(seed: int) -> None:
     """The lease changes hands, and the new holder gets the epoch of the one before."""
     history = one_after_another(seed, 120)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from perdure import every
@@ -29,15 +29,7 @@ LIMIT, LONG = 600.0, 20_000.0
 
 
 def search(examples: int) -> settings:
-    # Derandomized: a change of the code, not of the weather, makes the suite fail.
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.explicit, Phase.generate, Phase.shrink],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    return settings(max_examples=examples, phases=[Phase.explicit, Phase.generate, Phase.shrink])
 
 
 SOAK = 2_000
