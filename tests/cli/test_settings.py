@@ -13,6 +13,7 @@ import pytest
 
 from perdure import connect
 from tests.cli.conftest import Cli
+from tests.patience import PATIENCE
 
 FLOWS = """
 from perdure import Queue, step, workflow
@@ -112,7 +113,7 @@ def test_a_worker_is_set_up_by_its_file(place: Path, etcd_url: str) -> None:
         assert asyncio.run(names()) == ["orchestrator:from-file"]
     finally:
         worker.send_signal(signal.SIGTERM)
-        worker.communicate(timeout=60)
+        worker.communicate(timeout=PATIENCE)
     assert worker.returncode == 0
 
 

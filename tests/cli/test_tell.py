@@ -18,6 +18,7 @@ from perdure.cli.approvals import example
 from perdure.kernel.events import WaitOpened
 from tests.cli.conftest import Cli, Ended
 from tests.engine.harness import Recorded
+from tests.patience import PATIENCE
 
 
 @dataclass
@@ -87,7 +88,7 @@ async def test_a_run_is_told_from_the_command_line_and_goes_on_with_the_next_eng
     right = await aside(cli, "approve", "p1", "ship", "--input", '{"ok": true}', "--by", "ann", "--store", store)
     assert right.code == 0
     async with Engine(store, [parcel]) as engine:
-        assert await (await engine.start(parcel(), id="p1")).result(5) == ["Ann", True]
+        assert await (await engine.start(parcel(), id="p1")).result(PATIENCE) == ["Ann", True]
     late = await aside(cli, "cancel", "p1", "--store", store)
     assert (late.code, "is completed already" in late.err) == (1, True)
 
@@ -123,7 +124,7 @@ async def test_a_question_is_rejected_from_the_command_line(store: str, cli: Cli
     again = await aside(cli, "reject", "p1", "ship", *options, "--json")
     assert again.json == {"answer": "Duplicate"}
     async with Engine(store, [parcel]) as engine:
-        outcome = await (await engine.start(parcel(), id="p1")).outcome(5)
+        outcome = await (await engine.start(parcel(), id="p1")).outcome(PATIENCE)
         assert str(outcome.error).startswith("'ship' was rejected by ann: too heavy")
 
 
@@ -145,7 +146,7 @@ async def test_a_run_is_paused_resumed_and_cancelled(store: str, cli: Cli) -> No
     for command in ("pause", "resume", "cancel"):
         assert (await aside(cli, command, "p1", "--store", store)).code == 0
     async with Engine(store, [parcel]) as engine:
-        assert (await (await engine.start(parcel(), id="p1")).outcome(5)).status == "cancelled"
+        assert (await (await engine.start(parcel(), id="p1")).outcome(PATIENCE)).status == "cancelled"
 
 
 @pytest.mark.parametrize(

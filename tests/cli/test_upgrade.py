@@ -14,6 +14,7 @@ from perdure.kernel.upgrade import Fit
 from perdure.kernel.versions import Programs
 from perdure.stores.open import open_store
 from tests.cli.conftest import Cli
+from tests.patience import PATIENCE
 
 
 @step
@@ -107,7 +108,7 @@ def url(tmp_path: Path) -> str:
                 _ = await engine.start(order(n), id=f"order-{n}")
             _ = await engine.start(other(1), id="other")
             _ = await engine.run(charge_only(), id="done")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while len(await engine.list(status="waiting")) < 6:
                     await asyncio.sleep(0)
 
@@ -175,7 +176,7 @@ async def test_nothing_is_written(tmp_path: Path) -> None:
     async with Engine(url, [order]) as engine:
         for n in range(20):
             _ = await engine.start(order(n))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while len(await engine.list(status="waiting")) < 20:
                 await asyncio.sleep(0)
     store = open_store(url)
@@ -205,13 +206,13 @@ def test_a_parked_run_is_resolved_from_the_command_line(cli: Cli, url: str, tmp_
         async with Engine(url, [second, other]) as engine:
             _ = await engine.signal("order-0", "go")
             _ = await engine.signal("order-1", "go")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while len(await engine.list(status="parked")) < 2:
                     await asyncio.sleep(0)
 
     async def look() -> RunStatus:
         async with Engine(url, [second, other]) as engine:
-            assert await (await engine.start(second(0), id="order-0")).result(20) == 0
+            assert await (await engine.start(second(0), id="order-0")).result(PATIENCE) == 0
             view = await engine.get("order-1")
             assert view is not None
             return view.status
@@ -240,13 +241,13 @@ def test_a_parked_run_goes_on_from_before_an_op(cli: Cli, url: str, tmp_path: Pa
         async with Engine(url, [checked, other]) as engine:
             for id in ("order-1", "order-2"):
                 _ = await engine.signal(id, "go")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while len(await engine.list(status="parked")) < 2:
                     await asyncio.sleep(0)
 
     async def look() -> list[int]:
         async with Engine(url, [checked, other]) as engine:
-            return [await (await engine.start(checked(n), id=f"order-{n}")).result(20) for n in (1, 2)]
+            return [await (await engine.start(checked(n), id=f"order-{n}")).result(PATIENCE) for n in (1, 2)]
 
     asyncio.run(deploy())
     assert cli("resolve", "order-1", "--before", "nothing:0", "--store", url).code == 2

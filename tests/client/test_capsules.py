@@ -35,6 +35,7 @@ from perdure.kernel.events import RunParked, encode_events
 from perdure.kernel.state import fold
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing import replay
+from tests.patience import PATIENCE
 
 CALLS: list[str] = []
 
@@ -162,7 +163,7 @@ async def test_an_imported_run_goes_on_where_it_stood_when_somebody_resolves_it(
         _ = await engine.signal("order-1", "go", "yes")
         _ = await engine.resolve("order-1")
         handle = await engine.start(patient(Card("4111", 7)), id="order-1")
-        assert await handle.result(20) == "yes"
+        assert await handle.result(PATIENCE) == "yes"
         # The same run, as the world knows it, and what it had done is not done again.
         assert handle.run_id == run_id
     assert CALLS == ["charge"]
@@ -178,7 +179,7 @@ async def test_an_imported_run_goes_on_as_a_copy_when_it_is_forked(where: str) -
         teller: Client = engine if where == "engine" else client
         fork = await teller.fork("order-1", new_id="copy")
         _ = await engine.signal("copy", "go", "yes")
-        assert await fork.result(20) == "yes"
+        assert await fork.result(PATIENCE) == "yes"
         view, original = await engine.get("copy"), await engine.get("order-1")
         assert view is not None
         assert original is not None
@@ -193,7 +194,7 @@ async def test_an_imported_run_that_had_ended_goes_on_as_a_copy_too() -> None:
         _ = await engine.import_run(data)
         CALLS.clear()
         fork = await engine.fork("order-1", at="ship:0")
-        assert await fork.result(20) == 5000
+        assert await fork.result(PATIENCE) == 5000
     assert CALLS == ["enlarge"]
 
 
@@ -207,7 +208,7 @@ async def test_an_imported_run_goes_on_from_before_an_op() -> None:
         assert verdict.again == ("charge:0",)
         _ = await engine.signal("order-1", "go", "yes")
         handle = await engine.start(patient(Card("4111", 7)), id="order-1")
-        assert await handle.result(20) == "yes"
+        assert await handle.result(PATIENCE) == "yes"
         assert handle.run_id == verdict.run_id != imported.run_id
     assert CALLS == ["charge", "charge"]
 
@@ -225,7 +226,7 @@ async def test_a_run_that_came_without_some_of_its_values_is_not_let_go_on() -> 
         again = await engine.export("order-1")
         fork = await engine.fork("order-1", inputs={"card": Card("4242", 7)})
         _ = await engine.signal(fork.id, "go", "yes")
-        assert await fork.result(20) == "yes"
+        assert await fork.result(PATIENCE) == "yes"
         _ = await engine.resolve("order-1", fail="it was only to be looked at")
     async with Engine(MemoryStore(), PROGRAMS) as engine:
         assert (await engine.import_run(again)).parked == "redacted", "it stays so on its further travels"

@@ -288,7 +288,7 @@ async def test_a_run_that_a_client_ended_stops_without_another_event_of_its_own(
         waiting = asyncio.create_task(handle.outcome(PATIENCE))
         await gates.wait("runs")
         _ = await client.start(flow(), id="it", reuse="terminate_running")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE):
             await cancelled.wait()
         assert (await waiting).status is RunStatus.CANCELLED
 

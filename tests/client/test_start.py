@@ -205,7 +205,7 @@ async def test_terminate_running_meets_a_run_that_is_just_leaving_memory(jobs: J
         jobs.gates.open("hold")
         for _ in range(turns):
             await asyncio.sleep(0)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE):
             second = await engine.start(jobs.quick(1), id="it", reuse="terminate_running")
         assert await second.result(PATIENCE) == 1
         assert await first.status() is RunStatus.CANCELLED

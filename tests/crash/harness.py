@@ -38,13 +38,12 @@ from perdure.kernel.projection import child_rows, project
 from perdure.kernel.state import fold
 from perdure.stores.sql.entries import checksum
 from perdure.stores.sql.rows import RUN, run_row
+from tests.patience import PATIENCE as PATIENCE
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 ROOT = Path(__file__).resolve().parents[2]
-# Long enough for a machine that is busy with other things; a test that waits for this has failed.
-PATIENCE = 60.0
 
 
 # --- children -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 
 from perdure import Corrupt, Engine, Invocation, PerdureError, Recovery, RunParked, RunStatus, sleep, step, workflow
 from perdure.kernel.commands import Program
+from tests.patience import PATIENCE
 
 RECOVERY = Recovery(check_interval=0.2, grace=0.01)
 
@@ -132,7 +133,7 @@ async def check_others(engine: Engine) -> None:
         view = await engine.get(f"other-{name}")
         assert view is not None
         run = await engine.start(program(0, ""), id=f"other-{name}")
-        outcome = await run.outcome(timeout=20)
+        outcome = await run.outcome(PATIENCE)
         if name == "failing":
             assert isinstance(outcome.error, ValueError)
         else:
@@ -150,7 +151,7 @@ async def report(engine: Engine, name: str) -> PerdureError | None:
     try:
         view = await engine.get(id)
         run = await engine.start(KINDS[name](0, ""), id=id)
-        outcome = await run.outcome(timeout=20)
+        outcome = await run.outcome(PATIENCE)
         _ = await engine.journal(id), await engine.steps(id)
     except PerdureError as error:
         return error
@@ -260,7 +261,7 @@ async def flip_anywhere(whole: Path, folder: Path, offset: int, bit: int) -> boo
                     if view.status is RunStatus.COMPLETED:
                         run = await engine.start(KINDS[name](0, ""), id=id)
                         expected = {"short": 2 * (n + 1), "wide": str(n + 1) * 300_000}.get(name, view.output)
-                        assert await run.result(timeout=20) == expected
+                        assert await run.result(PATIENCE) == expected
                 except PerdureError:
                     noticed = True
             try:

@@ -23,6 +23,7 @@ from perdure.kernel.state import RunState
 from perdure.ports.journal import Append, Appended, Outcome
 from perdure.stores.sql.sqlite import SqliteStore
 from tests.crash.harness import Children, audit, check_executions, read_effects
+from tests.patience import PATIENCE
 
 
 class FullDisk(apsw.VFS):
@@ -133,7 +134,7 @@ async def test_a_run_under_way_waits_for_space_and_goes_on(disk: FullDisk, store
         assert executed == ["fill"], "nothing is done that is not recorded"
         assert await run.status() is RunStatus.RUNNING
         disk.full = False
-        assert await run.result(timeout=30) == 2
+        assert await run.result(PATIENCE) == 2
         assert executed == ["fill", "after"]
         assert (await engine.run(doubling(1))).output == 2
     assert audit(tmp_path / "runs.db")["filling"].outcomes == ["fill:0", "after:0"]
@@ -158,7 +159,7 @@ async def test_what_happens_while_an_append_is_refused_is_written_after_it(
 
     async with Engine(store, [fan_out]) as engine:
         run = await engine.start(fan_out(), id="fan", durability=durability)
-        waiting = asyncio.ensure_future(run.result(timeout=20))
+        waiting = asyncio.ensure_future(run.result(PATIENCE))
         while not waiting.done():
             await asyncio.sleep(0.3)
             disk.full = False
@@ -182,7 +183,7 @@ async def test_a_large_result_waits_for_space_too(disk: FullDisk, store: SqliteS
 
     async with Engine(store, [filling]) as engine:
         run = await engine.start(filling())
-        assert len(await run.result(timeout=30)) == 600_000
+        assert len(await run.result(PATIENCE)) == 600_000
         assert executed == ["once", "twice"]
 
 
@@ -200,7 +201,7 @@ async def test_a_timer_that_comes_while_the_disk_is_full_is_not_lost(disk: FullD
         await asyncio.sleep(1.4)
         assert [await run.status() for run in runs] == [RunStatus.WAITING, RunStatus.WAITING]
         disk.full = False
-        assert [await run.result(timeout=30) for run in runs] == ["awake", "awake"]
+        assert [await run.result(PATIENCE) for run in runs] == ["awake", "awake"]
 
 
 async def test_a_disk_that_cannot_be_read_for_a_while_parks_nothing(disk: FullDisk, store: SqliteStore) -> None:
@@ -222,7 +223,7 @@ async def test_a_disk_that_cannot_be_read_for_a_while_parks_nothing(disk: FullDi
         await asyncio.sleep(1.8)
         assert disk.refused_reads > 0, "nothing was read, so nothing was tested"
         disk.unreadable = False
-        assert [await run.result(timeout=20) for run in runs] == [600_000] * 3
+        assert [await run.result(PATIENCE) for run in runs] == [600_000] * 3
 
 
 def make_append(run_id: str, state: RunState, value: bytes) -> Append:

@@ -19,6 +19,7 @@ from perdure.kernel.events import RunClaimed, RunFinished, RunReleased, StepSucc
 from perdure.ports.journal import Append
 from perdure.ports.leases import HeldBy, Renewal
 from perdure.stores.etcd.leases import EtcdLeases
+from tests.patience import PATIENCE
 from tests.services.plugin import Servers
 from tests.services.proxy import Proxy
 from tests.services.servers import Etcd
@@ -112,7 +113,7 @@ async def test_an_etcd_that_forgot_lets_nobody_write_twice(
             for _ in range(3):
                 await asyncio.sleep(0.3)
                 await asyncio.to_thread(lose, server, old)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
         await pair.check(handles)
 
@@ -124,7 +125,7 @@ async def test_both_think_that_they_are_alone_and_one_writes(servers: Servers, t
         async with pair.open() as (a, b):
             handles = [await (a, b)[n % 2].start(labour(), id=f"run-{n}") for n in range(RUNS)]
             thief = asyncio.create_task(_steal(a))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
             thief.cancel()
         assert await pair.check(handles) > 0
@@ -148,7 +149,7 @@ async def test_engines_go_on_when_etcd_was_away_for_longer_than_a_lease(servers:
             server.kill()
             await asyncio.sleep(3 * RECOVERY.lease)
             await asyncio.to_thread(server.start)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
         await pair.check(handles)
 

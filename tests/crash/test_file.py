@@ -11,6 +11,7 @@ from pathlib import Path
 from perdure.kernel.events import RunReleased
 from perdure.stores.file.store import FileStore
 from perdure.testing.conformance.history import numbered
+from tests.patience import PATIENCE
 
 ROUNDS = 12
 # Appends to a journal shared by all, and says each number once it is acknowledged.
@@ -68,7 +69,7 @@ def test_a_run_goes_on_after_its_process_was_killed(tmp_path: Path) -> None:
     assert [first.stdout.readline() for _ in range(3)] == ["0 1\n", "1 1\n", "2 1\n"]
     first.kill()
     first.communicate()
-    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert second.stdout == "2 2\n3 1\nsum 6\n"
 
 

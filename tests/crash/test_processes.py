@@ -14,6 +14,7 @@ import pytest
 from perdure import Engine, RunStatus, connect
 from tests.crash import programs
 from tests.crash.harness import Child, Children, Journal, audit, check_executions, peek, read_effects, until
+from tests.patience import PATIENCE
 
 CHECK_INTERVAL = 0.3
 # How late a takeover may be on a machine that is busy with other things.
@@ -165,7 +166,7 @@ def test_a_client_sees_the_end_of_a_run_that_was_taken_over(workers: Workers) ->
     async def wait() -> int:
         async with connect(f"sqlite:///{workers.db}") as client:
             run = await client.start(programs.five(0, 0.2), id="run-0")
-            waiting = asyncio.ensure_future(run.result(timeout=30))
+            waiting = asyncio.ensure_future(run.result(PATIENCE))
             await asyncio.sleep(0.1)
             await asyncio.to_thread(first.kill)
             second = await asyncio.to_thread(workers.start)
@@ -188,7 +189,7 @@ def test_a_killed_engine_leaves_no_process_of_its_steps_behind(children: Childre
     child.kill()
     pid = int(pids.read_text())
     try:
-        until(lambda: not is_alive(pid), timeout=10)
+        until(lambda: not is_alive(pid))
     finally:
         if is_alive(pid):
             os.kill(pid, signal.SIGKILL)

@@ -16,6 +16,7 @@ import pytest
 from perdure import Chunk, connect
 from perdure.kernel.events import ChunkAppended, StepProgressed
 from tests.crash.harness import Child, Children, audit, peek, until
+from tests.patience import PATIENCE
 
 CHUNKS = 400
 
@@ -44,7 +45,7 @@ class Reader:
 
     async def _follow(self) -> None:
         leave = random.Random(1)
-        async with asyncio.timeout(60), connect(f"sqlite:///{self._db}") as client:
+        async with asyncio.timeout(PATIENCE), connect(f"sqlite:///{self._db}") as client:
             while True:
                 stream = client.stream(self._id, self._step, len(self.seen))
                 patience = leave.randrange(1, 60)
@@ -157,7 +158,7 @@ def test_the_command_line_follows_a_stream_over_the_death_of_its_process(
         try:
             killed_at(child, db, "telling", CHUNKS // 3)
             assert children.start("run", tmp_path, **command).result() == list(range(CHUNKS))
-            out, _ = reader.communicate(timeout=60)
+            out, _ = reader.communicate(timeout=PATIENCE)
         finally:
             reader.kill()
     assert reader.returncode == 0

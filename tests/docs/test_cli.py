@@ -9,6 +9,7 @@ import sys
 from perdure.cli.exits import Exit
 from perdure.cli.main import COMMANDS
 from tests.docs.markdown import ROOT, table
+from tests.patience import PATIENCE
 
 GUIDE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
@@ -16,7 +17,7 @@ GUIDE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 def commands(*group: str) -> set[str]:
     """The commands that the help of a group lists."""
     command = [sys.executable, "-m", "perdure.cli", *group, "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    text = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
     names = re.findall(r"^. ([a-z][a-z-]+) +[A-Z]", text, flags=re.MULTILINE)
     return {" ".join(["perdure", *group, name]) for name in names}
 

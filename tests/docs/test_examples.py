@@ -12,6 +12,7 @@ import pytest
 from tests.docs.execute import fits
 from tests.docs.markdown import DOCS, README, ROOT, blocks
 from tests.docs.servers import servers_of
+from tests.patience import PATIENCE
 from tests.services.shared import Shared
 
 # A block without a language is a picture; settings are saved, and used by what follows.
@@ -27,7 +28,7 @@ def test_what_a_document_shows_is_what_happens(document: Path, tmp_path: Path, s
     command = [sys.executable, "-W", "error", str(Path(__file__).parent / "execute.py"), str(document)]
     with servers_of(document, services) as environment:
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
     assert done.returncode == 0, done.stderr
 

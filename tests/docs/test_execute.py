@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.servers import servers_of
+from tests.patience import PATIENCE
 from tests.services.shared import Shared
 
 FENCE = "`" * 3
@@ -18,7 +19,7 @@ def execute(folder: Path, *blocks: tuple[str, str]) -> subprocess.CompletedProce
     document = folder / "guide.md"
     document.write_text("\n\n".join(f"{FENCE}{info}\n{text}\n{FENCE}" for info, text in blocks), encoding="utf-8")
     command = [sys.executable, str(Path(__file__).parent / "execute.py"), str(document)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_what_a_command_leaves_running_ends_with_the_document(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ print("postgresql://db.example/one", "etcd://etcd.example:2379/x")
     with servers_of(document, services) as environment:
         command = [sys.executable, str(Path(__file__).parent / "execute.py"), str(document)]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
     assert done.returncode == 0, done.stderr
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.docs.markdown import README, blocks
+from tests.patience import PATIENCE
 
 
 def code() -> str:
@@ -34,7 +35,7 @@ def test_the_quickstart_goes_on_after_kill_9_with_the_step_that_was_under_way(tm
     assert first.stdout.readline() == "packing book\n"
     assert first.stdout.readline() == "packing lamp\n"  # so the first step is done, and the second under way
     os.kill(first.pid, signal.SIGKILL)
-    rest, _ = first.communicate(timeout=60)
+    rest, _ = first.communicate(timeout=PATIENCE)
     assert (first.returncode, rest) == (-signal.SIGKILL, "")
 
     assert outcome(start(tmp_path)) == ["packing lamp", "packing vase", RESULT]
@@ -45,6 +46,6 @@ RESULT = "['box of book', 'box of lamp', 'box of vase']"
 
 
 def outcome(process: subprocess.Popen[str]) -> list[str]:
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     return printed.splitlines()

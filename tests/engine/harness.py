@@ -21,11 +21,11 @@ from perdure.kernel.versions import Programs
 from perdure.ports.journal import Append
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
+from tests.patience import PATIENCE as PATIENCE
 
 # Leaving an engine cancels what is under way at once.
 AT_ONCE = Recovery(grace=0)
 # How long a test waits for what must happen; nothing is measured by it.
-PATIENCE = 5.0
 
 
 class FakeClock:

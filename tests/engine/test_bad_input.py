@@ -34,6 +34,7 @@ from perdure import (
 )
 from perdure.errors import StoreError
 from perdure.kernel.commands import Program
+from tests.patience import PATIENCE
 
 KIB = 1024
 
@@ -289,7 +290,7 @@ async def test_runs_of_a_program_that_an_engine_does_not_have_are_kept_for_one_t
         _ = await client.start(call("unheard-of", 1), id="unknown")
     with caplog.at_level(logging.WARNING, "perdure"):
         async with Engine(url, PROGRAMS) as engine:
-            assert await (await engine.start(good(1), id="known")).result(timeout=20) == 2
+            assert await (await engine.start(good(1), id="known")).result(PATIENCE) == 2
             view = await engine.get("unknown")
             assert view is not None
             assert view.status is RunStatus.QUEUED
@@ -301,7 +302,7 @@ async def test_runs_of_a_program_that_an_engine_does_not_have_are_kept_for_one_t
         return n + 10
 
     async with Engine(url, [heard_of]) as engine:
-        assert await (await engine.start(heard_of(1), id="unknown")).result(timeout=20) == 11
+        assert await (await engine.start(heard_of(1), id="unknown")).result(PATIENCE) == 11
 
 
 async def test_starting_a_program_the_engine_does_not_have_says_which_it_has(url: str) -> None:
@@ -323,7 +324,7 @@ async def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(
             _ = await client.start(call("good", "one"), id="misfit")
             _ = await client.start(call("good", 1, 2, 3), id="too many")
         for id in ("misfit", "too many"):
-            outcome = await (await engine.start(good(1), id=id)).outcome(timeout=20)
+            outcome = await (await engine.start(good(1), id=id)).outcome(PATIENCE)
             assert outcome.status in (RunStatus.FAILED, RunStatus.PARKED)
             assert "argument" in str(outcome.error)
         await check_goes_on(engine)

@@ -86,7 +86,7 @@ async def parent(order: str) -> str:
 
 
 async def one(engine: Engine, invocation: Any, id: str = "it") -> Any:
-    return await (await engine.start(invocation, id=id)).result(10)
+    return await (await engine.start(invocation, id=id)).result(PATIENCE)
 
 
 async def test_an_awaited_child_returns_its_result() -> None:
@@ -213,7 +213,7 @@ async def test_signals_and_answers_reach_the_child_they_are_sent_to() -> None:
         async with connect(engine.store) as other:
             assert await other.signal("it/patient:0", "go", "first") == Accepted()
         assert await engine.approve("it/asking:0", "ship", True) == Accepted()
-        assert await run.result(10) == ["a: first", "b: second", "root", True]
+        assert await run.result(PATIENCE) == ["a: first", "b: second", "root", True]
         assert await engine.signal("it/patient:0", "go") == Finished(RunStatus.COMPLETED)
         with pytest.raises(UsageError, match="top of its tree"):
             await engine.pause("it/patient:0")
@@ -231,7 +231,7 @@ async def test_cancelling_a_run_lets_its_children_clean_up_first() -> None:
         run = await engine.start(outer(), id="it")
         assert await engine.cancel("it", "enough") == Cancelled()
         with pytest.raises(RunCancelled):
-            await run.result(10)
+            await run.result(PATIENCE)
         assert called == ["a leaves", "outer leaves"]
         view = await engine.get("it/patient:0")
         assert view is not None
@@ -249,7 +249,7 @@ async def test_cancelling_a_child_alone_raises_in_its_parent() -> None:
     async with Engine("memory://", [outer, patient]) as engine:
         run = await engine.start(outer(), id="it")
         assert await engine.cancel("it/patient:0", "enough") == Cancelled()
-        assert await run.result(10) == "enough"
+        assert await run.result(PATIENCE) == "enough"
         assert called == ["a leaves"]
 
 
@@ -399,7 +399,7 @@ async def test_a_detached_child_goes_its_own_way() -> None:
         assert parent_view is not None
         assert view.parent == parent_view.run_id
         await engine.signal("free", "go", "now")
-        assert await (await engine.start(patient("a"), id="free")).result(10) == "a: now"
+        assert await (await engine.start(patient("a"), id="free")).result(PATIENCE) == "a: now"
 
 
 async def test_a_finished_child_is_never_run_again() -> None:
@@ -412,7 +412,7 @@ async def test_a_finished_child_is_never_run_again() -> None:
     assert called == ["refund 5"]
     async with Engine(engine.store, [grandwait, refund]) as again:
         await again.signal("it", "go")
-        assert await (await again.start(grandwait("5"), id="it")).result(10) == "REFUND 5"
+        assert await (await again.start(grandwait("5"), id="it")).result(PATIENCE) == "REFUND 5"
         starts = [e.event for e in await again.journal("it") if isinstance(e.event, StepStarted)]
     assert len(starts) == 1
     assert called == ["refund 5"]

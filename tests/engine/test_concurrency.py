@@ -303,7 +303,7 @@ async def test_room_that_a_run_may_not_use_goes_to_another() -> None:
         y = await engine.start(single("y"))
         gates.open("x")
         assert await x.result(PATIENCE) == "x"
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE):
             await gates.wait("y runs")
         for name in ("a1", "a2", "y"):
             gates.open(name)

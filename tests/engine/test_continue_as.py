@@ -31,6 +31,7 @@ from perdure import (
 )
 from perdure.kernel.events import RunFinished, RunStarted, WaitOpened
 from perdure.testing.simulation import STORMY, Crash, Simulation
+from tests.patience import PATIENCE
 
 called: list[int] = []
 
@@ -65,7 +66,7 @@ async def gather_up(taken: list[Any], wanted: int) -> list[Any]:
 async def test_a_run_goes_on_as_its_next_incarnation() -> None:
     async with Engine("memory://", [count]) as engine:
         run = await engine.start(count(0, until=3), id="it", tags={"team": "a"})
-        assert await run.result(10) == 3
+        assert await run.result(PATIENCE) == 3
         assert called == [0, 1, 2, 3]
         view = await engine.get("it")
         assert view is not None
@@ -78,7 +79,7 @@ async def test_a_run_goes_on_as_its_next_incarnation() -> None:
         assert isinstance(first[-1], RunFinished)
         assert first[-1].continued_as
         # Whoever asks under the id again gets the run that there is.
-        assert await (await engine.start(count(0, until=3), id="it")).result(10) == 3
+        assert await (await engine.start(count(0, until=3), id="it")).result(PATIENCE) == 3
 
 
 async def test_signals_that_nobody_took_go_along() -> None:
@@ -88,7 +89,7 @@ async def test_signals_that_nobody_took_go_along() -> None:
             assert await engine.signal("it", "item", n, signal_id=f"s{n}") == Accepted()
             assert await other.signal("it", "item", 10 + n) == Accepted()
         assert await engine.signal("it", "item", 1, signal_id="s1") == Duplicate()
-        assert await run.result(10) == [0, 10, 1, 11, 2, 12]
+        assert await run.result(PATIENCE) == [0, 10, 1, 11, 2, 12]
 
 
 async def test_a_signal_that_was_taken_before_is_still_known_as_a_duplicate() -> None:
@@ -99,7 +100,7 @@ async def test_a_signal_that_was_taken_before_is_still_known_as_a_duplicate() ->
             await asyncio.sleep(0)
         assert await engine.signal("it", "item", "again", signal_id="s") == Duplicate()
         assert await engine.signal("it", "item", "b", signal_id="t") == Accepted()
-        assert await run.result(10) == ["a", "b"]
+        assert await run.result(PATIENCE) == ["a", "b"]
 
 
 async def test_cancelling_reaches_the_incarnation_that_there_is() -> None:
@@ -107,7 +108,7 @@ async def test_cancelling_reaches_the_incarnation_that_there_is() -> None:
         run = await engine.start(gather_up([], 3), id="it")
         await engine.signal("it", "item", "a")
         await engine.cancel("it", "enough")
-        result = await run.outcome(10)
+        result = await run.outcome(PATIENCE)
         assert result.status is RunStatus.CANCELLED
 
 
@@ -118,7 +119,7 @@ async def test_an_awaited_child_cannot_continue_as_another() -> None:
 
     async with Engine("memory://", [outer, count]) as engine:
         with pytest.raises(UsageError, match="detached"):
-            await (await engine.start(outer())).result(10)
+            await (await engine.start(outer())).result(PATIENCE)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -964,7 +964,7 @@ async def test_exceptions_that_drive_python_itself_fail_a_plain_step_and_stop_no
 
     async with Engine("memory://", [flow], recovery=AT_ONCE) as engine:
         handle = await engine.start(flow())
-        assert type(error).__name__ in await handle.result(2)
+        assert type(error).__name__ in await handle.result(PATIENCE)
 
 
 async def test_exceptions_that_drive_python_itself_fail_an_async_step_and_stop_nothing() -> None:

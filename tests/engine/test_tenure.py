@@ -12,6 +12,7 @@ from perdure.engine.tenure import Tenure
 from perdure.kernel.events import StepStarted
 from perdure.ports.journal import Append
 from tests.engine.harness import AT_ONCE, eventually
+from tests.patience import PATIENCE
 
 
 class Told:
@@ -81,7 +82,7 @@ async def test_a_timer_that_comes_early_comes_again(monkeypatch: pytest.MonkeyPa
     assert told.count == 0
     monkeypatch.undo()
     told.tenure.until = 0.0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not told.count:
             await asyncio.sleep(0.001)
 

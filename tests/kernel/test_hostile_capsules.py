@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure.kernel.capsule import FORMAT, MAGIC, MOST
+from tests.patience import PATIENCE
 
 # What the reader may have beyond what it has when it begins, and how long it may compute.
 MEGABYTES, SECONDS = 600, 20
@@ -80,7 +81,7 @@ def test_a_file_is_refused_with_little_memory_and_in_little_time(name: str, tmp_
     path.write_bytes(FILES[name])
     assert len(FILES[name]) < 2_000_000, "it is small, and asks for much"
     command = [sys.executable, "-c", READER, str(path), str(MEGABYTES), str(SECONDS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("this is not a capsule that can be used: ")
     assert done.stdout.rstrip().endswith("Nothing was imported")

@@ -202,7 +202,7 @@ async def test_two_thousand_sleeping_runs_hold_no_memory_and_all_wake() -> None:
         statuses = {store.journal.rows[h.run_id].status for h in handles}
         assert statuses == {RunStatus.WAITING}
         clock.advance(86_400)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             results = await asyncio.gather(*(h.result() for h in handles))
     assert results == [f"after {n}" for n in range(2000)]
     assert len(called) == 4000
@@ -278,7 +278,9 @@ asyncio.run(main())
 
 def test_a_body_that_swallows_everything_does_not_stop_the_process() -> None:
     # In a process of its own: a loop that never ends could not be stopped from within.
-    done = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True, timeout=15, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWING], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.stdout == "goes on\n"
     assert done.returncode == 0
 

@@ -17,6 +17,7 @@ from perdure.orchestrator.snapshots import Snapshots
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import STORMY, Simulation
+from tests.patience import PATIENCE
 
 OFTEN = Recovery(snapshot=20, grace=0)
 CALLS: list[str] = []
@@ -84,7 +85,7 @@ async def test_a_long_run_is_loaded_from_its_snapshot_and_goes_on() -> None:
     async with Engine(store, [chatty], recovery=OFTEN) as engine:
         await engine.signal("long", "go", 1)
         run = await engine.start(chatty(10), id="long")
-        assert await run.result(timeout=5) == 101
+        assert await run.result(PATIENCE) == 101
     assert CALLS == []
 
 
@@ -114,7 +115,7 @@ async def test_a_missing_snapshot_is_no_loss(caplog: pytest.LogCaptureFixture) -
         async with Engine(store, [chatty], recovery=OFTEN) as engine:
             await engine.signal("long", "go", 1)
             run = await engine.start(chatty(10), id="long")
-            assert await run.result(timeout=5) == 101
+            assert await run.result(PATIENCE) == 101
     assert "is missing" in caplog.text
 
 
@@ -134,7 +135,7 @@ async def test_a_damaged_snapshot_is_no_loss(damage: str, caplog: pytest.LogCapt
         async with Engine(store, [chatty], recovery=OFTEN) as engine:
             await engine.signal("long", "go", 1)
             run = await engine.start(chatty(10), id="long")
-            assert await run.result(timeout=5) == 101
+            assert await run.result(PATIENCE) == 101
     assert "loaded from its journal" in caplog.text
 
 
@@ -148,7 +149,7 @@ async def test_a_snapshot_in_a_file_that_is_damaged_is_no_loss(tmp_path: Path) -
     async with Engine(url, [chatty], recovery=OFTEN) as engine:
         await engine.signal("long", "go", 1)
         run = await engine.start(chatty(10), id="long")
-        assert await run.result(timeout=5) == 101
+        assert await run.result(PATIENCE) == 101
         view = await engine.get("long")
         assert view is not None
         assert view.status is RunStatus.COMPLETED

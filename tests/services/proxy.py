@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Self
 
+from tests.patience import PATIENCE
 from tests.services.servers import free_port
 
 # Towards the server, and back to the client.
 Direction = Literal["up", "down"]
 CHUNK = 65_536
-PATIENCE = 60.0
 
 
 class Cut(Exception):

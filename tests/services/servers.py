@@ -30,12 +30,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from tests.patience import PATIENCE
 from tests.services.binaries import binaries
 from tests.services.keeper import children
 
 KEEPER = Path(__file__).with_name("keeper.py")
-# Long enough for a machine that is busy with other things.
-PATIENCE = 60.0
 POLL = 0.005
 # Below the ports of outgoing connections: while a server is down, nobody gets its port by chance, and a client that
 # keeps knocking does not get connected to itself.

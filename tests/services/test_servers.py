@@ -19,6 +19,7 @@ import pytest
 import redis
 import yaml
 
+from tests.patience import PATIENCE
 from tests.services import servers as servers_module
 from tests.services.binaries import BUNDLES, CHOICE, PROGRAMS, ServerMissing, binaries
 from tests.services.plugin import Servers
@@ -53,7 +54,7 @@ async def answer_of(server: Server) -> bool:
 def etcd(server: Etcd, path: str, body: object) -> dict[str, object]:
     address = f"http://127.0.0.1:{server.port}{path}"
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(address, data), timeout=60) as response:
+    with urllib.request.urlopen(urllib.request.Request(address, data), timeout=PATIENCE) as response:
         answer: dict[str, object] = json.load(response)
     return answer
 
@@ -249,7 +250,7 @@ def test_services_for_a_developer_stop_on_ctrl_c() -> None:
             "export PERDURE_TEST_ETCD",
         ]
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     directory = Path(said[3].split()[3].rstrip(";"))
     assert directory.parent.exists()
     assert not directory.exists()

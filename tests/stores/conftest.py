@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure.stores.sql.sqlite import SqliteStore
+from tests.patience import PATIENCE
 
 CHILD = Path(__file__).parent / "child.py"
 
@@ -39,7 +40,7 @@ class Child:
 
     def ended(self) -> str:
         """Wait for its end, and return what it said until then; it must have ended well."""
-        out, err = self._process.communicate(timeout=100)
+        out, err = self._process.communicate(timeout=PATIENCE)
         assert self._process.returncode == 0, err
         return out.strip()
 

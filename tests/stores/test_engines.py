@@ -34,8 +34,8 @@ from perdure import (
 from perdure.kernel.events import RunFinished, StepStarted
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
+from tests.patience import PATIENCE
 
-PATIENCE = 30.0
 calls: list[str] = []
 inside: list[str] = []
 gates: dict[str, asyncio.Event] = {}

@@ -19,6 +19,7 @@ from perdure.ports.leases import Acquired, HeldBy, Renewal
 from perdure.stores.etcd import leases as module
 from perdure.stores.etcd.gateway import Gateway, _Silent
 from perdure.stores.etcd.leases import EtcdLeases
+from tests.patience import PATIENCE
 from tests.services.plugin import Servers
 from tests.services.servers import Etcd, free_port
 
@@ -119,7 +120,7 @@ def command(server: Etcd, path: str, body: dict[str, Any], token: str = "") -> d
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}/v3/{path}", json.dumps(body).encode())
     if token:
         request.add_header("Authorization", token)
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         return dict(json.load(response))
 
 
@@ -336,7 +337,7 @@ async def test_a_holder_that_is_gone_vanishes_by_itself_and_watchers_hear_of_it(
         async with EtcdLeases(server.url) as holder, EtcdLeases(server.url) as watcher:
             heard = asyncio.ensure_future(anext(aiter(watcher.watch("orchestrator:"))))
             await holder.acquire("orchestrator:a", "a", 0.5, NOW)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 assert await heard == "orchestrator:a"
             assert await watcher.get("orchestrator:a", NOW) is None
 
@@ -398,7 +399,7 @@ async def test_locks_are_where_the_leases_are_and_come_free_at_once(tmp_path: Pa
         while not two.locks.locker._outside:
             await asyncio.sleep(0)
         await one.locks.release("account:7", owner="one")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert await waiting == "inside"
 
 

@@ -19,12 +19,12 @@ from perdure.stores.postgres import connection, leases
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, listed, numbered, write, write_all
 from perdure.testing.conformance.history import step as steps
+from tests.patience import PATIENCE
 from tests.services.plugin import Servers
 from tests.services.proxy import Proxy
 from tests.services.servers import Postgres
 from tests.stores.postgres import opened, sql
 
-PATIENCE = 40.0
 END_ALL = """
     select pg_terminate_backend(pid) from pg_stat_activity
     where pid <> pg_backend_pid() and datname = current_database()

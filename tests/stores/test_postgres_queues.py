@@ -15,9 +15,9 @@ from perdure.ports.journal import Append, Outcome
 from perdure.stores.postgres.journal import PostgresJournal
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import BEGAN, History, write_all
+from tests.patience import PATIENCE
 from tests.stores.postgres import opened
 
-PATIENCE = 60.0
 NOW = BEGAN + 1_000.0
 PROGRAMS = ["checkout"]
 

@@ -17,9 +17,8 @@ from perdure.ports.runs import RunFilter
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, finished, released, timer, write_all
 from perdure.testing.conformance.history import step as steps
+from tests.patience import PATIENCE
 from tests.stores.postgres import opened
-
-PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from perdure import (
     wait_signal,
     workflow,
 )
+from tests.patience import PATIENCE
 from tests.services.plugin import Servers
 
-PATIENCE = 30.0
 calls: list[str] = []
 
 

@@ -17,11 +17,10 @@ from perdure.ports.leases import Acquired, Renewal
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import History, listed, numbered, step, write, write_all
 from perdure.testing.conformance.queues import claim, queued
+from tests.patience import PATIENCE
 from tests.services.plugin import Servers
 from tests.services.proxy import Proxy
 from tests.services.servers import Redis
-
-PATIENCE = 30.0
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from perdure.stores.redis import news
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import History, step, timer, write_all
 from perdure.testing.conformance.queues import queued
+from tests.patience import PATIENCE
 from tests.services.plugin import Servers
-
-PATIENCE = 30.0
 
 
 @pytest.fixture

@@ -17,10 +17,9 @@ from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.leases import Acquired
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import History, finished, numbered, step, write, write_all
+from tests.patience import PATIENCE
 from tests.services.plugin import Servers
 from tests.services.servers import free_port
-
-PATIENCE = 30.0
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from perdure import (
     workflow,
 )
 from perdure.kernel.divergence import recorded_op
+from tests.patience import PATIENCE
 
 
 @step
@@ -118,7 +119,7 @@ async def test_every_op_records_the_line_that_asked_for_it() -> None:
     async with Engine("memory://", [everything, inner]) as engine:
         run = await engine.start(everything(1), id="it")
         await engine.signal("it", "go")
-        assert await run.result(5) == 1
+        assert await run.result(PATIENCE) == 1
         entries = await engine.journal("it")
     first = everything.fn.__code__.co_firstlineno
     lines = {}
