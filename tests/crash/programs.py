@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -242,21 +243,28 @@ async def five(n: int, seconds: float) -> int:
 # --- one after the other, for the durability modes ------------------------------------------------------------------
 
 
+async def stand_still(place: int, file: str) -> None:
+    """Wait here for the kill, if the file says so: it hits this place however late it comes."""
+    if os.path.exists(file) and int(Path(file).read_text()) == place:
+        await asyncio.sleep(3600)
+
+
 @step
-async def tick(i: int, seconds: float) -> int:
+async def tick(i: int, seconds: float, still: str) -> int:
     """A step that says when it began and when it ended."""
     effect()
+    await stand_still(i, still)
     await asyncio.sleep(seconds)
     effect("end")
     return i
 
 
 @workflow
-async def ticks(count: int, seconds: float, wait_after: int, checkpoint_after: int) -> int:
+async def ticks(count: int, seconds: float, wait_after: int, checkpoint_after: int, still: str = "") -> int:
     """Steps in a row, with a wait after one of them or a checkpoint after another."""
     total = 0
     for i in range(count):
-        total += await tick(i, seconds)
+        total += await tick(i, seconds, still)
         if i + 1 == wait_after:
             await sleep(0.05)
         if i + 1 == checkpoint_after:
@@ -289,7 +297,7 @@ async def careful(death: str) -> str:
     return f"{result}, {await add(before, 1)}"
 
 
-@step(retry=Retry(attempts=4, initial=0.8, factor=1.0, jitter=False))
+@step(retry=Retry(attempts=4, initial=1.5, factor=1.0, jitter=False))
 async def unreachable() -> None:
     """Fails, and is to be tried again after a while."""
     effect()
@@ -367,66 +375,72 @@ async def trip(seconds: float) -> str:
 # --- steps that show what they make ---------------------------------------------------------------------------------
 
 
+def stop_at(stops: Sequence[int]) -> int | None:
+    """Where this attempt waits for the kill: the first at the first of them, and those that have none go on."""
+    attempt = step_context().attempt
+    return stops[attempt - 1] if attempt <= len(stops) else None
+
+
 @step
-async def tell(n: int, seconds: float) -> AsyncIterator[int]:
+async def tell(n: int, seconds: float, stops: Sequence[int] = ()) -> AsyncIterator[int]:
     """Goes on from what was shown."""
     effect()
     for i in range(len(step_context().chunks), n):
         yield i
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(3600 if i == stop_at(stops) else seconds)
 
 
 @step(stream=batched(5, 0.02))
-async def tell_again(n: int, seconds: float) -> AsyncIterator[int]:
+async def tell_again(n: int, seconds: float, stops: Sequence[int] = ()) -> AsyncIterator[int]:
     """Begins again in every attempt."""
     effect()
     for i in range(n):
         yield i
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(3600 if i == stop_at(stops) else seconds)
 
 
 @step
-def tell_in_thread(n: int, seconds: float) -> Iterator[int]:
+def tell_in_thread(n: int, seconds: float, stops: Sequence[int] = ()) -> Iterator[int]:
     """As `tell`, in a thread."""
     effect()
     for i in range(len(step_context().chunks), n):
         yield i
-        time.sleep(seconds)
+        time.sleep(3600 if i == stop_at(stops) else seconds)
 
 
 @step(heartbeat=30)
-def count(n: int, seconds: float) -> list[int]:
+def count(n: int, seconds: float, stop: int) -> list[int]:
     """Goes on from its progress, and says from where."""
     effect()
     first = step_context().progress or 0
     for i in range(first, n):
-        time.sleep(seconds)
+        time.sleep(3600 if i == stop_at([stop]) else seconds)
         step_context().heartbeat(i + 1)
     return [first, n]
 
 
 @workflow
-async def telling(n: int, seconds: float) -> list[int]:
+async def telling(n: int, seconds: float, stops: Sequence[int] = ()) -> list[int]:
     """One stream that goes on over crashes."""
-    return await tell(n, seconds)
+    return await tell(n, seconds, stops)
 
 
 @workflow
-async def telling_again(n: int, seconds: float) -> list[int]:
+async def telling_again(n: int, seconds: float, stops: Sequence[int] = ()) -> list[int]:
     """One stream that begins again after a crash."""
-    return await tell_again(n, seconds)
+    return await tell_again(n, seconds, stops)
 
 
 @workflow
-async def telling_in_thread(n: int, seconds: float) -> list[int]:
+async def telling_in_thread(n: int, seconds: float, stops: Sequence[int] = ()) -> list[int]:
     """One stream from a thread."""
-    return await tell_in_thread(n, seconds)
+    return await tell_in_thread(n, seconds, stops)
 
 
 @workflow
-async def counting(n: int, seconds: float) -> list[int]:
+async def counting(n: int, seconds: float, stop: int) -> list[int]:
     """One long step with progress."""
-    return await count(n, seconds)
+    return await count(n, seconds, stop)
 
 
 # --- a step that needs its fallback ---------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from tests.crash.harness import Child, Children, Journal, audit, check_execution
 from tests.patience import PATIENCE
 
 CHECK_INTERVAL = 0.3
-# How late a takeover may be on a machine that is busy with other things.
-LATE = 3.0
+# No test lives to see the end of such a lease, nor such an interval: what happens, something else makes happen.
+NEVER = 36_000.0
 
 
 class Workers:
@@ -100,40 +100,37 @@ def test_runs_queued_before_any_worker_lives_are_done_once_by_whoever_comes(work
 
 
 def test_the_runs_of_a_killed_worker_are_taken_over_by_the_one_that_lives(workers: Workers) -> None:
-    first = workers.start()
+    first = workers.start(lease=NEVER)
     workers.queue(runs=10, seconds=0.5)
     until(lambda: workers.begun(first) >= 10)
-    second = workers.start()
+    second = workers.start(lease=NEVER)
     time.sleep(2 * CHECK_INTERVAL)
     assert workers.begun(second) == 0, "the first one lives, and its runs are its own"
     first.kill()
-    killed = time.time()
     until(lambda: workers.begun(second) >= 10)
-    late = max(e.at for e in read_effects(workers.log)[: workers.begun(first) + 10] if e.pid == second.pid) - killed
-    assert late < CHECK_INTERVAL + LATE, "long before its lease of 30 s has run out"
     journals = workers.drain(second)
     assert {journal.claims for journal in journals.values()} == {2}
 
 
 def test_a_worker_started_again_under_its_name_takes_its_runs_up_at_once(workers: Workers) -> None:
-    first = workers.start(name="worker")
+    first = workers.start(name="worker", lease=NEVER)
     workers.queue(runs=10, seconds=0.2)
     until(lambda: workers.begun(first) >= 10)
     first.kill()
-    killed = time.time()
-    second = workers.start(name="worker", check_interval=30.0)
+    second = workers.start(name="worker", lease=NEVER, check_interval=NEVER)
     until(lambda: workers.begun(second) >= 10)
-    assert time.time() - killed < LATE
     workers.drain(second)
 
 
 def test_a_worker_that_was_stopped_past_its_lease_can_no_longer_write(workers: Workers) -> None:
-    sleeper = workers.start(lease=0.6)
+    # Renewed three times in that time, which a busy machine allows for; and waited for once, in full.
+    lease = 5.0
+    sleeper = workers.start(lease=lease)
     workers.queue(runs=5, seconds=0.3)
     until(lambda: workers.begun(sleeper) >= 5)
     os.kill(sleeper.pid, signal.SIGSTOP)
     try:
-        other = workers.start(lease=0.6)
+        other = workers.start(lease=lease)
         until(lambda: workers.begun(other) >= 10)
     finally:
         os.kill(sleeper.pid, signal.SIGCONT)
@@ -146,15 +143,13 @@ def test_a_worker_that_was_stopped_past_its_lease_can_no_longer_write(workers: W
 
 
 def test_a_worker_that_leaves_in_good_order_hands_its_runs_over_at_once(workers: Workers) -> None:
-    first = workers.start()
+    first = workers.start(lease=NEVER)
     workers.queue(runs=5, seconds=0.4)
     until(lambda: workers.begun(first) >= 5)
-    second = workers.start()
+    second = workers.start(lease=NEVER, check_interval=NEVER)
     os.kill(first.pid, signal.SIGINT)
     assert first.wait() != 0, "interrupted"
-    left = time.time()
     until(lambda: workers.begun(second) >= 1)
-    assert time.time() - left < LATE
     workers.drain(second)
 
 

@@ -59,7 +59,7 @@ class Reader:
 
     def ended(self) -> list[Chunk]:
         """All it has seen, when the stream has ended."""
-        self._thread.join(60)
+        self._thread.join(PATIENCE)
         if self.error is not None:
             raise self.error
         return self.seen
@@ -83,15 +83,18 @@ def killed_at(child: Child, db: Path, id: str, count: int) -> None:
 def test_a_stream_that_goes_on_after_kills_is_read_without_a_gap_or_a_repeat(
     children: Children, tmp_path: Path, command: dict[str, Any], program: str, step: str | None, durability: str
 ) -> None:
-    command |= {"program": program, "arguments": [CHUNKS, 0.001], "durability": durability}
+    kills = [int(CHUNKS * share) for share in (0.1, 0.3, 0.6)]
+    # The kill comes amid the chunks, and not after the last one, however late it is.
+    stops = [count + 50 for count in kills]
+    command |= {"program": program, "arguments": [CHUNKS, 0.001, stops], "durability": durability}
     db = tmp_path / "runs.db"
     reader: Reader | None = None
-    for share in (0.1, 0.3, 0.6):
+    for count in kills:
         child = children.start("run", tmp_path, **command)
         if reader is None:
             until(lambda: peek(db, program), every=0.002)
             reader = Reader(db, program, step)
-        killed_at(child, db, program, int(CHUNKS * share))
+        killed_at(child, db, program, count)
     assert children.start("run", tmp_path, **command).result() == list(range(CHUNKS))
     assert reader is not None
     seen = reader.ended()
@@ -106,7 +109,7 @@ def test_a_stream_that_goes_on_after_kills_is_read_without_a_gap_or_a_repeat(
 def test_a_stream_that_begins_again_after_kills_says_so_to_its_readers(
     children: Children, tmp_path: Path, command: dict[str, Any]
 ) -> None:
-    command |= {"program": "telling_again", "arguments": [60, 0.002]}
+    command |= {"program": "telling_again", "arguments": [60, 0.002, [40, 40, 40]]}
     db = tmp_path / "runs.db"
     reader: Reader | None = None
     for _ in range(3):
@@ -138,18 +141,20 @@ def test_a_kill_at_any_commit_of_a_stream_loses_nothing_that_was_shown(
         folder.mkdir()
         mine = {"program": "telling", "arguments": [20, 0.003]}
         mine |= {"db": str(folder / "runs.db"), "effects": str(folder / "effects")}
-        assert children.start("run", folder, **mine, at=at, after=after).killed()
+        if not children.start("run", folder, **mine, at=at, after=after).killed():
+            break  # so many commits it does not have: the slower the machine, the more chunks are in each
         assert children.start("run", folder, **mine).result() == list(range(20))
         events = audit(folder / "runs.db")["telling"].events
         chunks = [json.loads(bytes(c)) for e in events if isinstance(e, ChunkAppended) for c in e.chunks]
         assert chunks == list(range(20))
         assert not any(e.restart for e in events if isinstance(e, ChunkAppended))
+    assert at > 3, "it was hardly ever killed"
 
 
 def test_the_command_line_follows_a_stream_over_the_death_of_its_process(
     children: Children, tmp_path: Path, command: dict[str, Any]
 ) -> None:
-    command |= {"program": "telling", "arguments": [CHUNKS, 0.001]}
+    command |= {"program": "telling", "arguments": [CHUNKS, 0.001, [CHUNKS // 2]]}
     db = tmp_path / "runs.db"
     child = children.start("run", tmp_path, **command)
     until(lambda: peek(db, "telling"), every=0.002)
@@ -170,7 +175,7 @@ def test_the_command_line_follows_a_stream_over_the_death_of_its_process(
 def test_a_long_step_goes_on_from_its_progress_after_a_kill(
     children: Children, tmp_path: Path, command: dict[str, Any]
 ) -> None:
-    command |= {"program": "counting", "arguments": [150, 0.02]}
+    command |= {"program": "counting", "arguments": [150, 0.02, 90]}
     db = tmp_path / "runs.db"
 
     def progress() -> int:
