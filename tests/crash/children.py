@@ -19,6 +19,7 @@ from perdure.stores.sql.sqlite import SqliteStore
 from tests.crash import programs
 from tests.crash.disk import Disk, put_back
 from tests.crash.failpoints import Failpoint, die, store_with
+from tests.patience import PATIENCE
 
 ALL: list[Program] = [
     programs.voyage,
@@ -265,7 +266,7 @@ def no_room(db: str, effects: str) -> dict[str, Any]:
             await asyncio.sleep(1.0)
             finished = (await handle.status()).finished
             allow(None)
-            result = await handle.result(30)
+            result = await handle.result(PATIENCE)
         return {"refused": refused, "finished_without_room": finished, "result": result["total"]}
 
     return asyncio.run(main())
@@ -281,16 +282,20 @@ def leave_without_room(db: str, effects: str) -> str:
     """Begin a run and leave the engine in the midst of it, when nothing can be written any more."""
     programs.log_effects(effects)
 
+    still = Path(db).with_name("still")
+    still.write_text("2")
+
     async def main() -> None:
         # Its leases cannot be given back: they run out.
         recovery = Recovery(lease=1.0, grace=0.05, quarantine=0)
         async with Engine(f"sqlite:///{db}", ALL, recovery=recovery) as engine:
-            _ = await engine.start(programs.ticks(4, 0.2, 0, 0), id="ticks")
+            _ = await engine.start(programs.ticks(4, 0.0, 0, 0, str(still)), id="ticks")
             while len(await engine.steps("ticks")) < 3:
                 await asyncio.sleep(0.01)
             allow(16_384)
 
     asyncio.run(main())
+    still.unlink()
     return "left"
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from perdure import Engine, Recovery, lock, step, wait_signal, workflow
+from perdure import Engine, Recovery, StoreUnavailable, lock, step, wait_signal, workflow
 from perdure.kernel.commands import Program
 from perdure.ports.journal import Append
 
@@ -128,4 +128,10 @@ async def main(url: str, name: str, lease: float, quarantine: int, leases: str |
 if __name__ == "__main__":
     os.environ["FOLDER"] = sys.argv[3]
     quarantine, leases = (*sys.argv[5:], *("3", "")[len(sys.argv[5:]) :])
-    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[4]), int(quarantine), leases or None))
+    while True:
+        try:
+            asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[4]), int(quarantine), leases or None))
+            break
+        except StoreUnavailable:
+            # A server that is busy, or that is just coming back, does not answer in time.
+            time.sleep(0.05)

@@ -21,7 +21,7 @@ from tests.crash.network import audit
 STEPS = 5
 CONCURRENCY = 24
 # Longer than a busy machine lets a process wait for its turn: who stops work in time does so without a kill.
-LEASE = 4.0
+LEASE = 5.0
 
 
 def orchestrate(url: str, place: str, name: str, lease: float, leases: str | None) -> str:
@@ -126,7 +126,7 @@ class Storm:
 
     def reach(self, share: float, what: str) -> None:
         """Wait until so much of the work has been begun."""
-        until(partial(self._reached, share), timeout=2 * PATIENCE, every=0.01, what=what)
+        until(partial(self._reached, share), every=0.01, what=what)
 
     def _reached(self, share: float) -> bool:
         return self.begun >= share * self.runs * STEPS
@@ -140,7 +140,7 @@ class Storm:
         """Whether this process has begun, and has what it found to recover."""
         return (self.folder / f"open-{pid}").exists()
 
-    def finish(self, timeout: float = 3 * PATIENCE) -> None:
+    def finish(self, timeout: float = PATIENCE) -> None:
         """Wait until everything is done and they have ended."""
         (self.folder / "drained").touch()
         deadline = time.monotonic() + timeout

@@ -19,7 +19,7 @@ from tests.crash.harness import Child, Children, Effect, Journal, check_executio
 from tests.crash.test_storm import STEPS, check_run, has_lines
 from tests.services.plugin import Servers
 
-LEASE = 1.0
+LEASE = 4.0
 
 
 def work(url: str, effects: str) -> str:
