@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         Corrupt,
         DeadlineExceeded,
         Diverged,
+        ExecutorBroken,
         FailedByHand,
         ForkRefused,
         HeartbeatTimeout,
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         PayloadTooLarge,
         PerdureError,
+        ProcessDied,
         RunCancelled,
         RunFailed,
         RunParked,
@@ -152,6 +154,7 @@ __all__ = [
     "Durability",
     "Engine",
     "Entry",
+    "ExecutorBroken",
     "FailedByHand",
     "FailedStep",
     "Finished",
@@ -190,6 +193,7 @@ __all__ = [
     "PerdureError",
     "Policy",
     "PolicyDriver",
+    "ProcessDied",
     "Program",
     "PruneReport",
     "Queue",
@@ -308,10 +312,10 @@ _HOMES = {
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected CannotRetry CompensationFailed Corrupt DeadlineExceeded "
-            "Diverged FailedByHand ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule InvalidId InvalidLock "
-            "InvalidName InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp NoSuchRun NoSuchSchedule NotAStore "
-            "NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown PayloadTooLarge PerdureError "
-            "RunCancelled RunFailed RunParked "
+            "Diverged ExecutorBroken FailedByHand ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule "
+            "InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp NoSuchRun "
+            "NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown "
+            "PayloadTooLarge PerdureError ProcessDied RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalRejected SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable "
             "UnknownProgram UnknownVersion UsageError "
         ),

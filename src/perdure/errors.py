@@ -29,6 +29,8 @@
     ├── StepError             a step failed with an exception that cannot be rebuilt here
     ├── StepTimeout           an attempt took longer than its timeout (also a TimeoutError)
     │   └── HeartbeatTimeout  an attempt gave no sign of life for too long
+    ├── ProcessDied           the process in which a step was executed died
+    ├── ExecutorBroken        the executor that the engine was given takes no more steps (also a RuntimeError)
     ├── StepCancelled         a step was given up before it had an outcome
     ├── OutcomeUnknown        an at-most-once step was under way when its process died
     ├── CompensationFailed    something went wrong, and so did undoing it (also an ExceptionGroup)
@@ -342,6 +344,25 @@ class HeartbeatTimeout(StepTimeout):
             self,
             f"{op} gave no sign of life for {seconds:g} s; call step_context().heartbeat() more often, "
             "or allow it more time with @step(heartbeat=...)",
+        )
+
+
+class ProcessDied(PerdureError):
+    """The process in which a step with `cpu=True` was executed died. The attempt counts as failed."""
+
+    def __init__(self, step: str, reason: str) -> None:
+        self.step, self.reason = step, reason
+        super().__init__(f"the process in which {step} was executed {reason}")
+
+
+class ExecutorBroken(PerdureError, RuntimeError):
+    """The executor that was given to the engine takes no more steps."""
+
+    def __init__(self, executor: str, reason: str) -> None:
+        self.executor, self.reason = executor, reason
+        super().__init__(
+            f"the {executor} that was given as Engine(executor=...) takes no more steps: {reason}; make the engine "
+            "anew with another one, or leave it out: steps with cpu=True have processes that are replaced when they die"
         )
 
 

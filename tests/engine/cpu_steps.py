@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from dataclasses import dataclass
 
-from perdure import RunContext, run_context, step, step_context, workflow
+from perdure import Retry, RunContext, run_context, step, step_context, workflow
 
 
 @dataclass
@@ -73,3 +76,77 @@ def beating() -> None:
 @step(cpu=True)
 def whose_run() -> RunContext:
     return run_context()
+
+
+@step(cpu=True)
+def raises(kind: str) -> None:
+    """Raises what ends a process, were it let out."""
+    raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "GeneratorExit": GeneratorExit}[kind]("x")
+
+
+@step(cpu=True)
+def dies() -> None:
+    """Takes its process with it."""
+    os._exit(3)
+
+
+@step
+def dies_anywhere() -> None:
+    """Takes its process with it, for an executor of processes."""
+    os._exit(3)
+
+
+@step(cpu=True)
+def is_killed() -> None:
+    """Meets the OOM killer."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@step(cpu=True, retry=Retry(attempts=3, initial=0))
+def dies_once() -> int:
+    """Takes its process with it the first time."""
+    if step_context().attempt == 1:
+        os._exit(3)
+    return step_context().attempt
+
+
+@step(cpu=True, at_most_once=True)
+def dies_for_good() -> None:
+    """May not be made again."""
+    os._exit(3)
+
+
+@step(cpu=True)
+def waits_for(file: str) -> int:
+    """Goes on when a file is there."""
+    while not os.path.exists(file):
+        time.sleep(0.01)
+    return step_context().attempt
+
+
+@step(cpu=True)
+def appears(file: str) -> None:
+    """Makes a file, and stays for longer than any test waits."""
+    with open(file, "w") as made:
+        made.write(str(os.getpid()))
+    time.sleep(600)
+
+
+class Fussy(Exception):
+    """Cannot be made again from its arguments alone."""
+
+    def __init__(self, code: int, why: str) -> None:
+        self.code = code
+        super().__init__(f"{why} ({code})")
+
+
+@step(cpu=True)
+def fails_fussily() -> None:
+    """Raises what another process cannot make again as it was made here."""
+    raise Fussy(7, "no")
+
+
+@step(cpu=True)
+def returns_a_lock() -> object:
+    """Returns what cannot leave its process."""
+    return threading.Lock()

@@ -7,9 +7,9 @@ import gc
 import os
 import selectors
 import sys
+from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ import pytest
 from perdure import Engine, Queue, Recovery, Retention, continue_as, sleep, step, wait_signal, workflow
 from perdure.builtin import schedules
 from perdure.client.client import Client
+from perdure.engine.threads import Threads
 from perdure.kernel.events import RunStatus
 from perdure.ports.leases import ORCHESTRATOR
 from perdure.ports.runs import RunFilter
@@ -217,7 +218,7 @@ def soak(store: str, moments: Sequence[float]) -> None:
     """Nothing grows from the first moment, when all has come to its usual size, to the last."""
     files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     loop = VirtualLoop()
-    with mock.patch.object(ThreadPoolExecutor, "submit", loop.leap.watch(ThreadPoolExecutor.submit)):
+    with mock.patch.object(Threads, "submit", loop.leap.watch(Threads.submit)):
         figures = played(live(store, loop, moments), loop)
     del loop
     gc.collect()

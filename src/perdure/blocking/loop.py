@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from perdure.engine.threads import waiting_for_perdure
 from perdure.errors import UsageError
+
+log = logging.getLogger("perdure")
 
 T = TypeVar("T")
 
@@ -31,7 +35,7 @@ class Loop:
             raise UsageError(f"this {self._owner} is open already; make another one to use two side by side")
         self._loop = asyncio.new_event_loop()
         # A daemon: a process that ends without closing the engine must not wait for it. Its runs are recovered.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="perdure-loop", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="perdure-loop", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -54,7 +58,9 @@ class Loop:
                 raise self._refusal()
             future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            # A step that waits here needs no thread meanwhile, and what it waits for may need one.
+            with waiting_for_perdure():
+                return future.result()
         except CancelledError:
             raise UsageError(f"this {self._owner} was closed while this call waited; its runs are kept") from None
         except BaseException:
@@ -78,6 +84,18 @@ class Loop:
             f"this {self._owner} of perdure.blocking was called from its own event loop, and would wait for itself; "
             "call it from a step that is a plain `def`, which runs in a thread"
         )
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped. A task of a step that calls sys.exit() does not end it."""
+    while True:
+        try:
+            loop.run_forever()
+            return
+        except (SystemExit, KeyboardInterrupt) as error:
+            log.error(
+                "a task in the engine's loop raised %r; the engine goes on. Steps end by raising or returning", error
+            )
 
 
 async def _next(items: AsyncIterator[T]) -> T:

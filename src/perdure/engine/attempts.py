@@ -14,9 +14,10 @@ from perdure.engine.carried import Carried, carry
 from perdure.engine.jobs import Told
 from perdure.engine.steps import Attempt
 from perdure.engine.streams import Channels
-from perdure.errors import PerdureError, StepError, ValueProblem
+from perdure.errors import OutcomeUnknown, PerdureError, ProcessDied, StepError, ValueProblem
 from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.failures import describe, is_any_of, rebuild
+from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
 
@@ -279,6 +280,12 @@ class Attempts:
         judged = StepError("", "") if is_any_of(error, ENDING) else error
         # A value that cannot be kept will not be kept next time either.
         retryable = is_any_of(judged, spec.retry.on) and not is_any_of(error, (ValueProblem,))
+        if type(error) is ProcessDied and spec.at_most_once:
+            key = step_key(self._state.keys, call.command.op)
+            unknown = describe(OutcomeUnknown(call.command.op, key), codec)
+            end = StepFailed(call.command.op, call.attempt, unknown, unknown=True)
+            self._driver.record_as(end, end)
+            return
         event = failed(self._state, call, failure, retryable, self._driver.moment())
         self._driver.record_as(event, event)
 

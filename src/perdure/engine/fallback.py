@@ -17,8 +17,8 @@ from perdure.kernel.failures import rebuild, set_cause
 from perdure.kernel.fallback import FailedStep, Instead, RetryWith
 from perdure.kernel.plan import Call
 
-# Calls a function where steps of its kind run.
-Execute = Callable[[StepSpec, list[Any], dict[str, Any]], Coroutine[Any, Any, Any]]
+# Calls a function where steps of its kind run, and says when that begins.
+Execute = Callable[[StepSpec, list[Any], dict[str, Any], Callable[[], None] | None], Coroutine[Any, Any, Any]]
 
 
 async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: Codec, execute: Execute) -> Any:
@@ -34,10 +34,10 @@ async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: 
     told = FailedStep(spec.name, command.op, tuple(args), kwargs, call.attempt, original)
     try:
         asked = StepSpec(spec.name, fallback, asynchronous=inspect.iscoroutinefunction(fallback))
-        made = await _within(spec.timeout, command.op, execute(asked, [told], {}))
+        made = await _within(spec.timeout, command.op, lambda begun: execute(asked, [told], {}, begun))
         if isinstance(made, RetryWith | Instead):
-            other = made.spec if isinstance(made, Instead) else spec
-            made = await _within(other.timeout, command.op, execute(other, list(made.args), made.kwargs))
+            other, args, kwargs = made.spec if isinstance(made, Instead) else spec, list(made.args), made.kwargs
+            made = await _within(other.timeout, command.op, lambda begun: execute(other, args, kwargs, begun))
     except Told as error:
         failure = error.failure
         if failure.cause is None:
@@ -49,15 +49,32 @@ async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: 
     return made
 
 
-async def _within(timeout: float | None, op: str, work: Coroutine[Any, Any, Any]) -> Any:
-    """What `work` returns; StepTimeout at once when its time is up, whether or not it heeds its cancellation."""
+async def _within(
+    timeout: float | None, op: str, begin: Callable[[Callable[[], None] | None], Coroutine[Any, Any, Any]]
+) -> Any:
+    """What a call returns; StepTimeout when its time is up, whether or not it heeds its cancellation.
+
+    Its time counts from when its function is called, and not while it waits for a thread.
+    """
     if timeout is None:
-        return await work
-    task = asyncio.get_running_loop().create_task(work)
+        return await begin(None)
+    loop = asyncio.get_running_loop()
+    late: asyncio.Future[None] = loop.create_future()
+
+    def begun() -> None:
+        loop.call_soon_threadsafe(count)
+
+    def count() -> None:
+        if not late.done():
+            timer = loop.call_later(timeout, late.set_result, None)
+            late.add_done_callback(lambda _: timer.cancel())
+
+    task = loop.create_task(begin(begun))
     try:
-        await asyncio.wait([task], timeout=timeout)
+        await asyncio.wait([task, late], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise StepTimeout(op, timeout)
         return task.result()
     finally:
         task.cancel()
+        late.cancel()

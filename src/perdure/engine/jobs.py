@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -38,6 +40,11 @@ class Told(Exception):
         self.data = failure
         super().__init__(failure)
 
+    @classmethod
+    def of(cls, error: BaseException) -> Told:
+        """What there is to say of an error, in the process where it was raised."""
+        return cls(msgspec.json.encode(describe(error.error if type(error) is Raised else error, Codec())))
+
     @property
     def failure(self) -> Failure:
         """What it was."""
@@ -47,15 +54,20 @@ class Told(Exception):
 class Job:
     """One attempt, ready to be called."""
 
-    __slots__ = ("args", "context", "fn", "kwargs", "step")
+    __slots__ = ("args", "begun", "context", "fn", "kwargs", "step", "timeout")
 
     def __init__(
         self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], step: StepContext, context: Context
     ) -> None:
         self.fn, self.args, self.kwargs, self.step, self.context = fn, args, kwargs, step, context
+        # Called when its function is about to be, from any thread; and what it may take from then on.
+        self.begun: Callable[[], None] | None = None
+        self.timeout: float | None = None
 
     def __call__(self) -> Any:
         """Call the function in its context."""
+        if self.begun is not None:
+            self.begun()
         return self.context.run(_call, self.fn, self.args, self.kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,7 +78,7 @@ class Job:
                 "define it at the top of a module"
             )
         step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends, self.step.run)
-        return _Named, (module, name, self.args, self.kwargs, step)
+        return _Named, (module, name, self.args, self.kwargs, step, self.timeout)
 
 
 class GeneratorJob(Job):
@@ -76,6 +88,8 @@ class GeneratorJob(Job):
 
     def __call__(self) -> Any:
         """Show each thing that the function yields, and return them all."""
+        if self.begun is not None:
+            self.begun()
         return self.context.run(_call, drain_in_thread, [self.fn, self.args, self.kwargs, self.step], {})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -105,23 +119,40 @@ Sent = tuple[str, str, int, float | None, RunContext]
 class _Named:
     """A job on the other side: finds its function by name."""
 
-    def __init__(self, module: str, name: str, args: list[Any], kwargs: dict[str, Any], step: Sent) -> None:
-        self._module, self._name, self._args, self._kwargs, self._step = module, name, args, kwargs, step
+    def __init__(
+        self, module: str, name: str, args: list[Any], kwargs: dict[str, Any], step: Sent, timeout: float | None
+    ) -> None:
+        self._module, self._name, self._args, self._kwargs = module, name, args, kwargs
+        self._step, self._timeout = step, timeout
 
     def __call__(self) -> Any:
+        return self.found()()
+
+    def found(self) -> Callable[[], Any]:
+        """The call, with its function: looked up, which may import a module and take a while."""
         found: Any = importlib.import_module(self._module)
         for part in self._name.split("."):
+            if not hasattr(found, part):
+                raise UsageError(
+                    f"the step {self._name} is not in {self._module} as another process imports it; define it at the "
+                    'top of a module that is a file, and outside of `if __name__ == "__main__":`'
+                )
             found = getattr(found, part)
-        context = Context()
+        # The module holds the Step; a function that was wrapped by hand may be there bare.
+        return partial(self._perform, getattr(found, "fn", found))
+
+    def _perform(self, fn: Callable[..., Any]) -> Any:
         id, run_id, attempt, ends, run = self._step
+        if self._timeout is not None:
+            late = time.time() + self._timeout
+            ends = late if ends is None else min(ends, late)
+        context = Context()
         context.run(current.set, StepContext(id, run_id, attempt, ends, run=run))
         try:
-            # The module holds the Step; a function that was wrapped by hand may be there bare.
-            return context.run(_call, getattr(found, "fn", found), self._args, self._kwargs)
+            return context.run(_call, fn, self._args, self._kwargs)
         except BaseException as error:
-            original = error.error if type(error) is Raised else error
-            failure = describe(original, Codec())
-        raise Told(msgspec.json.encode(failure))
+            told = Told.of(error)
+        raise told
 
 
 def _call(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:

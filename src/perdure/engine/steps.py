@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor
 from contextvars import Context
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.engine.fallback import fall_back
-from perdure.engine.jobs import GeneratorJob, Job, Raised, follow_parent
+from perdure.engine.jobs import GeneratorJob, Job, Raised
 from perdure.engine.locks import Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import Channels, drain
 from perdure.engine.tenure import Tenure
-from perdure.errors import HeartbeatTimeout, StepTimeout
+from perdure.engine.threads import DEFAULT_THREADS, Threads
+from perdure.errors import ExecutorBroken, HeartbeatTimeout, StepTimeout
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.failures import pressed
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call
 from perdure.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from perdure.engine.processes import Processes
 
 
 class Hungry(Protocol):
@@ -37,7 +40,7 @@ Done = Callable[["Attempt", Any, BaseException | None], None]
 class Attempt:
     """One try of a step, from its launch to its outcome."""
 
-    __slots__ = ("_pulse", "_runner", "_timer", "arguments", "call", "context", "done", "task", "variables")
+    __slots__ = ("_pulse", "_runner", "_timer", "arguments", "began", "call", "context", "done", "task", "variables")
 
     def __init__(self, runner: StepRunner, call: Call, context: StepContext, variables: Context, done: Done) -> None:
         self._runner = runner
@@ -50,18 +53,26 @@ class Attempt:
         self.task: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pulse: asyncio.TimerHandle | None = None
+        self.began = 0.0
 
-    def launched(self, task: asyncio.Future[Any], timeout: float | None) -> None:
-        """The attempt is under way."""
+    def launched(self, task: asyncio.Future[Any]) -> None:
+        """The attempt is under way: its function is called now, or as soon as there is a thread for it."""
         self.task = task
+        self.began = self._runner.loop.time()
         task.add_done_callback(self._finished)
+
+    def count(self, timeout: float | None, heartbeat: float | None) -> None:
+        """From now on its time counts."""
+        loop = self._runner.loop
+        if self.task is None or self.task.done():
+            return
         if timeout is not None:
-            self._timer = self._runner.loop.call_later(timeout, self._expired, timeout)
-        heartbeat = self.call.command.spec.heartbeat
-        # Neither a fallback nor what a rule meets in another process could give a sign of life.
-        if heartbeat is not None and self.call.failed is None and not self.call.command.spec.cpu:
-            self.context.beat = self._runner.loop.time()
-            self._pulse = self._runner.loop.call_later(heartbeat, self._feel_pulse, heartbeat)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(timeout, self._expired, timeout)
+        if heartbeat is not None:
+            self.context.beat = loop.time()
+            self._pulse = loop.call_later(heartbeat, self._feel_pulse, heartbeat)
 
     def cancel(self) -> None:
         """Nobody waits for this attempt any more. It may go on in its thread, but nothing will come of it."""
@@ -121,6 +132,7 @@ class StepRunner:
         executor: Executor | None,
         tenure: Tenure,
         locker: Locker | None = None,
+        threads: int | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._tenure = tenure
@@ -136,8 +148,11 @@ class StepRunner:
         # Attempts that are planned and not launched: their StepStarted is on its way to the store.
         self.promised = 0
         self._executor = executor
-        self._threads: ThreadPoolExecutor | None = None
-        self._processes: Executor | None = None
+        self._most_threads = min(limit, threads or DEFAULT_THREADS)
+        self._threads: Threads | None = None
+        self._processes: Processes | None = None
+        # Whether the engine is being left: nothing begins any more.
+        self._closed = False
         self._argument_types: dict[Any, Any] = {}
 
     def make(
@@ -168,6 +183,8 @@ class StepRunner:
 
     def start(self, attempt: Attempt) -> None:
         """Launch an attempt now, or as soon as there is room."""
+        if self._closed:
+            return
         if self._running >= self._limit:
             self._queue.append(attempt)
         elif not self._tenure.over():
@@ -214,34 +231,56 @@ class StepRunner:
         self._running += 1
         command = attempt.call.command
         spec = command.spec
-        timeout = self._timeout(attempt)
         context = attempt.variables.copy()
         context.run(current.set, attempt.context)
+        begun: Callable[[], None] | None = None
         try:
             args, kwargs = attempt.arguments or self._arguments(command)
-            if spec.asynchronous and not spec.generator and attempt.call.failed is None:
-                work: Coroutine[Any, Any, Any] = self._contained(spec.fn, args, kwargs)
-            elif attempt.call.failed is None:
-                work = self._work(spec, args, kwargs, attempt.context, context)
-            else:
-                work = fall_back(
+            if attempt.call.failed is not None:
+                # What a fallback asks for has a timeout of its own, and cannot give a sign of life.
+                work: Coroutine[Any, Any, Any] = fall_back(
                     attempt.call,
                     args,
                     kwargs,
                     self._codec,
-                    lambda spec, args, kwargs: self._work(spec, args, kwargs, attempt.context, context),
+                    lambda spec, args, kwargs, begun: self._work(spec, args, kwargs, attempt, context, begun),
                 )
+            elif spec.asynchronous and not spec.generator:
+                work = self._contained(spec.fn, args, kwargs)
+            else:
+                if not spec.asynchronous and (spec.timeout is not None or spec.heartbeat is not None):
+                    begun = self._counting(attempt)
+                work = self._work(spec, args, kwargs, attempt, context, begun)
             task: asyncio.Future[Any] = self.loop.create_task(work, context=context)
         except Exception as error:  # a wrong call, or arguments that do not fit their annotations
             task = self.loop.create_future()
             task.set_exception(error)
-        attempt.launched(task, timeout)
+        attempt.launched(task)
+        if begun is None:
+            self._count(attempt, spec.timeout, spec.heartbeat)
+        elif attempt.context.ends is not None:
+            self._count(attempt, None, None)  # the deadline of the run does not wait for a thread
 
-    def _timeout(self, attempt: Attempt) -> float | None:
-        """Seconds that the attempt may take from now on: its timeout, capped by the run's deadline."""
-        timeout, context = attempt.call.command.spec.timeout, attempt.context
+    def _count(self, attempt: Attempt, timeout: float | None, heartbeat: float | None) -> None:
         if attempt.call.failed is not None:
-            timeout = None  # what a fallback asks for has a timeout of its own
+            timeout = heartbeat = None
+        if timeout is not None or heartbeat is not None or attempt.context.ends is not None:
+            attempt.count(self._timeout(attempt.context, timeout), heartbeat)
+
+    def _counting(self, attempt: Attempt) -> Callable[[], None]:
+        """What a thread calls when it begins: from then on the attempt's time counts."""
+        spec = attempt.call.command.spec
+        # Another process could give no sign of life.
+        heartbeat = None if spec.cpu else spec.heartbeat
+
+        def begun() -> None:
+            timeout = self._timeout(attempt.context, spec.timeout)
+            self.loop.call_soon_threadsafe(attempt.count, timeout, heartbeat)
+
+        return begun
+
+    def _timeout(self, context: StepContext, timeout: float | None) -> float | None:
+        """Seconds that the attempt may take from now on: its timeout, capped by the run's deadline."""
         if timeout is None and context.ends is None:
             return None
         now = self._clock.now()
@@ -254,15 +293,26 @@ class StepRunner:
         return timeout
 
     def _work(
-        self, spec: StepSpec, args: list[Any], kwargs: dict[str, Any], step: StepContext, context: Context
+        self,
+        spec: StepSpec,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        attempt: Attempt,
+        context: Context,
+        begun: Callable[[], None] | None,
     ) -> Coroutine[Any, Any, Any]:
-        """A call of a step's function, where steps of its kind run."""
+        """A call of a step's function, where steps of its kind run; `begun` is called when it is."""
+        step = attempt.context
         if spec.asynchronous:
+            if begun is not None:
+                begun()
             if spec.generator:
                 return self._contained(drain, [spec.fn, args, kwargs, step], {})
             return self._contained(spec.fn, args, kwargs)
         kind = GeneratorJob if spec.generator else Job
-        return self._call(kind(spec.fn, args, kwargs, step, context.copy()), spec.cpu)
+        job = kind(spec.fn, args, kwargs, step, context.copy())
+        job.begun, job.timeout = begun, spec.timeout
+        return self._call(job, spec, f"{attempt.call.command.op} of {step.run_id}")
 
     async def _contained(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call an async step. One that calls sys.exit() fails; it does not take the engine and others with it."""
@@ -275,27 +325,51 @@ class StepRunner:
                 raise
             raise Raised(error) from None
 
-    async def _call(self, job: Job, cpu: bool) -> Any:
-        result = await asyncio.wrap_future(self._pool(cpu).submit(job))
+    async def _call(self, job: Job, spec: StepSpec, label: str) -> Any:
+        executor = self._executor_for(spec)
+        if executor is not None:
+            result, error = await self._foreign(executor, job)
+        elif spec.cpu:
+            result, error = await self._process_pool().submit(job, label, spec.at_most_once)
+        else:
+            result, error = await self._thread_pool().submit(job, label, spec.at_most_once)
+        if error is not None:
+            # A thread has no Ctrl-C of its own: what reaches us from there was raised by the step.
+            raise Raised(error) if isinstance(error, SystemExit | KeyboardInterrupt) else error
+        if not isinstance(result, Coroutine):
+            return result
         # `step_inline("fetch", lambda: client.get(url))`: the lambda is plain, what it returns is not.
-        return await self._contained(lambda: result, [], {}) if isinstance(result, Coroutine) else result
+        return await self._contained(lambda: result, [], {})
 
-    def _pool(self, cpu: bool) -> Executor:
-        if cpu:
-            if self._processes is None:
-                import multiprocessing
-                from concurrent.futures import ProcessPoolExecutor
+    async def _foreign(self, executor: Executor, job: Job) -> tuple[Any, BaseException | None]:
+        """Call a function in the executor that the engine was given."""
+        name = type(executor).__name__
+        try:
+            submitted = executor.submit(job)
+        except Exception as error:  # it was shut down, or one of its processes has died
+            return None, ExecutorBroken(name, str(error) or type(error).__name__)
+        try:
+            return await asyncio.wrap_future(submitted), None
+        except BrokenExecutor as error:
+            return None, ExecutorBroken(name, str(error) or type(error).__name__)
+        except (SystemExit, KeyboardInterrupt) as error:
+            return None, error
 
-                # Spawned, not forked: a fork of a process with threads and an open database is not safe.
-                spawn = multiprocessing.get_context("spawn")
-                self._processes = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=spawn, initializer=follow_parent)
-            return self._processes
-        if self._executor is not None:
-            return self._executor
+    def _executor_for(self, spec: StepSpec) -> Executor | None:
+        """The executor that the engine was given, for what it is for."""
+        return None if spec.cpu else self._executor
+
+    def _thread_pool(self) -> Threads:
         if self._threads is None:
-            workers = min(self._limit, 64)
-            self._threads = ThreadPoolExecutor(workers, thread_name_prefix="perdure-step")
+            self._threads = Threads(self.loop, self._most_threads, "perdure-step", "Engine(threads=...)")
         return self._threads
+
+    def _process_pool(self) -> Processes:
+        if self._processes is None:
+            from perdure.engine.processes import Processes
+
+            self._processes = Processes(self.loop)
+        return self._processes
 
     def _arguments(self, command: RunStep) -> tuple[list[Any], dict[str, Any]]:
         """The step's own copy of its arguments, made from what was encoded: as it will be after a crash."""
@@ -314,11 +388,24 @@ class StepRunner:
             found = self._argument_types[key] = argument_types(command)
         return found
 
-    def close(self) -> None:
-        """Let go of the pools. Threads that are still busy are left behind."""
+    def withdraw(self) -> None:
+        """The engine is being left: begin nothing more, except what must not be left in doubt."""
+        self._closed = True
+        waiting, self._queue = self._queue, deque()
+        for attempt in waiting:
+            done, attempt.done = attempt.done, None
+            if done is not None:
+                done(attempt, None, asyncio.CancelledError())
         for pool in (self._threads, self._processes):
             if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+                pool.withdraw()
+
+    def close(self) -> None:
+        """Let go of the pools. Threads that are still busy are left behind, and processes are ended."""
+        self._closed = True
+        for pool in (self._threads, self._processes):
+            if pool is not None:
+                pool.close()
 
 
 def argument_types(command: RunStep) -> Any:

@@ -18,7 +18,7 @@ from perdure.config import Recovery
 from perdure.engine import locks
 from perdure.engine.steps import StepRunner
 from perdure.errors import StoreUnavailable, UsageError
-from perdure.kernel.commands import Program
+from perdure.kernel.commands import Program, StepSpec
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.orchestrator import service
@@ -211,21 +211,21 @@ class Simulation:
     def _world_in_force(self, watch_seconds: float) -> Iterator[None]:
         if events._get_running_loop() is not None:
             raise UsageError("a simulation has event loops of its own: call it from a plain function")
-        pool, look_seconds = StepRunner._pool, service.LOOK_SECONDS
+        executor_for, look_seconds = StepRunner._executor_for, service.LOOK_SECONDS
         intervals = (service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS)
 
-        def virtual(runner: StepRunner, cpu: bool) -> Any:
+        def virtual(runner: StepRunner, spec: StepSpec) -> Any:
             executor = runner._executor
-            return executor if isinstance(executor, VirtualExecutor) else pool(runner, cpu)
+            return executor if isinstance(executor, VirtualExecutor) else executor_for(runner, spec)
 
         with seeded_entropy(self._entropy):
-            setattr(StepRunner, "_pool", virtual)  # noqa: B010 - mypy refuses to see a method replaced
+            setattr(StepRunner, "_executor_for", virtual)  # noqa: B010 - mypy refuses to see a method replaced
             service.WATCH_SECONDS = watch.WATCH_SECONDS = locks.WATCH_SECONDS = watch_seconds
             service.LOOK_SECONDS = 0.2
             try:
                 yield
             finally:
-                setattr(StepRunner, "_pool", pool)  # noqa: B010
+                setattr(StepRunner, "_executor_for", executor_for)  # noqa: B010
                 service.LOOK_SECONDS = look_seconds
                 service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS = intervals
 

@@ -1,0 +1,250 @@
+"""Processes in which steps with `cpu=True` are called, one call in each at a time. Decides nothing about retries.
+
+A thread of its own waits for each process, so that it is known which step was in a process that died: that step fails,
+the others do not notice, and the next call gets a new process. They are spawned, not forked: a fork of a process with
+threads and an open database is not safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from perdure.engine.jobs import Job, Told, follow_parent
+from perdure.engine.threads import Outcome, Threads
+from perdure.errors import ProcessDied, UsageError
+
+# How a process of ours ends whose main module starts runs while it is imported; see `refuse_while_importing_main`.
+UNGUARDED = 79
+NAME = "perdure-cpu"
+# How long a process that says nothing more may take to end.
+LAST_SECONDS = 5.0
+GUARD = (
+    "a process for steps with cpu=True imports the program's main module, and that starts runs again; "
+    'put what starts them under `if __name__ == "__main__":`'
+)
+
+_READY, _BEGUN, _RETURNED, _RAISED = "ready", "begun", "returned", "raised"
+
+
+class Processes:
+    """Makes calls in other processes, at most `limit` at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int | None = None) -> None:
+        self._threads = Threads(loop, limit or os.cpu_count() or 1, NAME, "the number of CPUs")
+        self._here = threading.local()
+        self._lock = threading.Lock()
+        self._children: set[_Child] = set()
+        self._closed = False
+        # Before multiprocessing waits for its processes: ours take no signals, and are not waited for.
+        atexit.register(self.close)
+
+    def submit(self, job: Job, label: str, kept: bool = False) -> asyncio.Future[Outcome]:
+        """Make a call as soon as there is a process for it."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        call = _Call(job, label)
+        made = self._threads.submit(lambda: self._call(call), label, kept)
+        made.add_done_callback(lambda done: _pass_on(done, future))
+        # Whatever is given up is ended: in another process nothing else would tell it.
+        future.add_done_callback(lambda done: call.give_up(made) if done.cancelled() else None)
+        return future
+
+    def withdraw(self) -> None:
+        """Give up calls that have not begun, without those that are to be kept."""
+        self._threads.withdraw()
+
+    def close(self) -> None:
+        """End all processes."""
+        atexit.unregister(self.close)
+        self._threads.close()
+        with self._lock:
+            self._closed = True
+            children = list(self._children)
+            self._children.clear()
+        for child in children:
+            child.end()
+
+    def _call(self, call: _Call) -> Any:
+        """In a thread: make a call in the process that belongs to it."""
+        child: _Child | None = getattr(self._here, "child", None)
+        if child is None or not child.alive:
+            child = self._here.child = self._spawn(call)
+        try:
+            return call.made_in(child)
+        finally:
+            if not child.alive:
+                with self._lock:
+                    self._children.discard(child)
+
+    def _spawn(self, call: _Call) -> _Child:
+        child = _Child()
+        with self._lock:
+            if not self._closed:
+                self._children.add(child)
+        if self._closed:
+            child.end()
+        child.wait_until_ready(call.label)
+        return child
+
+
+class _Call:
+    """One call, and the process it is made in for as long as it is."""
+
+    def __init__(self, job: Job, label: str) -> None:
+        self._job, self.label = job, label
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self._given_up = False
+
+    def made_in(self, child: _Child) -> Any:
+        with self._lock:
+            if self._given_up:
+                raise asyncio.CancelledError
+            self._child = child
+        try:
+            return child.call(self._job, self.label)
+        finally:
+            with self._lock:
+                self._child = None
+
+    def give_up(self, made: asyncio.Future[Outcome]) -> None:
+        made.cancel()
+        with self._lock:
+            self._given_up = True
+            if self._child is not None:
+                self._child.end()
+
+
+class _Child:
+    """One process."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        # Not a daemon of multiprocessing: those may have no children of their own.
+        self._process = context.Process(target=serve, args=(theirs,), name=NAME)
+        try:
+            self._process.start()
+        finally:
+            theirs.close()
+        self.alive = True
+
+    def wait_until_ready(self, label: str) -> None:
+        """Wait until it has imported the main module."""
+        if self._receive() is not None:
+            return
+        status = self._died()
+        if status == UNGUARDED:
+            raise UsageError(f"{label} cannot begin: {GUARD}")
+        main = getattr(sys.modules["__main__"], "__file__", None) or "the main module"
+        raise ProcessDied(
+            label,
+            f"{_ended(status)} while it imported {main}; its stderr says why. A script that starts runs does so under "
+            '`if __name__ == "__main__":`',
+        )
+
+    def call(self, job: Job, label: str) -> Any:
+        """What the call returns; raises what it raises."""
+        try:
+            self._connection.send(job)
+        except OSError:
+            pass  # it has died: what follows says how
+        while (message := self._receive()) is not None:
+            kind, value = message
+            if kind == _RETURNED:
+                return value
+            if kind == _RAISED:
+                raise Told(value)
+            if job.begun is not None:
+                job.begun()
+        raise ProcessDied(label, _ended(self._died()))
+
+    def end(self) -> None:
+        """Kill it: it heeds no other signal."""
+        self.alive = False
+        self._process.kill()
+
+    def _receive(self) -> Any:
+        """What it says next; None when it has died."""
+        # A process that it started may hold the other end of the pipe open.
+        if self._connection not in wait([self._connection, self._process.sentinel]):
+            return None
+        try:
+            return self._connection.recv()
+        except (ConnectionError, EOFError):
+            return None
+
+    def _died(self) -> int:
+        self.alive = False
+        self._process.join(LAST_SECONDS)
+        if self._process.exitcode is None:  # it has closed its end of the pipe, and goes on
+            self._process.kill()
+            self._process.join()
+        self._connection.close()
+        return self._process.exitcode or 0
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+    return f"was killed by {name}" + (" (by the system, if memory ran out)" if name == "SIGKILL" else "")
+
+
+def _pass_on(made: asyncio.Future[Outcome], future: asyncio.Future[Outcome]) -> None:
+    if made.cancelled():
+        future.cancel()
+    elif not future.done():
+        future.set_result(made.result())
+
+
+# --- in the process -------------------------------------------------------------------------------------------------
+
+
+def serve(connection: Connection) -> None:
+    """Make the calls that come through the connection, until it is closed."""
+    # Signals to the whole group (Ctrl-C, a service manager) are for the engine: it decides what becomes of its steps.
+    # A handler, and not SIG_IGN, which programs that a step starts would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _heed_nothing)
+    follow_parent()
+    connection.send(_READY)
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        except Exception as error:  # its arguments cannot be made again here
+            connection.send((_RAISED, Told.of(error).data))
+            continue
+        try:
+            call: Callable[[], Any] = job.found()
+            connection.send((_BEGUN, None))
+            connection.send((_RETURNED, call()))
+        except Told as told:
+            connection.send((_RAISED, told.data))
+        except BaseException as error:
+            connection.send((_RAISED, Told.of(error).data))
+
+
+def _heed_nothing(number: int, frame: object) -> None:
+    pass
+
+
+def refuse_while_importing_main() -> None:
+    """Raise where a new process imports the main module of the program that started it: this is no place for runs."""
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):
+        return
+    if process.name == NAME:
+        # No handler of the program may take it for something else; the engine that waits says what is wrong.
+        raise SystemExit(UNGUARDED)
+    raise UsageError(GUARD.replace("a process for steps with cpu=True", f"the process {process.name}"))
