@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from perdure.client.locks import Locks, LockView
     from perdure.client.pruning import KeptRun, PruneReport
     from perdure.client.rebuilding import DamagedJournal, Difference, RebuildReport
-    from perdure.client.schedules import ScheduleHandle, ScheduleView
+    from perdure.client.schedules import Schedule, ScheduleHandle, ScheduleView
     from perdure.client.views import (
         ApprovalView,
         Chunk,
@@ -217,6 +217,7 @@ __all__ = [
     "RunSummary",
     "RunView",
     "Saga",
+    "Schedule",
     "ScheduleHandle",
     "ScheduleView",
     "SchemaMismatch",
@@ -303,7 +304,7 @@ _HOMES = {
         "perdure.client.locks": ("LockView Locks"),
         "perdure.client.pruning": ("KeptRun PruneReport"),
         "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
-        "perdure.client.schedules": ("ScheduleHandle ScheduleView"),
+        "perdure.client.schedules": ("Schedule ScheduleHandle ScheduleView"),
         "perdure.client.views": (
             "ApprovalView Chunk OrchestratorView QueueView RunPage RunResult RunSummary RunView StepView"
         ),

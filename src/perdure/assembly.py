@@ -17,6 +17,7 @@ from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
 from perdure.client.forking import refused
 from perdure.client.pruning import PruneReport
+from perdure.client.schedules import Schedule
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery, Retention
 from perdure.engine.remote import RemoteStep, Report
@@ -73,6 +74,7 @@ class Engine(Client):
         queues: Iterable[Queue] = (),
         serves: Iterable[str] | None = None,
         steps: Iterable[Step[..., Any]] = (),
+        schedules: Iterable[Schedule] = (),
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: str | Leases | None = None,
@@ -99,6 +101,7 @@ class Engine(Client):
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
         self._retention = retention
+        self._schedules = _declared(schedules)
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
@@ -179,6 +182,8 @@ class Engine(Client):
         else:
             await warn_of_unknown(orchestrator)
         self._service.start(look=look)
+        for schedule in self._schedules:
+            _ = await self._declare(schedule)
 
     async def sweep(
         self,
@@ -445,6 +450,22 @@ def _remote_steps(steps: Iterable[Step[..., Any]], report: Report) -> dict[str, 
             raise UsageError(f"two steps are named {step.name!r}; give one another name: @step(name=...)")
         found[program.name] = program
     return found
+
+
+def _declared(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
+    found: dict[str, Schedule] = {}
+    if isinstance(schedules, Schedule):
+        raise UsageError(f"Engine(schedules=...) takes a list; write schedules=[Schedule({schedules.id!r}, ...)]")
+    for schedule in schedules:
+        if not isinstance(schedule, Schedule):
+            raise UsageError(
+                'Engine(schedules=[...]) takes schedules such as Schedule("nightly", report(), cron="30 2 * * *"), '
+                f"not {schedule!r}"
+            )
+        schedule.spec()
+        if found.setdefault(schedule.id, schedule) is not schedule:
+            raise UsageError(f"the schedule {schedule.id!r} is declared twice; give each an id of its own")
+    return tuple(found.values())
 
 
 def _queues_by_name(queues: Iterable[Queue]) -> dict[str, Queue]:

@@ -13,11 +13,14 @@ import pytest
 from perdure import (
     Engine,
     NoSuchSchedule,
+    Retry,
     RunStatus,
+    Schedule,
     UnknownProgram,
     UsageError,
     all_ticks,
     call,
+    rule,
     sleep,
     step,
     workflow,
@@ -734,3 +737,149 @@ def test_names_of_our_own_programs_are_not_free() -> None:
 
     with pytest.raises(UsageError, match="names that begin with"):
         _ = Engine("memory://", [mine])
+
+
+# --- the options of its runs ----------------------------------------------------------------------------------------
+
+
+def test_each_run_of_a_schedule_has_the_options_it_was_made_with() -> None:
+    tries: list[str] = []
+
+    @step
+    async def flaky() -> str:
+        tries.append("try")
+        raise ConnectionError("no")
+
+    @workflow
+    async def fails() -> str:
+        return await flaky()
+
+    async def scenario() -> None:
+        async with sim.engine([report, fails], name="a") as engine:
+            slow = await engine.schedule(
+                "s",
+                report(seconds=3000),
+                every=60,
+                deadline=timedelta(seconds=20),
+                max_concurrency=2,
+                durability="relaxed",
+                tags={"team": "ops"},
+            )
+            await engine.schedule("t", fails(), every=60, rules=[rule("flaky", retry=Retry(attempts=3, initial=0.1))])
+            await sim.advance(minutes=1, seconds=40)
+            view = await slow.view()
+            assert (view.deadline, view.max_concurrency) == (timedelta(seconds=20), 2)
+            first = await engine.get(minute(1))
+            assert first is not None
+            assert (first.status, first.error.type if first.error else "") == (
+                RunStatus.FAILED,
+                "perdure.errors.DeadlineExceeded",
+            )
+            began = (await engine.journal(minute(1)))[0].event
+            assert (began.durability, began.max_concurrency) == ("relaxed", 2)  # type: ignore[union-attr]
+            assert len(tries) == 3
+            # The same again changes nothing, another deadline does.
+            await engine.schedule(
+                "s", report(seconds=3000), every=60, deadline=30, max_concurrency=2, durability="relaxed"
+            )
+            assert (await slow.view()).deadline == timedelta(seconds=30)
+
+    sim = Simulation()
+    sim.play(scenario())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"deadline": START}, "how long each of its runs may take"),
+        ({"deadline": -1}, "deadline=-1"),
+        ({"max_concurrency": 0}, "must be at least 1"),
+        ({"durability": "never"}, "never"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_when_the_schedule_is_made(options: dict[str, Any], says: str) -> None:
+    async def scenario(sim: Simulation, engine: Engine) -> None:
+        with pytest.raises((UsageError, ValueError), match=says):
+            await engine.schedule("s", report(), every=60, **options)
+        assert await engine.schedules() == []
+
+    play(scenario)
+
+
+# --- declared with the engine ---------------------------------------------------------------------------------------
+
+
+def test_an_engine_declares_its_schedules_when_it_opens_and_only_what_changed_is_changed() -> None:
+    sim = Simulation()
+
+    async def declared(*schedules: Schedule) -> list[tuple[str, Any, bool, int]]:
+        async with sim.engine([report], name="a", schedules=schedules) as engine:
+            await sim.advance(minutes=2)
+            return [(view.id, view.every, view.paused, view.fired) for view in await engine.schedules()]
+
+    async def paused_by_hand() -> None:
+        async with sim.engine([report], name="a") as engine:
+            await (await engine.schedule("s")).pause()
+
+    async def journal() -> int:
+        async with sim.engine([report], name="a") as engine:
+            return len([e for e in await engine.journal("schedule:s") if type(e.event).__name__ == "SignalReceived"])
+
+    async def scenario() -> None:
+        one, two = timedelta(minutes=1), timedelta(minutes=2)
+        assert await declared(Schedule("s", report(), every=60)) == [("s", one, False, 2)]
+        await paused_by_hand()
+        # Declared again as it was: it stays as it is, the pause with it.
+        assert await declared(Schedule("s", report(), every=60)) == [("s", one, True, 2)]
+        assert await journal() == 1
+        assert await declared(Schedule("s", report(), every=120), Schedule("t", report(), every=60)) == [
+            ("s", two, True, 2),
+            ("t", one, False, 2),
+        ]
+        # What is declared no longer goes on: somebody may have made it by hand.
+        assert [one[0] for one in await declared()] == ["s", "t"]
+
+    sim.play(scenario())
+
+
+def test_two_engines_that_declare_the_same_schedule_have_one() -> None:
+    sim = Simulation()
+
+    async def scenario() -> None:
+        same = Schedule("s", report(), every=60)
+        async with (
+            sim.engine([report], name="a", schedules=[same]) as engine,
+            sim.engine([report], name="b", schedules=[same]),
+        ):
+            await sim.advance(minutes=3, seconds=30)
+            assert await started(engine) == [minute(1), minute(2), minute(3)]
+
+    sim.play(scenario())
+
+
+def test_a_sweep_declares_schedules_too() -> None:
+    sim = Simulation()
+
+    async def scenario() -> None:
+        engine = sim.engine([report], name="a", schedules=[Schedule("s", report(), every=60)])
+        await engine.sweep()
+        await sim.advance(minutes=1)
+        await engine.sweep()
+        async with sim.engine([report], name="b") as other:
+            assert minute(1) in await started(other)
+
+    sim.play(scenario())
+
+
+def test_a_declaration_that_makes_no_sense_is_refused_before_the_engine_opens() -> None:
+    wrong: list[tuple[Any, str]] = [
+        (Schedule("s", report(), every=60), r"write schedules=\[Schedule\('s'"),
+        ([report], "takes schedules such as Schedule"),
+        ([Schedule("s", report())], "either every=... or cron="),
+        ([Schedule("s", report(), every=60), Schedule("s", report(), every=60)], "is declared twice"),
+        ([Schedule("", report(), every=60)], "is empty"),
+        ([Schedule("s", report, every=60)], "needs an invocation"),  # type: ignore[arg-type]
+    ]
+    for given, says in wrong:
+        with pytest.raises(UsageError, match=says):
+            Engine("memory://", [report], schedules=given)

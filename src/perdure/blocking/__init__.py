@@ -39,6 +39,7 @@ from perdure.blocking.upkeep import Upkeep
 from perdure.client import client as asynchronous
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
+from perdure.client.schedules import Schedule
 from perdure.client.views import (
     ApprovalView,
     Chunk,
@@ -283,6 +284,7 @@ class Engine(Client):
         queues: Iterable[Queue] = (),
         serves: Iterable[str] | None = None,
         steps: Iterable[Step[..., Any]] = (),
+        schedules: Iterable[Schedule] = (),
         limits: Limits = Limits(),  # noqa: B008 - frozen
         recovery: Recovery = Recovery(),  # noqa: B008 - frozen
         leases: str | Leases | None = None,
@@ -302,6 +304,7 @@ class Engine(Client):
             queues=queues,
             serves=serves,
             steps=steps,
+            schedules=schedules,
             limits=limits,
             recovery=recovery,
             leases=leases,

@@ -10,7 +10,9 @@ from perdure.blocking.loop import Loop
 from perdure.client.client import Client
 from perdure.client.schedules import ScheduleHandle as AsyncScheduleHandle
 from perdure.client.schedules import ScheduleView
+from perdure.kernel.durability import Durability
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.rules import RulesLike
 from perdure.kernel.schedule import CatchUp, Overlap
 
 
@@ -36,6 +38,10 @@ class Scheduling:
         key: str | None = None,
         priority: int = 0,
         tags: dict[str, str] | None = None,
+        deadline: float | timedelta | None = None,
+        max_concurrency: int | None = None,
+        durability: str | Durability | None = None,
+        rules: RulesLike = (),
     ) -> ScheduleHandle:
         """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now."""
         made = self._client.schedule(
@@ -52,6 +58,10 @@ class Scheduling:
             key=key,
             priority=priority,
             tags=tags,
+            deadline=deadline,
+            max_concurrency=max_concurrency,
+            durability=durability,
+            rules=rules,
         )
         return ScheduleHandle(self._loop.wait(made), self._loop)
 

@@ -100,12 +100,15 @@ class Runs:
         tick = {"tick": stamp(order.tick)} if order.tick is not None else {}
         try:
             _ = await self._client.start(
-                Recorded(definition.program, definition.input.encode(), errand.id, order.tick),
+                Recorded(definition.program, definition.input.encode(), errand.id, order.tick, definition.rules),
                 id=id,
                 tags={**definition.tags, "schedule": errand.id, **tick},
                 queue=definition.queue or None,
                 key=definition.queue_key or None,
                 priority=definition.priority,
+                deadline=definition.deadline,
+                max_concurrency=definition.max_concurrency,
+                durability=definition.durability or None,
             )
         except AlreadyExists as error:
             return Fired("failed", ahead, str(error))

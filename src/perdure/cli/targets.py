@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from perdure.authoring.code.step import Step
 from perdure.cli.exits import Problem
+from perdure.client.schedules import Schedule
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.queues import Queue
@@ -25,7 +26,7 @@ HOW = "write file.py:workflow or module:workflow"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A module: its programs, by the name they have in it, queues and codecs; `own` are those it defines itself."""
+    """A module: its programs, by the name they have in it, queues, schedules, codecs; `own` are those it defines."""
 
     source: str
     programs: dict[str, Program]
@@ -33,6 +34,7 @@ class Target:
     queues: tuple[Queue, ...] = ()
     steps: tuple[Step[..., Any], ...] = ()
     codecs: tuple[TypeCodec[Any], ...] = ()
+    schedules: tuple[Schedule, ...] = ()
 
     def pick(self, name: str) -> Program:
         """The program of that name, or the only one there is when `name` is empty."""
@@ -83,7 +85,8 @@ def load(place: str) -> Target:
     queues = tuple(dict.fromkeys(value for value in vars(module).values() if isinstance(value, Queue)))
     steps = {id(s): s for s in vars(module).values() if isinstance(s, Step) and s.spec.queue}
     codecs = tuple(value for value in vars(module).values() if isinstance(value, TypeCodec))
-    return Target(place, programs, own, queues, tuple(steps.values()), codecs)
+    schedules = {id(s): s for s in vars(module).values() if isinstance(s, Schedule)}
+    return Target(place, programs, own, queues, tuple(steps.values()), codecs, tuple(schedules.values()))
 
 
 def _is_program(value: Any) -> bool:

@@ -30,7 +30,8 @@ def worker(
 ) -> int:
     """Execute runs of a module's workflows until SIGTERM or Ctrl-C; then hand over what is under way.
 
-    Queues that the module declares, such as emails = Queue("emails", concurrency=5), have their limits.
+    Queues that the module declares, such as emails = Queue("emails", concurrency=5), have their limits, and
+    schedules, such as nightly = Schedule("nightly", report(), cron="30 2 * * *"), are made or changed.
 
     Parameters
     ----------
@@ -54,6 +55,7 @@ def worker(
         store,
         {id(program): program for program in target.programs.values()}.values(),
         steps=target.steps,
+        schedules=target.schedules,
         **options,
     )
     asyncio.run(_work(engine, target, options["queues"], options.get("serves")))

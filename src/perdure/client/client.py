@@ -16,7 +16,7 @@ from perdure.client.bulk import BulkItem, BulkReport, InBulk, Start
 from perdure.client.compacting import Compacting
 from perdure.client.connection import checked_tags
 from perdure.client.handle import RunHandle
-from perdure.client.places import Place, debounced_id, placed, seconds
+from perdure.client.places import Place, at_least_one, debounced_id, placed, seconds
 from perdure.client.pruning import Pruning
 from perdure.client.rebuilding import Rebuilding
 from perdure.client.resolving import Resolving
@@ -273,8 +273,8 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
             durability=str(durability_of(durability) if durability is not None else self._durability),
             not_before=None if delay is None else now + seconds(delay, "delay"),
             deadline=moment_of(deadline, now, "deadline"),
-            max_concurrency=_at_least_one(max_concurrency),
-            rules=run_rules(rules, program),
+            max_concurrency=at_least_one(max_concurrency),
+            rules=invocation.rules if isinstance(invocation, Recorded) else run_rules(rules, program),
             queue=place.queue,
             queue_key=place.key,
             priority=place.priority,
@@ -357,9 +357,3 @@ def moment_of(value: Duration | datetime | None, now: float, what: str) -> float
             raise UsageError(f"{what}={value!r} has no timezone; write datetime.now(UTC) + timedelta(...)")
         return value.astimezone(UTC).timestamp()
     return now + seconds(value, what)
-
-
-def _at_least_one(value: int | None) -> int | None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise UsageError(f"max_concurrency={value!r} must be at least 1")
-    return value

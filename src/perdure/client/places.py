@@ -49,3 +49,10 @@ def seconds(value: Duration, what: str) -> float:
     if number is None or not 0 <= number < ENDLESS:
         raise UsageError(f"{what}={value!r:.80} must be a number of seconds or a timedelta, and not negative")
     return number
+
+
+def at_least_one(value: int | None) -> int | None:
+    """How many steps of a run may be in flight; None: as many as the engine allows."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise UsageError(f"max_concurrency={value!r} must be at least 1")
+    return value

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from perdure.client.connection import checked_tags
-from perdure.client.places import placed
+from perdure.client.places import at_least_one, placed, seconds
 from perdure.client.telling import Telling
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
 from perdure.kernel import schedule as kernel
+from perdure.kernel.durability import Durability
+from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.inbound import Accepted, Duplicate
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
+from perdure.kernel.reach import run_rules
+from perdure.kernel.rules import RulesLike
 from perdure.kernel.schedule import (
     CONTROL,
     PREFIX,
@@ -32,6 +36,7 @@ from perdure.kernel.schedule import (
     Overlap,
     Pause,
     Resume,
+    ScheduleSpec,
     Trigger,
     check_schedule_id,
     schedule_spec,
@@ -73,6 +78,51 @@ class ScheduleView:
     key: str | None
     priority: int
     tags: dict[str, str]
+    deadline: timedelta | None = None
+    max_concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule that an engine declares when it opens: `Engine(url, [report], schedules=[Schedule(...)])`.
+
+    What it takes is what `engine.schedule(...)` takes, and what becomes of it is the same: it is made if there is none
+    under its id, stays as it is if it is the same, and becomes what is declared now if that has changed.
+    """
+
+    id: str
+    invocation: Invocation[Any]
+    _: KW_ONLY
+    every: float | timedelta | None = None
+    cron: str | None = None
+    timezone: str = "UTC"
+    overlap: Overlap = "skip"
+    catch_up: str | CatchUp = "one"
+    jitter: float | timedelta | None = None
+    pause: bool = False
+    queue: str | None = None
+    key: str | None = None
+    priority: int = 0
+    tags: dict[str, str] | None = None
+    deadline: float | timedelta | None = None
+    max_concurrency: int | None = None
+    durability: str | Durability | None = None
+    rules: RulesLike = ()
+
+    def spec(self) -> ScheduleSpec:
+        """When it fires, checked."""
+        check_schedule_id(self.id)
+        if not isinstance(self.invocation, Invocation):
+            raise UsageError(f"schedule() needs an invocation such as report(day='today'), not {self.invocation!r}")
+        return schedule_spec(
+            every=self.every,
+            cron=self.cron,
+            timezone=self.timezone,
+            overlap=self.overlap,
+            catch_up=self.catch_up,
+            jitter=self.jitter,
+            pause=self.pause,
+        )
 
 
 # What the runs of a schedule are marked with in any case.
@@ -98,11 +148,15 @@ class Scheduling(Telling):
         key: str | None = None,
         priority: int = 0,
         tags: dict[str, str] | None = None,
+        deadline: float | timedelta | None = None,
+        max_concurrency: int | None = None,
+        durability: str | Durability | None = None,
+        rules: RulesLike = (),
     ) -> ScheduleHandle:
         """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now.
 
-        Its runs wait in `queue`, if there is one, and bear `tags` beside those of the schedule. Without an invocation:
-        the schedule that exists, as it is.
+        Its runs are started with the options of `start`: they wait in `queue`, if there is one, bear `tags` beside
+        those of the schedule, and each has `deadline` seconds. Without an invocation: the schedule as it is.
         """
         self._check_open()
         handle = ScheduleHandle(cast("Client", self), check_schedule_id(id))
@@ -111,27 +165,59 @@ class Scheduling(Telling):
                 raise UsageError(f"schedule({id!r}, ...) needs an invocation such as report(day='today')")
             await handle._read()
             return handle
-        if not isinstance(invocation, Invocation):
-            raise UsageError(f"schedule() needs an invocation such as report(day='today'), not {invocation!r}")
-        spec = schedule_spec(
-            every=every,
-            cron=cron,
-            timezone=timezone,
-            overlap=overlap,
-            catch_up=catch_up,
-            jitter=jitter,
-            pause=pause,
+        return await self._declare(
+            Schedule(
+                id,
+                invocation,
+                every=every,
+                cron=cron,
+                timezone=timezone,
+                overlap=overlap,
+                catch_up=catch_up,
+                jitter=jitter,
+                pause=pause,
+                queue=queue,
+                key=key,
+                priority=priority,
+                tags=tags,
+                deadline=deadline,
+                max_concurrency=max_concurrency,
+                durability=durability,
+                rules=rules,
+            )
         )
+
+    async def _declare(self, asked: Schedule) -> ScheduleHandle:
+        """Make a schedule what was asked for."""
+        handle, spec, invocation = ScheduleHandle(cast("Client", self), asked.id), asked.spec(), asked.invocation
         if kernel.next_fire(spec, self.clock.now()) is None:
-            raise UsageError(f"cron={cron!r} never fires from now on; choose another day or month")
-        place, marks = placed(queue, key, priority), checked_tags(tags) or {}
+            raise UsageError(f"cron={asked.cron!r} never fires from now on; choose another day or month")
+        place, marks = placed(asked.queue, asked.key, asked.priority), checked_tags(asked.tags) or {}
         if own := sorted(OWN_TAGS & marks.keys()):
-            raise UsageError(f"tags={tags!r:.80}: {', '.join(own)} is set by the schedule itself; choose another name")
+            raise UsageError(
+                f"tags={asked.tags!r:.80}: {', '.join(own)} is set by the schedule itself; choose another name"
+            )
+        if isinstance(asked.deadline, datetime):
+            raise UsageError("deadline= of a schedule is how long each of its runs may take: seconds or a timedelta")
+        if asked.durability is not None:
+            self.store.promise(durability_of(asked.durability))
         program = handle._client._program(invocation)
         input = invocation.encode(program, self.codec)
         self.payloads.fits_inline(len(input), f"the input of {invocation.name}")
         await handle._define(
-            Definition(spec, invocation.name, input.decode(), place.queue, place.key, place.priority, marks)
+            Definition(
+                spec,
+                invocation.name,
+                input.decode(),
+                place.queue,
+                place.key,
+                place.priority,
+                marks,
+                None if asked.deadline is None else seconds(asked.deadline, "deadline"),
+                at_least_one(asked.max_concurrency),
+                "" if asked.durability is None else str(durability_of(asked.durability)),
+                run_rules(asked.rules, program),
+            )
         )
         return handle
 
@@ -205,6 +291,8 @@ class Scheduling(Telling):
             key=known.definition.queue_key or None,
             priority=known.definition.priority,
             tags=known.definition.tags,
+            deadline=None if known.definition.deadline is None else timedelta(seconds=known.definition.deadline),
+            max_concurrency=known.definition.max_concurrency,
         )
 
 

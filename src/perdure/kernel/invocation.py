@@ -69,13 +69,20 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
 class Recorded(Invocation[Any]):
     """An invocation whose input has been encoded before; its program need not be known here."""
 
-    __slots__ = ("_input", "schedule", "scheduled_at")
+    __slots__ = ("_input", "rules", "schedule", "scheduled_at")
 
-    def __init__(self, name: str, input: bytes, schedule: str = "", scheduled_at: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        input: bytes,
+        schedule: str = "",
+        scheduled_at: float | None = None,
+        rules: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(name, None, (), {})
         self._input = input
-        # The schedule that starts it, and for which tick.
-        self.schedule, self.scheduled_at = schedule, scheduled_at
+        # The schedule that starts it, and for which tick; and rules as a journal keeps them.
+        self.schedule, self.scheduled_at, self.rules = schedule, scheduled_at, rules
 
     def encode(self, program: Program | None, codec: Codec) -> bytes:
         """The input as it was recorded."""

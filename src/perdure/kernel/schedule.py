@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -80,6 +80,11 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_key: str = ""
     priority: int = 0
     tags: dict[str, str] = {}
+    # Seconds that each of its runs may take, and the other options of a start.
+    deadline: float | None = None
+    max_concurrency: int | None = None
+    durability: str = ""
+    rules: dict[str, Any] | None = None
 
 
 def all_ticks(limit: int) -> CatchUp:
