@@ -882,4 +882,4 @@ def test_a_declaration_that_makes_no_sense_is_refused_before_the_engine_opens() 
     ]
     for given, says in wrong:
         with pytest.raises(UsageError, match=says):
-            Engine("memory://", [report], schedules=given)
+            _ = Engine("memory://", [report], schedules=given)
