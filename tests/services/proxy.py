@@ -57,6 +57,8 @@ class Link:
     # What may still pass before a reset, once there is such an order; and the order it was counted for.
     left: int | None = None
     order: object = None
+    # Whether nothing passes any more, whatever new connections do.
+    dead: bool = False
     pumps: list[asyncio.Task[None]] = field(default_factory=list)
 
 
@@ -114,6 +116,10 @@ class Proxy:
         """Let nothing through in these directions, both if none is named; connections stay open."""
         self._tell(lambda: self._set(stuck=frozenset(directions or ("up", "down"))))
 
+    def abandon(self) -> None:
+        """Let nothing through on the connections there are, which stay open; new ones work."""
+        self._tell(self._abandon_all)
+
     def refuse(self) -> None:
         """Drop all connections, and reset new ones at once."""
         self._tell(lambda: self._set(refuse=True))
@@ -133,7 +139,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Be a network without faults again. What got stuck goes on."""
-        self._tell(lambda: self._replace(Faults()))
+        self._tell(self._heal_all)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -240,7 +246,7 @@ class Proxy:
         """How many of these bytes may pass, when they may."""
         if self._faults.delay and size:
             await self._sleep(self._faults.delay)
-        while direction in self._faults.stuck:
+        while link.dead or direction in self._faults.stuck:
             self.held[direction] += size
             try:
                 await self._changed.wait()
@@ -258,6 +264,15 @@ class Proxy:
         let = min(size, link.left)
         link.left -= let
         return let
+
+    def _heal_all(self) -> None:
+        for link in self._links:
+            link.dead = False
+        self._replace(Faults())
+
+    def _abandon_all(self) -> None:
+        for link in self._links:
+            link.dead = True
 
     def _cut_all(self) -> None:
         for link in self._links:

@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from perdure import Engine, step, workflow
+from perdure import Engine, step, wait_signal, workflow
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunClaimed, StepSucceeded
 from perdure.kernel.queues import Queue
 from perdure.ports.journal import Appended, Conflict
-from perdure.stores.postgres import connection, leases
+from perdure.ports.leases import Acquired, Renewal
+from perdure.stores.postgres import connection, database, leases
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, listed, numbered, write, write_all
 from perdure.testing.conformance.history import step as steps
@@ -324,3 +326,97 @@ async def test_an_engine_hears_of_work_after_its_connection_has_ended(postgres_u
             await write_all(other, started.begin())
         row = await asyncio.wait_for(engine.watch.ended("r1"), PATIENCE)
         assert bytes(row.output) == b"3"
+
+
+# --- connections that are dead and look alive ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is given up by time: only the question whether the connection is dead ends the wait."""
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(database, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(leases, "PATIENCE_SECONDS", 599.0)
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_reading_and_writing_go_on_when_every_old_connection_is_dead(store: PostgresStore, proxy: Proxy) -> None:
+    run = History("r1")
+    await write_all(store, run.begin())
+    await asyncio.gather(*(store.journal.head("r1") for _ in range(4)))
+    async with asyncio.timeout(PATIENCE):
+        for number in range(3):
+            proxy.abandon()
+            assert (
+                await asyncio.gather(*(store.journal.heads(["r1"]) for _ in range(4))) == [{"r1": 1 + 2 * number}] * 4
+            )
+            proxy.abandon()
+            assert await write(store, run.then(*steps(number))) == [Appended()]
+    assert len(await numbered(store.journal, "r1")) == 7
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_leases_blobs_and_upkeep_go_on_when_every_old_connection_is_dead(
+    store: PostgresStore, proxy: Proxy
+) -> None:
+    async with asyncio.timeout(PATIENCE):
+        assert isinstance(await store.leases.acquire("k", "me", 10.0, 100.0), Acquired)
+        proxy.abandon()
+        assert await store.leases.renew_all([Renewal("k", "me", 10.0)], 100.0) == []
+        proxy.abandon()
+        blob = await store.blobs.put(b"large")
+        proxy.abandon()
+        assert await store.blobs.get(blob) == b"large"
+        proxy.abandon()
+        assert await store.leases.release_all("me") == 1
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_statement_that_takes_long_keeps_its_connection(store: PostgresStore, postgres_url: str) -> None:
+    run = History("r1")
+    await write_all(store, run.begin())
+    before = store._database.writer
+    assert before is not None
+    asked: list[str] = []
+    store.trace(asked.append)
+    locking = await asyncpg.connect(postgres_url)
+    try:
+        async with locking.transaction():
+            await locking.execute("lock table perdure_heads in exclusive mode")
+            writing = asyncio.ensure_future(write(store, run.then(*steps(0))))
+            async with asyncio.timeout(PATIENCE):
+                while sum("pg_stat_activity" in one for one in asked) < 2:
+                    await asyncio.sleep(0.01)
+            assert not writing.done()
+        assert await writing == [Appended()]
+    finally:
+        await locking.close()
+    assert store._database.writer is before
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_an_engine_whose_connections_are_dead_starts_answers_and_hands_over(
+    postgres_url: str, proxy: Proxy
+) -> None:
+    @workflow
+    async def waiting() -> str:
+        return str(await wait_signal("go"))
+
+    async with asyncio.timeout(PATIENCE):
+        engine = Engine(proxy.url(postgres_url), [waiting], name="a")
+        async with engine:
+            before = await engine.start(waiting(), id="before")
+            proxy.abandon()
+            assert await engine.get("before") is not None
+            proxy.abandon()
+            _ = await engine.start(waiting(), id="after")
+            proxy.abandon()
+            assert (await before.status()).finished is False
+            proxy.abandon()
+        async with opened(postgres_url) as left:
+            assert await left.leases.live("", 0.0) == [], "what it held is given back"
+        async with Engine(postgres_url, [waiting], name="b") as other:
+            for id in ("before", "after"):
+                await other.signal(id, "go", "on")
+                assert (await other.run(waiting(), id=id)).output == "on"

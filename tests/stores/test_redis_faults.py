@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 from redis.asyncio import Connection
 
+from perdure import Engine, wait_signal, workflow
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.kernel.events import Batch, RunReleased
 from perdure.kernel.queues import Queue
 from perdure.ports.journal import Append, Appended, Conflict, Full
 from perdure.ports.leases import Acquired, Renewal
+from perdure.stores.redis import server as servers_of_redis
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import History, listed, numbered, step, write, write_all
 from perdure.testing.conformance.queues import claim, queued
@@ -294,3 +296,81 @@ async def test_of_writers_on_a_bad_network_every_event_is_there_once_and_in_orde
     names = [event.owner for _, event in found if isinstance(event, RunReleased)]
     for name in "ab":
         assert [one for one in names if one[0] == name] == [f"{name}{number}" for number in range(40)]
+
+
+@pytest.fixture
+async def patient(proxy: Proxy, server: Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RedisStore]:
+    """A store that gives no answer up by time: only the question whether a connection is dead ends the wait."""
+    monkeypatch.setattr(servers_of_redis, "SILENT_SECONDS", 0.1)
+    store = RedisStore(f"{proxy.url(server.url)}?timeout=600")
+    await store.open(migrate=True)
+    await store._news.listening.wait()
+    yield store
+    await store.close()
+
+
+async def test_work_goes_on_when_every_old_connection_is_dead(
+    patient: RedisStore, direct: RedisStore, proxy: Proxy
+) -> None:
+    run = History("r1")
+    async with asyncio.timeout(PATIENCE):
+        await write_all(patient, run.begin())
+        await asyncio.gather(*(patient.journal.heads(["r1"]) for _ in range(4)))
+        for number in range(3):
+            proxy.abandon()
+            heads = await asyncio.gather(*(patient.journal.heads(["r1"]) for _ in range(4)))
+            assert heads == [{"r1": 1 + 2 * number}] * 4
+            proxy.abandon()
+            assert await write(patient, run.then(*step(number))) == [Appended()]
+            proxy.abandon()
+            assert isinstance(await patient.leases.acquire("k", "me", 10.0, 100.0), Acquired)
+            proxy.abandon()
+            assert await patient.leases.renew_all([Renewal("k", "me", 10.0)], 100.0) == []
+            proxy.abandon()
+            assert await patient.leases.release_all("me") == 1
+        # It listens again, too.
+        await patient._news.listening.wait()
+        before = patient.version()
+        await write_all(direct, History("r2").begin())
+        await eventually(lambda: patient.version() != before)
+
+
+async def test_an_engine_whose_connections_are_dead_starts_answers_and_hands_over(
+    server: Redis, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers_of_redis, "SILENT_SECONDS", 0.1)
+
+    @workflow
+    async def waiting() -> str:
+        return str(await wait_signal("go"))
+
+    async with asyncio.timeout(PATIENCE):
+        async with Engine(f"{proxy.url(server.url)}?timeout=600", [waiting], name="a", durability="relaxed") as engine:
+            _ = await engine.start(waiting(), id="before")
+            proxy.abandon()
+            assert await engine.get("before") is not None
+            proxy.abandon()
+            _ = await engine.start(waiting(), id="after")
+            proxy.abandon()
+        async with Engine(server.url, [waiting], name="b", durability="relaxed") as other:
+            assert [lease.key for lease in await other.store.leases.live("orchestrator:", 0.0)] == ["orchestrator:b"]
+            for id in ("before", "after"):
+                await other.signal(id, "go", "on")
+                assert (await other.run(waiting(), id=id)).output == "on"
+
+
+async def test_a_command_that_takes_long_keeps_its_connection(
+    patient: RedisStore, server: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    patient.trace(asked.append)
+    [kept] = patient._server._idle
+    # The server is busy with something else, and answers to nothing at all.
+    stopping = RedisStore(server.url)
+    await stopping.open(migrate=False)
+    await stopping._server.send("CLIENT", "PAUSE", "1000", "ALL")
+    assert await patient.journal.heads(["r1"]) == {}
+    assert asked.count("CONNECT") >= 1, "it was asked whether the connection is dead"
+    assert kept in patient._server._idle
+    patient.trace(None)
+    await stopping.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.errors import InvalidStoreUrl
 from perdure.stores.postgres.address import Address
@@ -16,12 +16,16 @@ try:
 except ImportError:
     asyncpg = None
 
+T = TypeVar("T")
+
 # A record of the driver, which can be read as one.
 Row = tuple[Any, ...]
 
 CONNECT_SECONDS = 5.0
 # After so long without an answer a connection is taken for dead, however alive it looks.
 ANSWER_SECONDS = 20.0
+# After so long without one it is asked over another connection whether this one is dead.
+SILENT_SECONDS = 1.5
 CLOSE_SECONDS = 2.0
 
 _SETTINGS = {
@@ -45,13 +49,15 @@ WRITING = {"plan_cache_mode": "force_generic_plan", "enable_hashjoin": "off", "e
 class Connection:
     """A connection and the statements prepared on it."""
 
-    def __init__(self, raw: Any, trace: Callable[[str], None]) -> None:
-        self._raw, self._trace = raw, trace
+    def __init__(self, raw: Any, trace: Callable[[str], None], silent: Callable[[], None]) -> None:
+        self._raw, self._trace, self._silent = raw, trace, silent
+        # The server's process at the other end; behind a pooler it is none.
+        self.backend: int = raw.get_server_pid()
         self._kept: dict[str, Any] = {}
         # Whether a statement is under way: the driver takes one at a time.
         self.busy = False
         self._loop = asyncio.get_running_loop()
-        # When the last of those that are kept was sent, and the look at whether it was answered.
+        # When the last statement was sent, and the look at whether it was answered.
         self._sent = 0.0
         self._look: asyncio.TimerHandle | None = None
 
@@ -59,6 +65,11 @@ class Connection:
     def closed(self) -> bool:
         """Whether it is known to be of no use any more."""
         return bool(self._raw.is_closed())
+
+    @property
+    def silent(self) -> bool:
+        """Whether an answer has been waited for so long that something may be wrong."""
+        return self.busy and not self.closed and self._loop.time() - self._sent >= SILENT_SECONDS
 
     async def fetch(self, sql: str, *arguments: Any, seconds: float | None = None) -> list[Row]:
         """One statement, which commits by itself outside a transaction: one message there and one back."""
@@ -74,7 +85,7 @@ class Connection:
         if kept is None or self.busy or self.closed:
             return False
         self._trace(sql)
-        self.busy = True
+        self._begin()
         _Driven(self._fetch(kept, arguments), done, self).go_on()
         return True
 
@@ -89,25 +100,32 @@ class Connection:
         return await self._fetch(self._kept.get(sql) or await self.keep(sql), arguments)
 
     def _fetch(self, kept: Any, arguments: tuple[Any, ...]) -> Coroutine[Any, None, list[Row]]:
-        # One look every so often, rather than a timer for each of thousands of statements.
-        self._sent = self._loop.time()
-        if self._look is None:
-            self._look = self._loop.call_later(ANSWER_SECONDS, self._looked)
         fetching: Coroutine[Any, None, list[Row]] = kept.fetch(*arguments)
         return fetching
 
+    def _begin(self) -> None:
+        # One look every so often, rather than a timer for each of thousands of statements.
+        self.busy = True
+        self._sent = self._loop.time()
+        if self._look is None:
+            self._look = self._loop.call_later(min(SILENT_SECONDS, ANSWER_SECONDS), self._looked)
+
     def _looked(self) -> None:
         self._look = None
-        if self.busy and not self.closed:
-            left = self._sent + ANSWER_SECONDS - self._loop.time()
-            if left > 0:
-                self._look = self._loop.call_later(left, self._looked)
-            else:
-                self.drop()
+        if not self.busy or self.closed:
+            return
+        waited = self._loop.time() - self._sent
+        if waited >= ANSWER_SECONDS:
+            self.drop()
+            return
+        if waited >= SILENT_SECONDS:
+            self._silent()
+        pause = SILENT_SECONDS - waited if waited < SILENT_SECONDS else SILENT_SECONDS
+        self._look = self._loop.call_later(min(pause, ANSWER_SECONDS - waited), self._looked)
 
-    async def _answer(self, sql: str, sending: Awaitable[list[Row]]) -> list[Row]:
+    async def _answer(self, sql: str, sending: Awaitable[T]) -> T:
         self._trace(sql)
-        self.busy = True
+        self._begin()
         try:
             return await sending
         except AttributeError as error:
@@ -123,8 +141,7 @@ class Connection:
 
     async def script(self, sql: str, seconds: float = ANSWER_SECONDS) -> None:
         """Several statements without arguments."""
-        self._trace(sql)
-        await self._raw.execute(sql, timeout=seconds)
+        await self._answer(sql, self._raw.execute(sql, timeout=seconds))
 
     async def listen(self, channel: str, heard: Callable[[str], None], ended: Callable[[], None]) -> None:
         """Call `heard` with what is told on the channel, and `ended` when the connection ends."""
@@ -183,7 +200,12 @@ class _Driven:
         self._done(said)
 
 
-async def connect(address: Address, trace: Callable[[str], None], settings: dict[str, str] | None = None) -> Connection:
+async def connect(
+    address: Address,
+    trace: Callable[[str], None],
+    settings: dict[str, str] | None = None,
+    silent: Callable[[], None] = lambda: None,
+) -> Connection:
     """Connect, or raise what the driver raises."""
     wanted = {**_SETTINGS, **(settings or {})}
     if address.schema is not None:
@@ -198,7 +220,7 @@ async def connect(address: Address, trace: Callable[[str], None], settings: dict
             max_cached_statement_lifetime=0,
         )
     _keep_alive(raw)
-    return Connection(raw, trace)
+    return Connection(raw, trace, silent)
 
 
 def _keep_alive(raw: Any) -> None:
@@ -207,7 +229,13 @@ def _keep_alive(raw: Any) -> None:
     if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+    # The last: how many milliseconds what was sent may go unconfirmed.
+    for option, value in (
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(ANSWER_SECONDS * 1000)),
+    ):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from perdure.errors import StoreUnavailable
 from perdure.stores.postgres.address import Address
@@ -28,6 +29,8 @@ PATIENCE_SECONDS = 8.0
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 # How often others may be in the way of a statement before it is given up for now.
 COLLISIONS = 10
+# What the server's processes at the other end of connections are at, with that of the connection which asks.
+_BACKENDS = "select pid, state from pg_stat_activity where pid = any($1::int[]) or pid = pg_backend_pid()"
 
 
 class Database:
@@ -46,6 +49,9 @@ class Database:
         self._listener: Connection | None = None
         self._listening: asyncio.Task[None] | None = None
         self._callback: Callable[[str], None] | None = None
+        # Every connection that may still be of use, and the question whether those that are silent are dead.
+        self._connections: WeakSet[Connection] = WeakSet()
+        self._asking: asyncio.Task[None] | None = None
 
     # --- opening and closing --------------------------------------------------------------------------------------
 
@@ -69,6 +75,9 @@ class Database:
             self._listening.cancel()
             await asyncio.wait([self._listening])
             self._listening = None
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
         connections = [self._writer, self._listener, *self._idle]
         self._writer = self._listener = None
         self._idle.clear()
@@ -78,11 +87,13 @@ class Database:
     async def connect(self, settings: dict[str, str] | None = None) -> Connection:
         """A new connection, or an error of perdure that says why there is none."""
         try:
-            return await connect(self.address, self._trace, settings)
+            connection = await connect(self.address, self._trace, settings, self._silent)
         except Exception as error:
             if not is_driver_error(error) and not isinstance(error, ValueError):
                 raise
             raise means(error, self.url) from None
+        self._connections.add(connection)
+        return connection
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each statement of every connection."""
@@ -91,6 +102,47 @@ class Database:
     def _trace(self, sql: str) -> None:
         if self._callback is not None:
             self._callback(sql)
+
+    # --- connections that are dead and look alive -----------------------------------------------------------------
+
+    def _silent(self) -> None:
+        """A statement has waited long for its answer. The server may be slow, or gone, or the connection dead."""
+        if not self.closed and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.get_running_loop().create_task(self._ask_after_the_silent())
+
+    async def _ask_after_the_silent(self) -> None:
+        """End connections whose process at the server is gone, or waits for a statement that we have sent."""
+        try:
+            fresh = await self.connect()
+        except StoreUnavailable:
+            return  # then it is not the connections
+        try:
+            silent = [one for one in self._connections if one.silent]
+            rows = await fresh.fetch(_BACKENDS, [one.backend for one in silent], seconds=PATIENCE_SECONDS)
+        except Exception as error:
+            fresh.drop()
+            if not is_driver_error(error):
+                raise
+            return
+        except BaseException:
+            fresh.drop()
+            raise
+        states: dict[int, str | None] = dict(rows)
+        # Behind a pooler processes have other numbers: nothing is known.
+        dead = [one for one in silent if one.silent and self._is_dead(one, states)] if fresh.backend in states else []
+        if dead:
+            log.warning("connections to %s were dead without a word; they are made again", self.url)
+            # Those that are at rest are as old. The others are asked after when they have been silent for long.
+            for one in dead + [one for one in self._connections if not one.busy and one is not fresh]:
+                one.drop()
+        if self.closed or len(self._idle) >= self.address.pool:
+            await fresh.close()
+        else:
+            self._idle.append(fresh)
+
+    def _is_dead(self, connection: Connection, states: dict[int, str | None]) -> bool:
+        state = states.get(connection.backend, "gone")
+        return state is not None and (state == "gone" or state.startswith("idle"))
 
     # --- writing journals -----------------------------------------------------------------------------------------
 
@@ -157,6 +209,8 @@ class Database:
         """As `ask`; says too whether the statement may have taken effect before the time that it was answered."""
         deadline = time.monotonic() + patience
         pause, again, collisions = FIRST_PAUSE, False, 0
+        # However long the last answer was waited for, a new connection gets a chance.
+        chance = True
         while True:
             try:
                 if by is not None and not by.closed and not by.busy:
@@ -165,6 +219,9 @@ class Database:
                     return await self._send(connection, sql, arguments, patience), again
             except Lost as error:
                 again, problem = True, means(error, self.url)
+                if chance and not self.closed:
+                    chance = False
+                    continue
             except StoreUnavailable as error:
                 problem = error
             except Exception as error:
@@ -187,6 +244,9 @@ class Database:
         except BaseException as error:
             if is_lost(error):
                 connection.drop()
+                # The others are as old as this one.
+                while self._idle:
+                    self._idle.pop().drop()
                 raise Lost from error
             if not isinstance(error, Exception):
                 connection.drop()
@@ -211,6 +271,7 @@ class Database:
 
     async def several(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """A transaction that may be done again without harm, over a connection of its own."""
+        chance = True
         for _ in range(COLLISIONS):
             try:
                 async with self._place() as connection:
@@ -222,7 +283,11 @@ class Database:
             except Exception as error:
                 if not is_driver_error(error):
                     raise
-                if not is_collision(error):
+                if is_lost(error) and chance:
+                    chance = False  # over a new connection
+                    while self._idle:
+                        self._idle.pop().drop()
+                elif not is_collision(error):
                     raise means(error, self.url) from error
         raise StoreUnavailable(self.url, "others were in the way again and again; try again when they are done")
 

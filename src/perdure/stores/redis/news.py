@@ -47,6 +47,7 @@ class News:
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._poll())]
+        self._server.on_dead = self._listen_again
 
     async def stop(self) -> None:
         """Listen no more."""
@@ -80,8 +81,12 @@ class News:
                 continue
             if self._count != before:
                 # Somebody wrote, and we were not told: the connection we listen on is dead without knowing it.
-                self._tasks[0].cancel()
-                self._tasks[0] = loop.create_task(self._listen())
+                self._listen_again()
+
+    def _listen_again(self) -> None:
+        if self._tasks:
+            self._tasks[0].cancel()
+            self._tasks[0] = asyncio.get_running_loop().create_task(self._listen())
 
     async def _listen(self) -> None:
         delay = FIRST_RETRY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -22,6 +23,11 @@ from redis.exceptions import (
 from perdure.errors import Corrupt, InvalidStoreUrl, StoreError, StoreUnavailable
 from perdure.stores.redis.address import Address
 from perdure.stores.redis.scripts import Script
+
+log = logging.getLogger("perdure")
+
+# After so long without an answer it is asked over another connection whether this one is dead.
+SILENT_SECONDS = 1.5
 
 # What a server says before it has done anything, and what to do about it.
 _REFUSALS: Final = {
@@ -77,7 +83,12 @@ class Server:
         # Channels are the same for all databases of a server.
         self.channel = f"{address.prefix}{address.db}:".encode()
         self._idle: list[Connection] = []
-        self._used: set[Connection] = set()
+        # Those that a command is under way on, and when it was sent.
+        self._used: dict[Connection, float] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        # Called when connections have proved dead: those of others are as old.
+        self.on_dead: Callable[[], None] = lambda: None
         self._free = asyncio.Semaphore(address.pool)
         self._open = False
         # Whether the server has taken us in: what it refuses from then on, it may take again later.
@@ -99,6 +110,12 @@ class Server:
     async def close(self) -> None:
         """Close all connections; what is under way ends with an error."""
         self._open = False
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
         for connection in (*self._idle, *self._used):
             await connection.disconnect(nowait=True)
         self._idle.clear()
@@ -144,7 +161,9 @@ class Server:
         """Send one command; raises LostReply when it may have been carried out, StoreError when it was not."""
         async with self._free:
             connection = await self._connection()
-            self._used.add(connection)
+            self._used[connection] = asyncio.get_running_loop().time()
+            if self._look is None:
+                self._look = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._looked)
             try:
                 self.tell(label or str(command[0]))
                 async with asyncio.timeout(self.address.timeout):
@@ -173,12 +192,49 @@ class Server:
                 await connection.disconnect(nowait=True)
                 raise
             finally:
-                self._used.discard(connection)
+                self._used.pop(connection, None)
             if self._open:
                 self._idle.append(connection)
             else:
                 await connection.disconnect(nowait=True)
             return answer
+
+    # --- connections that are dead and look alive -----------------------------------------------------------------
+
+    def _looked(self) -> None:
+        # One look every so often, rather than a timer for every command.
+        self._look = None
+        if not self._used or not self._open:
+            return
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(SILENT_SECONDS, self._looked)
+        if min(self._used.values()) + SILENT_SECONDS <= loop.time() and (self._asking is None or self._asking.done()):
+            self._asking = loop.create_task(self._ask_after_the_silent())
+
+    async def _ask_after_the_silent(self) -> None:
+        """End connections on which the server owes an answer, though it answers to what was sent after that.
+
+        It does one thing after the other: a command that takes long keeps it from answering to anything else.
+        """
+        before = asyncio.get_running_loop().time()
+        try:
+            fresh = await self.connect()
+        except (RedisError, OSError):
+            return  # then it is not the connections
+        try:
+            async with asyncio.timeout(self.address.timeout):
+                await fresh.send_command("PING", check_health=False)
+                await fresh.read_response()
+        except (RedisError, OSError):
+            return
+        finally:
+            await fresh.disconnect(nowait=True)
+        dead = [one for one, sent in self._used.items() if sent + SILENT_SECONDS <= before]
+        if dead:
+            log.warning("connections to %s were dead without a word; they are made again", self.url)
+            await self._drop(*dead, *self._idle)
+            self._idle.clear()
+            self.on_dead()
 
     async def once(self, script: Script, arguments: Any, *more: bytes) -> Any:
         """Run a script once; raises LostReply when it is not known whether it ran."""
