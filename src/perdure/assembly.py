@@ -15,9 +15,12 @@ from typing import Any, Self, TypeVar
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
+from perdure.client.completions import Completions, OnComplete, callbacks_of
 from perdure.client.forking import refused
+from perdure.client.handle import run_result
 from perdure.client.pruning import PruneReport
 from perdure.client.schedules import Schedule
+from perdure.client.views import RunResult
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery, Retention
 from perdure.engine.remote import RemoteStep, Report
@@ -84,6 +87,7 @@ class Engine(Client):
         executor: Executor | None = None,
         clock: Clock | None = None,
         on_commit: Callable[[str, Append], None] | None = None,
+        on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
         opened = with_leases(open_store(store), leases)
         super().__init__(opened, limits=limits, codecs=codecs, clock=clock, durability=durability)
@@ -102,6 +106,8 @@ class Engine(Client):
         self._executor, self._on_commit = executor, on_commit
         self._retention = retention
         self._schedules = _declared(schedules)
+        self._on_complete = callbacks_of(on_complete)
+        self._completions: Completions | None = None
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
@@ -141,6 +147,9 @@ class Engine(Client):
                 await self._service.stop()
             if self._orchestrator is not None:
                 self._orchestrator.abort()
+            if self._completions is not None:
+                await self._completions.close(0)
+            self._completions = None
             self._orchestrator = self._service = self._watch = None
             await self.store.close()
             raise
@@ -165,6 +174,9 @@ class Engine(Client):
             serves=self._serves,
         )
         self.superseded = orchestrator.retired
+        if self._on_complete:
+            self._completions = Completions(self._on_complete, self._result)
+            orchestrator.on_completed = self._completed
         orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
         self._news.is_local = orchestrator.active.__contains__
@@ -239,6 +251,19 @@ class Engine(Client):
         except PerdureError as error:
             log.warning("%s", error)
 
+    def _ended_here(self, row: RunRow) -> None:
+        super()._ended_here(row)
+        self._completed(row)
+
+    def _completed(self, row: RunRow) -> None:
+        # A child ends with its root, and one that goes on as another incarnation has not ended.
+        own = row.program.startswith(BUILT_IN)
+        if self._completions is not None and not (row.root or row.continued_as or own):
+            self._completions.ended(row)
+
+    async def _result(self, row: RunRow) -> RunResult[Any]:
+        return await run_result(self, row, self._known(row.program), row.id, row.run_id)
+
     def _finished(self, row: RunRow | Corrupt) -> None:
         if self._watch is not None:
             self._watch.resolve(row)
@@ -254,6 +279,9 @@ class Engine(Client):
             await orchestrator.close()
             await self._ownership.leave()
         finally:
+            completions, self._completions = self._completions, None
+            if completions is not None:
+                await completions.close(self._recovery.grace)
             await super().close()
 
     def _program(self, invocation: Invocation[Any]) -> Program | None:

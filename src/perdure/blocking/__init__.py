@@ -37,6 +37,7 @@ from perdure.blocking.resolving import Resolving
 from perdure.blocking.schedules import ScheduleHandle, Scheduling
 from perdure.blocking.upkeep import Upkeep
 from perdure.client import client as asynchronous
+from perdure.client.completions import OnComplete
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
 from perdure.client.schedules import Schedule
@@ -294,6 +295,7 @@ class Engine(Client):
         executor: Executor | None = None,
         clock: Clock | None = None,
         on_commit: Callable[[str, Append], None] | None = None,
+        on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
         engine = assembly.Engine(
             store,
@@ -314,6 +316,7 @@ class Engine(Client):
             executor=executor,
             clock=clock,
             on_commit=on_commit,
+            on_complete=on_complete,
         )
         super().__init__(engine)
         self.name = engine.name

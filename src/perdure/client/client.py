@@ -316,7 +316,7 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
                 return
             events: list[AnyEvent] = [CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason)]
             if await self._append(extend(state, events, self.clock.now())):
-                self.watch.resolve(row(state))
+                self._ended_here(row(state))
                 return
 
 

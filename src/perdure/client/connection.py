@@ -117,6 +117,11 @@ class Connection:
     def _make_locks(self) -> Locks:
         return Locks(self._leases, self.clock, Locker(self._leases, self.clock, self.store.version))
 
+    def _ended_here(self, row: RunRow) -> None:
+        """A run has ended by what this process wrote."""
+        if self._watch is not None:
+            self._watch.resolve(row)
+
     async def _append(self, append: Append) -> bool:
         return await append_one(self.store.journal, append)
 

@@ -68,29 +68,7 @@ class RunHandle(Generic[R]):
             row = await self._ended(run_id)
             while row.continued_as:
                 row = await self._ended(row.continued_as)
-        if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
-            output = await self._client.payloads.load(row.output_blob, row.output)
-            returns = getattr(program, "returns", Any) if row.status is RunStatus.COMPLETED else Any
-            value = self._client.codec.decode(output, returns, f"the result of run {self.id!r}")
-            return RunResult(self.id, run_id, row.status, value)
-        error: BaseException
-        if row.status is RunStatus.CANCELLED:
-            error = RunCancelled(self.id, row.reason or None)
-        elif row.status is RunStatus.PARKED:
-            error = RunParked(self.id, row.reason)
-        else:
-            assert row.error is not None
-            error = rebuild(row.error, self._client.codec, getattr(program, "errors", {}))
-            if isinstance(error, StepError):
-                traceback = row.error.traceback or error.traceback
-                failed = RunFailed(self.id, error.type, error.message, traceback, error.attributes)
-                failed.__cause__ = error.__cause__
-                for note in getattr(error, "__notes__", ()):
-                    failed.add_note(note)
-                error = failed
-            elif row.error.traceback:
-                add_note(error, f"in run {self.id!r}:\n{row.error.traceback.rstrip()}")
-        return RunResult(self.id, run_id, row.status, error=error)
+        return await run_result(self._client, row, program, self.id, run_id)
 
     async def _ended(self, run_id: str) -> RunRow:
         try:
@@ -191,3 +169,30 @@ class RunHandle(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<run {self.id!r}>"
+
+
+async def run_result(client: Client, row: RunRow, program: Program | None, id: str, run_id: str) -> RunResult[Any]:
+    """How a run ended, as its row tells it: values by the types of its program, exceptions as they were raised."""
+    if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
+        output = await client.payloads.load(row.output_blob, row.output)
+        returns = getattr(program, "returns", Any) if row.status is RunStatus.COMPLETED else Any
+        value = client.codec.decode(output, returns, f"the result of run {id!r}")
+        return RunResult(id, run_id, row.status, value, program=row.program, tags=dict(row.tags))
+    error: BaseException
+    if row.status is RunStatus.CANCELLED:
+        error = RunCancelled(id, row.reason or None)
+    elif row.status is RunStatus.PARKED:
+        error = RunParked(id, row.reason)
+    else:
+        assert row.error is not None
+        error = rebuild(row.error, client.codec, getattr(program, "errors", {}))
+        if isinstance(error, StepError):
+            traceback = row.error.traceback or error.traceback
+            failed = RunFailed(id, error.type, error.message, traceback, error.attributes)
+            failed.__cause__ = error.__cause__
+            for note in getattr(error, "__notes__", ()):
+                failed.add_note(note)
+            error = failed
+        elif row.error.traceback:
+            add_note(error, f"in run {id!r}:\n{row.error.traceback.rstrip()}")
+    return RunResult(id, run_id, row.status, error=error, program=row.program, tags=dict(row.tags))

@@ -174,7 +174,7 @@ class Telling(Connection):
             return None
         self._states.remember(state)
         if state.finished is not None:
-            self.watch.resolve(row(state))
+            self._ended_here(row(state))
         return Accepted()
 
 

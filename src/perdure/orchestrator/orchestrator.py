@@ -86,6 +86,8 @@ class Orchestrator:
         self._rules = rules
         # Told of every run that has ended, is parked, or cannot be read any more.
         self.on_finished = on_finished
+        # Told of every run that has ended by what was written here.
+        self.on_completed: Callable[[RunRow], None] | None = None
         self._observer = on_commit
         self.payloads = Payloads(store.blobs, limits)
         self.active: dict[str, Driver] = {}
@@ -219,6 +221,8 @@ class Orchestrator:
         if self.snapshots.due(state):
             self.snapshots.take(self, driver)
         if state.finished is not None or not state.running:
+            if state.finished is not None and self.on_completed is not None and driver.saved:
+                self.on_completed(row(state))
             self._settle(driver)
 
     def _settle(self, driver: Driver) -> None:
