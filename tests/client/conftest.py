@@ -12,10 +12,16 @@ from perdure.stores.sql.schema import migrations_of
 
 
 @pytest.fixture(params=["memory", "file", "sqlite", "postgres", "redis"])
-async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An empty store, not open yet; the test runs once on each kind."""
+def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty store of each kind is."""
     urls = {"memory": "memory://", "file": f"file:///{tmp_path}/store", "sqlite": f"sqlite:///{tmp_path}/runs.db"}
-    store = open_store(urls.get(request.param) or request.getfixturevalue(f"{request.param}_url"))
+    return urls.get(request.param) or str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+async def any_store(any_url: str) -> Store:
+    """An empty store, not open yet; the test runs once on each kind."""
+    store = open_store(any_url)
     migrations = migrations_of(store)
     if migrations is not None:
         await migrations.apply()

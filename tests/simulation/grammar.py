@@ -16,22 +16,28 @@ from hypothesis import strategies as st
 from perdure import (
     CompensationFailed,
     FailedStep,
+    Limits,
     OutcomeUnknown,
     Retry,
+    SignalTimeout,
     batched,
     checkpoint,
+    lock,
     now,
     random,
     retry_with,
     rule,
     saga,
+    set_state,
     sleep,
     step,
     step_context,
     step_inline,
     uuid4,
+    wait_signal,
     workflow,
 )
+from perdure.testing.simulation import Message, Sender
 
 Tree = list[Any]
 See = Callable[[Any], None]
@@ -92,6 +98,18 @@ async def streamed(n: int) -> AsyncIterator[int]:
             raise Boom(n)
 
 
+@step
+async def large(n: int) -> list[int]:
+    """Returns more than the journal holds, under `LIMITS`."""
+    await asyncio.sleep(n / 100)
+    return [outcome(n) for _ in range(200)]
+
+
+@step(at_most_once=True)
+async def once_large(n: int) -> list[int]:
+    return [outcome(n) for _ in range(200)]
+
+
 @step(at_most_once=True)
 async def once(n: int) -> int:
     return outcome(n)
@@ -116,6 +134,9 @@ async def save(failed: FailedStep) -> Any:
 async def dispensable(n: int) -> int:
     raise Boom(outcome(n))
 
+
+# Small, so that what is stored apart need not be large.
+LIMITS = Limits(blob=1000)
 
 RULES = [
     rule("saved", attempts=2, initial=0.3, fallback=save),
@@ -187,6 +208,49 @@ async def _once(see: See, n: int) -> int:
         value = -n
     see(value)
     return value
+
+
+async def _large(see: See, n: int) -> int:
+    values = await large(n)
+    see(sum(values))
+    return len(values)
+
+
+async def _once_large(see: See, n: int) -> int:
+    try:
+        value = sum(await once_large(n))
+    except OutcomeUnknown:
+        value = -n
+    see(value)
+    return value
+
+
+async def _state(see: See, n: int) -> int:
+    set_state(f"key {n % 3}", n)
+    return n
+
+
+async def _told(see: See, tenths: int) -> int:
+    """Wait for a signal that comes, or does not."""
+    try:
+        value: int = await wait_signal("item", timeout=tenths / 10)
+    except SignalTimeout:
+        value = -1
+    see(value)
+    return value
+
+
+async def _room(see: See, n: int) -> int:
+    """Work in a room that others want too. Nothing else is taken inside, so nobody waits in a circle."""
+    async with lock("room", ttl=5.0) as held:
+        see(held.token)
+        return await _step(see, n)
+
+
+async def _free(see: See, tree: Tree) -> int:
+    """Take a lock that nobody else wants."""
+    async with lock(str(uuid4()), ttl=5.0):
+        return await run_tree(tree, see)
 
 
 async def _streamed(see: See, n: int) -> int:
@@ -387,6 +451,12 @@ NODES: dict[str, Callable[..., Awaitable[int]]] = {
     "retried": _retried,
     "hasty": _hasty,
     "once": _once,
+    "large": _large,
+    "once_large": _once_large,
+    "state": _state,
+    "told": _told,
+    "room": _room,
+    "free": _free,
     "streamed": _streamed,
     "saved": _saved,
     "dispensable": _dispensable,
@@ -434,6 +504,12 @@ _ONE = [
     "saved",
     "dispensable",
     "streamed",
+    "large",
+    "large",
+    "once_large",
+    "state",
+    "told",
+    "room",
 ]
 _LEAVES: dict[str, st.SearchStrategy[Tree]] = {
     "one": st.tuples(st.sampled_from(_ONE), _small).map(list),
@@ -458,7 +534,7 @@ def _grow(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
         st.tuples(st.just("loop"), st.integers(1, 3), trees).map(list),
         st.tuples(st.just("branch"), trees, trees, trees).map(list),
         st.tuples(st.sampled_from(["finally", "event"]), trees, trees).map(list),
-        st.tuples(st.sampled_from(["left", "child", "child"]), trees).map(list),
+        st.tuples(st.sampled_from(["left", "child", "child", "free", "free"]), trees).map(list),
         st.tuples(st.just("saga"), trees, _small).map(list),
     )
 
@@ -466,3 +542,21 @@ def _grow(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
 _parts: st.SearchStrategy[Tree] = st.recursive(leaves, _grow, max_leaves=8)
 _whole = st.sampled_from(["sequence", "sequence", "gather", "queue", "race"])
 trees: st.SearchStrategy[Tree] = st.tuples(_whole, st.lists(_parts, min_size=1, max_size=4)).map(list)
+
+
+def tellers(seed: int) -> list[Sender]:
+    """People elsewhere who tell the first run something again and again: what it waits for, and what it does not."""
+    draw = chance.Random(seed)
+    kinds = ["item", "item", "nobody", "pause"]
+    told: list[Sender] = []
+    for _ in range(draw.randrange(1, 4)):
+        messages: list[Message] = []
+        for number in range(draw.randrange(1, 12)):
+            wait = draw.choice((0.0, 0.01, 0.05, 0.3, 1.0))
+            name = draw.choice(kinds)
+            if name == "pause":
+                messages += [Message("pause", wait=wait), Message("resume", wait=draw.choice((0.0, 0.2, 2.0)))]
+            else:
+                messages.append(Message("signal", name, number, wait=wait))
+        told.append(Sender(messages, local=draw.random() < 0.3))
+    return told

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from perdure import every
+from perdure.kernel.durability import Durability
 from perdure.testing.simulation import STORMY, Crash, Faults, Message, Sender, Simulation
-from tests.simulation.grammar import Tree, interpret
+from tests.simulation.grammar import LIMITS, Tree, interpret, tellers
 from tests.simulation.test_promises import LIMIT, LONG, check
 
 SLOW = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
@@ -98,3 +100,29 @@ def test_what_somebody_said_is_heard_although_the_store_was_out_of_reach_when_it
     for seed in range(SCHEDULES):
         faults = Faults(durations=(0.1,), delays=(0.0, 0.1), refusals=0.3)
         Simulation(seed, faults=faults).run(interpret(["steps", [1, 2]]), senders=[Sender(messages)], limit=LIMIT)
+
+
+def while_told(tree: Tree, mode: str | Durability, seeds: Sequence[int], **faults: float) -> None:
+    """Run a tree while people tell it things, on an engine that looks for that all the time."""
+    for seed in seeds:
+        shaky = Faults(delays=(0.0, 0.0, 0.002, 0.1, 0.3), interference=0.3, lost_replies=0.05, **faults)
+        check(
+            Simulation(f"{seed} told", faults=shaky).run(
+                interpret(tree), senders=tellers(seed), limit=LONG, limits=LIMITS, watch=0.05, durability=mode
+            )
+        )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", every(1)], ids=str)
+def test_a_lock_that_was_taken_while_the_journal_was_read_is_not_waited_for(mode: str | Durability) -> None:
+    while_told(["loop", 8, ["free", ["state", 1]]], mode, range(12))
+
+
+@pytest.mark.parametrize("mode", ["relaxed", "async", every(1), every(3)], ids=str)
+def test_a_large_result_that_was_stored_before_its_run_came_to_it_again_is_not_lost(mode: str | Durability) -> None:
+    while_told(["loop", 3, ["gather", [["large", 1], ["large", 2], ["step", 3]]]], mode, range(8), refusals=0.1)
+
+
+@pytest.mark.parametrize("mode", ["exit", "async", every(1)], ids=str)
+def test_chunks_that_a_driver_could_not_write_are_written_by_the_next_in_their_order(mode: str | Durability) -> None:
+    while_told(["loop", 3, ["gather", [["streamed", 7], ["once_large", 2], ["once", 3]]]], mode, range(8))

@@ -6,9 +6,11 @@ the same attempts. Never decides what follows from an outcome.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from perdure.engine.carried import Carried, carry
 from perdure.engine.jobs import Told
@@ -80,8 +82,9 @@ class Attempts:
         self.channels = Channels(driver, driver.services)
         # Values that lie apart, by op, until their events are known to be in the store.
         self.large: dict[str, Raw] = {}
-        # Attempts whose result is being stored apart; what a driver before this one had under way; who came after it.
-        self._storing: set[tuple[str, int]] = set()
+        # Attempts whose result is being stored apart, with their inputs; what a driver before this one had under way,
+        # until the run has heard of it; who came after it.
+        self._storing: dict[tuple[str, int], str] = {}
         self._carried: dict[tuple[str, int], Carried] = {}
         self._given_up: dict[tuple[str, int], Carried] = {}
         self._heir: Attempts | None = None
@@ -110,15 +113,15 @@ class Attempts:
         self.calls.clear()
         self._ready = None
 
-    def stop_given_up(self) -> None:
-        """The journal says what was given up: let it go."""
+    def stop_given_up(self, unsaved: Collection[str] = ()) -> None:
+        """The journal says what was given up, except for ops that it does not know of yet: let it go."""
         # Only then: until it does, a crash or a conflict would take it up again.
         for op in self.cancels:
-            attempt = self.running.pop(op, None)
+            attempt = self.running.pop(op, None) if op not in unsaved else None
             if attempt is not None:
                 attempt.cancel()
-        self.cancels.clear()
-        self._given_up.clear()
+        self.cancels = [op for op in self.cancels if op in unsaved]
+        self._given_up = {key: carried for key, carried in self._given_up.items() if key[0] in unsaved}
 
     def make_ready(self) -> None:
         """Use the time of the disk: do now what need not wait for the commit."""
@@ -137,11 +140,12 @@ class Attempts:
     def _launch(self, call: Call) -> None:
         op = call.command.op
         if self._carried:
-            carried = self._carried.pop((op, call.attempt), None)
+            carried = self._carried.get((op, call.attempt))
             if carried is not None and carried.inputs in ("", call.command.inputs_hash):
                 self._go_on(call, carried)
                 return
             if carried is not None:
+                del self._carried[op, call.attempt]
                 carried.cancel()
         if self.channels.open:
             self.channels.open.pop((op, call.attempt), None)  # of an attempt that had other inputs
@@ -166,9 +170,8 @@ class Attempts:
     def take_over(self, old: Attempts) -> None:
         """Go on with the attempts of a driver whose view of the journal was out of date, and with their outcomes."""
         self._carried = old._hand_over(self)
-        self.large = old.large
         self.channels = old.channels
-        self.channels.driver = self._driver
+        self.channels.hand_over(self._driver)
         for op, command in self._driver.replay.open_steps.items():
             open_op = self._state.ops[op]
             if open_op.running:
@@ -179,29 +182,49 @@ class Attempts:
         """Everything that is under way or done and not known to be in the store, by op and attempt."""
         self._heir = heir
         before = {**self._carried, **self._given_up}
-        return carry(before, self._storing, self.running, self._driver.outbox.unsaved())
+        return carry(before, self._storing, self.running, self._driver.outbox.unsaved(), self.large)
 
     def _go_on(self, call: Call, carried: Carried) -> None:
         """An attempt that was under way or done before the journal was read anew is not made again."""
+        key = call.command.op, call.attempt
         if self.channels.open:
             self.channels.go_on(call)
-        if carried.attempt is not None and carried.ended is not None:
-            self._services.loop.call_soon(self._ended, carried.attempt, *carried.ended)
-        elif carried.attempt is not None:
+        if carried.over:
+            # It stays carried until the run has heard of it: the journal may have to be read anew before that.
+            self._services.loop.call_soon(self._offer, call)
+            return
+        del self._carried[key]
+        if carried.attempt is not None:
             carried.attempt.done = self._ended
             self.running[call.command.op] = carried.attempt
-        elif carried.outcome is not None:
-            self._services.loop.call_soon(self._offer, call, carried.outcome)
         else:
-            self._storing.add((call.command.op, call.attempt))
+            self._storing[key] = call.command.inputs_hash
 
-    def _offer(self, call: Call, outcome: StepSucceeded | AttemptFailed | StepFailed | StepSkipped) -> None:
-        if self.expects(call):
-            large = self.large.get(outcome.op)
-            value = outcome if large is None else StepSucceeded(outcome.op, large, outcome.attempt)
-            self._driver.record_as(value, outcome)
-        elif outcome.op in self.cancels:
-            self._given_up[outcome.op, outcome.attempt] = Carried(call.command.inputs_hash, outcome=outcome)
+    def _offer(self, call: Call) -> None:
+        """Tell the run what an attempt came to that another driver had made."""
+        if self._heir is not None:
+            return  # it was handed on
+        carried = self._carried.pop((call.command.op, call.attempt), None)
+        if carried is None:
+            return
+        if carried.attempt is not None and carried.ended is not None:
+            self._ended(carried.attempt, *carried.ended)
+        elif carried.stored is not None:
+            self._stored(call, *carried.stored)
+        elif not self.expects(call):
+            self._remember(call, carried)
+        elif (outcome := carried.outcome) is not None:
+            event: StepSucceeded | AttemptFailed | StepFailed | StepSkipped = outcome
+            if carried.large is not None and isinstance(outcome, StepSucceeded):
+                self.large[outcome.op] = carried.large
+                event = replace(outcome, value=carried.large)
+            self._driver.record_as(event, outcome)
+
+    def _remember(self, call: Call, carried: Carried) -> None:
+        """Keep what an attempt came to that was given up, until the journal says so: if it never does, it counts."""
+        if call.command.op in self.cancels:
+            carried.inputs = call.command.inputs_hash
+            self._given_up[call.command.op, call.attempt] = carried
 
     # --- and ended ------------------------------------------------------------------------------------------------
 
@@ -221,10 +244,7 @@ class Attempts:
             # Room of its own has come free; after this outcome is recorded, what was due takes it.
             self._services.loop.call_soon(self._driver.wake)
         if not self.expects(call):
-            if op in self.cancels:
-                # Given up, and that is not in the journal yet: if it never comes there, this is still its outcome.
-                inputs = call.command.inputs_hash
-                self._given_up[op, call.attempt] = Carried(inputs, attempt, (value, error))
+            self._remember(call, Carried("", attempt, (value, error)))
             return
         if self.channels.open:
             self.channels.settle(call, error is None)
@@ -251,23 +271,28 @@ class Attempts:
             event = StepSucceeded(op, Raw(data), call.attempt, fallback=call.failed is not None)
             self._driver.record_as(event, event)
         else:
-            self._storing.add((op, call.attempt))
+            self._storing[op, call.attempt] = call.command.inputs_hash
             self._driver.offload(data, what, lambda blob: self._stored(call, data, blob))
 
     def _stored(self, call: Call, data: bytes, blob: str | BaseException) -> None:
         if self._heir is not None:
             self._heir._stored(call, data, blob)
             return
-        self._storing.discard((call.command.op, call.attempt))
+        op = call.command.op
+        self._storing.pop((op, call.attempt), None)
+        carried = self._carried.get((op, call.attempt))
+        if carried is not None and not carried.over and carried.attempt is None:
+            carried.stored = data, blob  # the run has not come to this op again
+            return
         if not self.expects(call):
+            self._remember(call, Carried("", stored=(data, blob)))
             return
         if isinstance(blob, BaseException):
             self._failed(call, blob)
             return
-        op = call.command.op
-        self.large[op] = Raw(data)
-        value, recorded = Raw(data), StepSucceeded(op, NULL, call.attempt, blob, call.failed is not None)
-        self._driver.record_as(StepSucceeded(op, value, call.attempt), recorded)
+        value = self.large[op] = Raw(data)
+        recorded = StepSucceeded(op, NULL, call.attempt, blob, call.failed is not None)
+        self._driver.record_as(replace(recorded, value=value), recorded)
 
     def _failed(self, call: Call, error: BaseException) -> None:
         spec, codec = call.command.spec, self._services.codec

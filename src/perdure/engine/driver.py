@@ -23,8 +23,9 @@ from perdure.engine.services import Services
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, UsageError
 from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
 from perdure.kernel.durability import Durability
-from perdure.kernel.events import AnyEvent, Batch, RunReleased, RunStatus, StepsHeld
+from perdure.kernel.events import AnyEvent, Batch, RunReleased, RunStatus, StepFailed, StepsHeld
 from perdure.kernel.failures import describe
+from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Plan, adopt, deliver, plan, wake
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Replay
@@ -101,11 +102,19 @@ class Driver:
     def succeed(self, old: Driver) -> None:
         """Take over from a driver whose view of the journal was out of date: its attempts and their outcomes."""
         old.close(cancel=False)
+        self._abandoned = old._given_up_for_good()
         self.attempts.take_over(old.attempts)
         self._pump(None)
         if not self.outbox.events:
             self._act()
             self._set_alarm()
+
+    def _given_up_for_good(self) -> list[str]:
+        """Runs elsewhere that the journal says were given up, and that have not been told; attempts are stopped."""
+        unsaved = {e.op for e in self.outbox.unsaved() if isinstance(e, StepFailed) and e.cancelled}
+        self.attempts.stop_given_up(unsaved)
+        keys = {step_key(self.run_id, op) for op in unsaved}
+        return [id for id in self._abandoned if id not in keys]
 
     def catch_up(self, tail: Sequence[Batch]) -> bool:
         """Take in what others have appended; False where what is here is not what the journal holds up to there."""
@@ -119,6 +128,8 @@ class Driver:
         if not self.outbox.events:
             self._act()
             self._set_alarm()
+        # What attempts showed meanwhile was left where it was.
+        self.attempts.channels.look()
         return True
 
     def adopt(self, *events: AnyEvent, admit: Queue | None = None) -> None:
@@ -420,6 +431,14 @@ class Driver:
     def saved(self) -> bool:
         """Whether everything that happened is in the store."""
         return self.outbox.empty
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it would hear of what others wrote only by looking: it is about to write nothing."""
+        outbox = self.outbox
+        if self.stale or self.closed or outbox.in_flight or not outbox.committed:
+            return False
+        return self.saved or not outbox.wanted
 
     @property
     def idle(self) -> bool:

@@ -57,11 +57,22 @@ class Channels:
         if channel is not None:
             channel.settle(succeeded)
 
+    def hand_over(self, driver: Driver) -> None:
+        """Another driver takes over: each channel waits until its attempt goes on there."""
+        self.driver = driver
+        for channel in self.open.values():
+            channel.handed_over = True
+
     def go_on(self, call: Call) -> None:
         """An attempt goes on under another driver."""
         channel = self.open.get((call.command.op, call.attempt))
         if channel is not None:
             channel.record_again()
+
+    def look(self) -> None:
+        """Record what could not be recorded while the run's view of its journal was out of date."""
+        for channel in list(self.open.values()):
+            channel.look()
 
     def flush(self) -> None:
         """The run is given up in good order: record what attempts have shown so far."""
@@ -106,6 +117,7 @@ class Channel:
         "_unsaved",
         "_valid",
         "_waiting",
+        "handed_over",
         "last_progress",
     )
 
@@ -134,6 +146,8 @@ class Channel:
         self._scheduled = self._due = self._settled = self._cancelled = False
         self._timer: asyncio.TimerHandle | None = None
         self._flush_at = 0.0
+        # Whether what was sent went to a driver before this one, and its numbers mean nothing to this one.
+        self.handed_over = False
 
     # --- for the step, in any thread ------------------------------------------------------------------------------
 
@@ -264,14 +278,14 @@ class Channel:
         self._scheduled = True
         loop = self._services.loop
         if threading.get_ident() == self._services.thread:
-            loop.call_soon(self._look)
+            loop.call_soon(self.look)
             return
         try:
-            loop.call_soon_threadsafe(self._look)
+            loop.call_soon_threadsafe(self.look)
         except RuntimeError:  # the loop is closed: the engine is gone
             self._cancelled = True
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Record what is due, and come back for the rest."""
         with self._lock:
             self._scheduled = False
@@ -279,8 +293,8 @@ class Channel:
                 self._timer.cancel()
                 self._timer = None
         driver = self._channels.driver
-        if not driver.attempts.hears(self._call):
-            return  # it comes back here when its append has arrived, or when another driver has taken over
+        if self.handed_over or not driver.attempts.hears(self._call):
+            return  # it comes back when its append has arrived, the run has caught up, or another driver took over
         self._record(self._take(everything=False))
         self._set_timer()
 
@@ -292,7 +306,7 @@ class Channel:
             if self._progress is not None:
                 moments.append(self._progress_at + PROGRESS_SECONDS)
             if moments and self._timer is None and not self._closed:
-                self._timer = self._services.loop.call_at(min(moments), self._look)
+                self._timer = self._services.loop.call_at(min(moments), self.look)
 
     def _take(self, everything: bool) -> list[Report]:
         """The events that are to be recorded now."""
@@ -326,7 +340,7 @@ class Channel:
         """Record what could be shown later."""
         self._due |= self._call.command.spec.stream.count > 0
         self._progress_at = -PROGRESS_SECONDS
-        if self._channels.driver.attempts.expects(self._call):
+        if not self.handed_over and self._channels.driver.attempts.expects(self._call):
             self._record(self._take(everything=False))
 
     def settle(self, succeeded: bool) -> None:
@@ -347,6 +361,7 @@ class Channel:
         """Another driver has taken over: what it does not find in the journal is recorded once more."""
         with self._lock:
             sent, self._sent = self._sent, []
+            self.handed_over = False
         open_op = self._channels.driver.state.ops.get(self._op)
         count = open_op.shown.count if open_op is not None and open_op.shown is not None else 0
         lost: list[Report] = []
@@ -359,10 +374,12 @@ class Channel:
         self._record(lost)
         if self._pending or self._progress is not None or self._mark:
             self._due = True
-            self._services.loop.call_soon(self._look)
+            self._services.loop.call_soon(self.look)
 
     def committed(self, next_seq: int) -> None:
         """The journal is durable up to this number."""
+        if self.handed_over:
+            return
         with self._lock:
             while self._sent and self._sent[0][0] <= next_seq:
                 self._saved(self._sent.pop(0)[1])
@@ -371,7 +388,7 @@ class Channel:
             more = not self._closed and (self._mark or bool(self._pending) or self._progress is not None)
         if more:
             # All that came while the last append was on its way goes together.
-            self._look()
+            self.look()
 
     @property
     def empty(self) -> bool:

@@ -63,6 +63,12 @@ class RunLocks:
             # It may have taken the lock just before its last owner died.
             self._want(run_id, op, asked, again=True)
 
+    def tell_again(self, driver: Driver) -> None:
+        """Tell a run of locks that were taken for it while it could not be told."""
+        for op in driver.state.lock_waits:
+            if op in self._holds.get(driver.run_id, ()):
+                self._orchestrator.loop.call_soon(self._deliver, driver.run_id, op)
+
     def ended(self, run_id: str) -> None:
         """Give back everything that a run holds: it is finished."""
         self._end(run_id, "")
@@ -110,7 +116,10 @@ class RunLocks:
         return (run_id, op) not in self._leaving and run_id not in self.regaining
 
     def _deliver(self, run_id: str, op: str) -> None:
-        """Tell the run that it holds a lock. A run that cannot be told now asks again when it can."""
+        """Tell the run that it holds a lock.
+
+        One that cannot be told now is told by `tell_again` when it has caught up, or by `join` when it was read anew.
+        """
         driver, hold = self._orchestrator.active.get(run_id), self._holds.get(run_id, {}).get(op)
         if driver is None:
             self.left(run_id)

@@ -343,7 +343,7 @@ class Orchestrator:
         self.active[old.run_id] = new
         new.succeed(old)
         self.locks.join(state)
-        self.acknowledge(new)
+        self.settle(new)
 
     # --- ending ---------------------------------------------------------------------------------------------------
 

@@ -30,12 +30,13 @@ class Tails:
         """Take in what others appended to runs that are in memory here, all of them or some."""
         active = self._orchestrator.active
         wanted = active.values() if run_ids is None else [active[run_id] for run_id in run_ids if run_id in active]
-        settled = [driver for driver in wanted if driver.saved and not driver.stale]
+        quiet = [driver for driver in wanted if driver.quiet]
         journal = self._orchestrator.store.journal
-        heads = await journal.heads([driver.run_id for driver in settled]) if settled else {}
-        for driver in settled:
+        heads = await journal.heads([driver.run_id for driver in quiet]) if quiet else {}
+        for driver in quiet:
             # Meanwhile it may have written itself; then its own append met what is news here.
-            if heads.get(driver.run_id, 0) > driver.state.next_seq and active.get(driver.run_id) is driver:
+            news = heads.get(driver.run_id, 0) > driver.outbox.committed and driver.quiet
+            if news and active.get(driver.run_id) is driver:
                 self.read(driver)
 
     def read(self, driver: Driver) -> None:
@@ -94,5 +95,6 @@ class Tails:
         orchestrator = self._orchestrator
         if orchestrator.active.get(driver.run_id) is not driver or orchestrator.closing or not driver.catch_up(tail):
             return False
+        orchestrator.locks.tell_again(driver)
         orchestrator.settle(driver)
         return True

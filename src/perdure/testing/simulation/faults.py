@@ -24,7 +24,7 @@ class Faults:
     refusals: float = 0.0
     """The share of calls of the store that do nothing and are answered with StoreUnavailable."""
     interference: float = 0.0
-    """The share of appends before which somebody else sends the run a signal that nobody waits for."""
+    """The share of appends before which somebody else sends the run a signal that nobody waits for; and after which."""
     clock_jumps: float = 0.0
     """The share of appends at which the wall clock of the machine is set, forward or back."""
     crashes: float = 0.0

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
+from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, SignalReceived
-from perdure.kernel.projection import row
 from perdure.kernel.state import fold
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Append, Head, Outcome
@@ -26,6 +26,8 @@ from perdure.testing.simulation.world import Machine
 
 JUMPS = (-3600.0, -5.0, -0.2, 0.2, 5.0, 3600.0)
 LATE = (0.0, 0.01, 0.5, 5.0)
+# How long after an append somebody else may write to the same run.
+LATER = (0.0, 0.001, 0.01, 0.1, 0.5)
 
 
 class FaultPlan:
@@ -204,6 +206,10 @@ class SimulatedJournal:
             self._interfere(chance.choice(appends).run_id)
         outcomes = journal.append(appends)
         self._monitor.answered(machine, appends, outcomes, journal.rows)
+        if faults.interference and chance.random() < faults.interference:
+            # Also while the owner has nothing to write: it hears of that one by looking, not by a conflict.
+            run_id = chance.choice(appends).run_id
+            machine.world.after(chance.choice(LATER), lambda: self._interfere(run_id))
         return outcomes
 
     def _interfere(self, run_id: str) -> None:
@@ -213,9 +219,7 @@ class SimulatedJournal:
             return
         journal, seq = self._base.journal, watched.state.next_seq
         state = fold(run_id, watched.batches)
-        event = SignalReceived("nobody", signal_id=f"~{seq}")
-        state.fold(event, state.at)
-        append = Append(run_id, seq, [Batch(seq, state.at, [event])], row(state))
+        append = extend(state, [SignalReceived("nobody", signal_id=f"~{seq}")], state.at)
         outcomes = journal.append([append])
         self._monitor.note("somebody", f"interferes with {run_id}")
         self._monitor.answered(self._machine, [append], outcomes, journal.rows)
