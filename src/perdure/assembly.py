@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -44,7 +45,7 @@ from perdure.orchestrator.recovery import recover_at_start, warn_of_unknown
 from perdure.orchestrator.rehearsal import rehearse
 from perdure.orchestrator.retention import Retainer
 from perdure.orchestrator.service import Service
-from perdure.orchestrator.sweep import SweepReport, sweep
+from perdure.orchestrator.sweep import Counts, SweepReport, sweep
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 from perdure.ports.leases import Leases
@@ -99,6 +100,8 @@ class Engine(Client):
         self._queues = _queues_by_name(queues)
         self._serves = None if serves is None else _names(serves)
         self._scheduled = Runs(self)
+        # What a sweep that has this engine for itself may still take up.
+        self._counts: Counts | None = None
         remote = _remote_steps(steps, self._report).values()
         self._programs = Programs([*_checked(programs), *remote, schedule_program(self._scheduled)])
         self._check_rules()
@@ -157,13 +160,15 @@ class Engine(Client):
 
     async def _start(self, look: bool) -> None:
         self._locks = self._make_locks()
+        self._scheduled.come()
         orchestrator = self._orchestrator = Orchestrator(
             self.store,
             self._programs,
             name=self.name,
             max_concurrency=self._max_concurrency,
             limits=self._limits,
-            recovery=self._recovery,
+            # A sweep whose time is up is over: what it has under way is handed over at once.
+            recovery=self._recovery if look else replace(self._recovery, grace=0.0),
             codec=self.codec,
             executor=self._executor,
             clock=self.clock,
@@ -215,25 +220,30 @@ class Engine(Client):
                 raise UsageError(f"sweep({name}={limit!r}): a limit is a whole number, and not negative")
         now = self.clock.now()
         end = moment_of(until, now, "until")
-        opened = self._orchestrator is None
-        if opened:
+        counts = Counts({"timers": max_timers, "schedules": max_schedules, "runs": max_runs})
+        alone = self._orchestrator is None
+        if alone:
+            self._counts, self._scheduled.may_fire = counts, counts.tick
             _ = await self._open(look=False)
         try:
             assert self._orchestrator is not None
             assert self._ownership is not None
             assert self._service is not None
+            self._orchestrator.brisk = alone
+            self._orchestrator.on_begun = counts.begun.set
             return await sweep(
                 self._orchestrator,
                 self._ownership,
                 self._service.admission,
-                max_timers=max_timers,
-                max_schedules=max_schedules,
-                max_runs=max_runs,
+                counts,
                 until=None if end is None else asyncio.get_running_loop().time() + max(0.0, end - now),
+                alone=alone,
+                is_held=self._scheduled.held.__contains__,
             )
         finally:
-            if opened:
+            if alone:
                 await self.close()
+                self._counts, self._scheduled.may_fire = None, lambda run: True
 
     def _committed(self, id: str, append: Append) -> None:
         if self._news.followed:
@@ -307,7 +317,9 @@ class Engine(Client):
     def _begins_here(self, started: RunStarted) -> bool:
         """Whether a new run begins in this engine at once; else it waits in the store for its turn."""
         waits = started.queue or started.not_before is not None or self._serves is not None
-        return not waits and started.program in self._programs
+        # The run of a tick belongs to the tick; a sweep takes up any other when it looks again, and counts it.
+        counted = self._counts is not None and not started.schedule
+        return not waits and not counted and started.program in self._programs
 
     async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
         orchestrator = self._accepting()
@@ -343,6 +355,8 @@ class Engine(Client):
             orchestrator.on_queued()
         elif started.not_before is not None:
             orchestrator.on_due(started.not_before)
+        if self._counts is not None:
+            self._counts.begun.set()
 
     async def _at_hand(self, id: str) -> str | None:
         orchestrator = self._orchestrator
@@ -360,7 +374,8 @@ class Engine(Client):
     async def _bring(self, run: RunRow) -> None:
         orchestrator = self._orchestrator
         # One that waits here is read once, and goes on in the commit that accepts what it waits for.
-        if orchestrator is not None and run.owner == self.name and run.status is RunStatus.WAITING:
+        ours = orchestrator is not None and run.owner == self.name and run.status is RunStatus.WAITING
+        if orchestrator is not None and ours and self._counts is None:
             await orchestrator.loading.load([run.run_id])
 
     async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
@@ -373,7 +388,10 @@ class Engine(Client):
         if isinstance(verdict, Accepted):
             # It sleeps, and may be ours: no need to wait for the next look at the store. In the background, since what
             # was accepted stays accepted whatever becomes of the reading.
-            orchestrator.loading.load_soon(run_id)
+            if self._counts is None:
+                orchestrator.loading.load_soon(run_id)
+            else:
+                self._counts.begun.set()
         return verdict
 
     async def _rehearse(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:

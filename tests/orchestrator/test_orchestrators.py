@@ -329,7 +329,9 @@ async def test_a_run_that_waits_inside_a_lock_loses_owners_without_blame(inside:
     store = MemoryStore()
     async with Engine(store, [guarded], name="n0", recovery=AT_ONCE) as engine:
         run = await engine.start(guarded(inside), id="x")
-        await eventually(lambda: bool(engine._orchestrator and engine._orchestrator.locks._holds))
+        async with asyncio.timeout(PATIENCE):
+            while not (view := await engine.get("x")) or not view.waits or view.waits[0].kind == "lock":
+                await asyncio.sleep(0)
         found = left_by_a_crash(store)
     for number in range(1, 8):
         name = f"n{number}"

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from perdure import (
     Engine,
+    Invocation,
     Queue,
     Recovery,
+    Retry,
     RunStatus,
     SweepReport,
     UsageError,
+    approval,
     blocking,
+    call,
+    child,
     connect,
+    continue_as,
     lock,
     sleep,
     step,
     wait_signal,
     workflow,
 )
+from perdure.engine.outbox import extend
+from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted, StepStarted
+from perdure.kernel.state import RunState
+from perdure.orchestrator import lingering, orchestrator
+from perdure.ports.journal import Appended, append_all
 from perdure.stores.memory.store import MemoryStore
+from perdure.stores.open import open_store
+from tests.engine.harness import PATIENCE
 
 called: list[str] = []
 
@@ -252,3 +268,282 @@ async def test_a_sweep_whose_time_is_up_leaves_a_run_that_waits_for_a_lock() -> 
         await client.locks.release("door", "somebody")
         assert (await Engine(store, [inside], clock=clock).sweep()).more is False
     assert called == ["a in"]
+
+
+# --- a sweep ends within its limits ---------------------------------------------------------------------------------
+
+
+@workflow
+async def tick() -> str:
+    return await note("tick")
+
+
+async def scheduled(store: MemoryStore, clock: FakeClock, invocation: Invocation[Any], **options: Any) -> None:
+    async with connect(store, clock=clock) as client:
+        _ = await client.schedule("s", invocation, **options)
+
+
+async def test_a_schedule_that_ticks_all_the_time_is_swept_up_to_the_limit() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    engine = Engine(store, [tick], clock=clock)
+    await scheduled(store, clock, call("tick"), every=1, catch_up="all", overlap="allow")
+    async with asyncio.timeout(PATIENCE):
+        assert await engine.sweep(max_schedules=2) == SweepReport()
+        clock.time += 5
+        assert await engine.sweep(max_schedules=2) == SweepReport(schedules=2, more=True)
+        assert called == ["tick"] * 2
+        assert await engine.sweep(max_schedules=2) == SweepReport(schedules=2, more=True)
+        assert await engine.sweep(max_schedules=2) == SweepReport(schedules=1)
+        assert await engine.sweep(max_schedules=0) == SweepReport()
+        clock.time += 1
+        assert await engine.sweep(max_schedules=0) == SweepReport(more=True)
+    assert called == ["tick"] * 5
+
+
+async def test_a_schedule_in_real_time_ends_a_sweep_too() -> None:
+    async with asyncio.timeout(PATIENCE):
+        store = MemoryStore()
+        async with connect(store) as client:
+            _ = await client.schedule("s", call("tick"), every=0.01)
+        engine = Engine(store, [tick])
+        swept = 0
+        while swept < 3:
+            report = await engine.sweep(max_schedules=2)
+            assert report.schedules <= 2
+            swept += report.schedules
+
+
+async def test_a_schedule_that_has_missed_ten_thousand_ticks_fires_as_many_as_it_may() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    await scheduled(store, clock, call("tick"), every=1, catch_up="all", overlap="allow")
+    clock.time += 10_000
+    async with asyncio.timeout(PATIENCE * 4):
+        assert await Engine(store, [tick], clock=clock).sweep(max_schedules=30) == SweepReport(schedules=30, more=True)
+        assert await Engine(store, [tick], clock=clock).sweep(max_schedules=7) == SweepReport(schedules=7, more=True)
+    assert called == ["tick"] * 37
+
+
+async def test_a_tick_that_waits_for_the_run_before_keeps_no_sweep() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    engine = Engine(store, [nap], clock=clock)
+    await scheduled(store, clock, call("nap", "a"), every=60, overlap="buffer_one")
+    async with asyncio.timeout(PATIENCE):
+        await engine.sweep()
+        clock.time += 61
+        assert (await engine.sweep()).schedules == 1
+        clock.time += 60
+        for _ in range(3):
+            assert (await engine.sweep()).timers == 0
+        clock.time += 3600
+        await engine.sweep()
+    assert called.count("a after") == 1
+
+
+@workflow
+async def endless(n: int) -> int:
+    await note(f"{n}")
+    continue_as(n + 1)
+
+
+async def test_a_workflow_that_goes_on_for_ever_is_swept_up_to_the_limit() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    engine = Engine(store, [endless], clock=clock)
+    async with connect(store, clock=clock) as client:
+        _ = await client.start(endless(0), id="e")
+    async with asyncio.timeout(PATIENCE):
+        assert await engine.sweep(max_runs=5) == SweepReport(runs=5, more=True)
+        assert await engine.sweep(max_runs=2) == SweepReport(runs=2, more=True)
+    assert called == [f"{n}" for n in range(7)]
+
+
+async def test_runs_that_begin_others_are_swept_up_to_the_limit() -> None:
+    """By a step that starts them, as a detached child, or into a queue."""
+    store, clock = MemoryStore(), FakeClock()
+    engine: Engine
+
+    @step
+    async def begin(n: int) -> None:
+        _ = await engine.start(call("breed", n + 1))
+
+    @workflow
+    async def breed(n: int) -> None:
+        await begin(n)
+        await child(call("other", n), detached=True)
+
+    @workflow
+    async def other(n: int) -> None:
+        await note("other")
+
+    engine = Engine(store, [breed, other], clock=clock)
+    async with connect(store, clock=clock) as client:
+        _ = await client.start(call("breed", 0))
+    async with asyncio.timeout(PATIENCE):
+        report = await engine.sweep(max_runs=9)
+        assert report == SweepReport(runs=9, more=True)
+        assert await engine.sweep(max_runs=4) == SweepReport(runs=4, more=True)
+
+
+async def test_a_step_may_wait_for_a_run_that_it_has_begun() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    engine: Engine
+
+    @step
+    async def ask_other() -> Any:
+        return await (await engine.start(call("tick"))).result()
+
+    @workflow
+    async def asking() -> Any:
+        return await ask_other()
+
+    engine = Engine(store, [asking, tick], clock=clock)
+    async with connect(store, clock=clock) as client:
+        _ = await client.start(call("asking"), id="a")
+    async with asyncio.timeout(PATIENCE):
+        assert await engine.sweep() == SweepReport(runs=2)
+    assert await status_of(store, "a") is RunStatus.COMPLETED
+
+
+async def test_runs_that_signal_each_other_are_swept_up_to_the_limit() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    engine: Engine
+
+    @step
+    async def pass_on(to: str) -> None:
+        _ = await engine.signal(to, "ball")
+
+    @workflow
+    async def player(other: str) -> None:
+        while True:
+            await wait_signal("ball")
+            await pass_on(other)
+
+    engine = Engine(store, [player], clock=clock)
+    async with connect(store, clock=clock) as client:
+        for one, other in ("ab", "ba"):
+            _ = await client.start(player(other), id=one)
+        assert await engine.sweep() == SweepReport(runs=2)
+        _ = await client.signal("a", "ball")
+    async with asyncio.timeout(PATIENCE):
+        assert await engine.sweep(max_timers=6) == SweepReport(timers=6, more=True)
+
+
+async def test_a_sweep_does_not_stay_for_runs_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they wait for, and however short."""
+    monkeypatch.setattr(lingering, "LINGER_SECONDS", 1e6)
+    monkeypatch.setattr(orchestrator, "MOMENT", 1e6)
+    store, clock = MemoryStore(), FakeClock()
+
+    @workflow
+    async def soon() -> None:
+        await sleep(0.5)
+
+    @step(retry=Retry(attempts=3, initial=0.5, jitter=False))
+    async def stumble() -> None:
+        raise ConnectionError
+
+    @workflow
+    async def stumbling() -> None:
+        await stumble()
+
+    @workflow
+    async def question() -> Any:
+        return await approval("ok")
+
+    engine = Engine(store, [ask, nap, soon, stumbling, question], clock=clock)
+    async with connect(store, clock=clock) as client:
+        for one in (ask("a"), nap("n"), soon(), stumbling(), question()):
+            _ = await client.start(one)
+    async with asyncio.timeout(PATIENCE):
+        assert await engine.sweep() == SweepReport(runs=5)
+        clock.time += 0.6
+        assert await engine.sweep() == SweepReport(timers=2)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres", "redis"])
+async def test_two_sweeps_at_once_report_each_timer_once(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    memory, clock = MemoryStore(), FakeClock()
+    url = f"sqlite:///{tmp_path}/runs.db" if kind == "sqlite" else ""
+    if kind in ("postgres", "redis"):
+        url = request.getfixturevalue(f"{kind}_url")
+
+    def engine() -> Engine:
+        return Engine(memory if kind == "memory" else open_store(url), [nap], clock=clock)
+
+    async with asyncio.timeout(PATIENCE * 6):
+        await engine().sweep()
+        async with connect(memory if kind == "memory" else url, clock=clock) as client:
+            for n in range(40):
+                _ = await client.start(nap(f"{n}"), id=f"{n}")
+        runs = await asyncio.gather(engine().sweep(), engine().sweep())
+        # What one of them was offered and did not come to is left to the next.
+        assert sum(report.runs for report in [*runs, await engine().sweep()]) == 40
+        clock.time += 3600
+        timers = await asyncio.gather(engine().sweep(), engine().sweep())
+        assert sum(report.timers for report in [*timers, await engine().sweep()]) == 40
+    assert sorted(called) == sorted(f"{n} {when}" for n in range(40) for when in ("before", "after"))
+
+
+async def test_a_step_that_hangs_is_handed_over_when_the_time_is_up() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    over = threading.Event()
+
+    @step
+    def hang() -> None:
+        over.wait()
+
+    @workflow
+    async def hanging() -> None:
+        await hang()
+
+    engine = Engine(store, [hanging], clock=clock, recovery=Recovery(grace=3600))
+    async with connect(store, clock=clock) as client:
+        _ = await client.start(hanging(), id="h")
+    try:
+        async with asyncio.timeout(PATIENCE):
+            assert await engine.sweep(until=0.05) == SweepReport(runs=1, more=True)
+    finally:
+        over.set()
+    assert await status_of(store, "h") is RunStatus.RUNNING
+
+
+async def test_a_run_that_waits_for_a_lock_of_another_keeps_no_sweep() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    async with connect(store, clock=clock) as client, asyncio.timeout(PATIENCE):
+        held = await client.locks.acquire("door", "somebody", ttl=7200)
+        assert held is not None
+        _ = await client.start(inside("a"), id="a")
+        for _ in range(3):
+            assert (await Engine(store, [inside], clock=clock).sweep()).more
+        await client.locks.release("door", "somebody")
+        assert not (await Engine(store, [inside], clock=clock).sweep()).more
+    assert called == ["a in"]
+
+
+async def test_the_limit_holds_for_all_queues_together() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    engine = Engine(store, [tick], clock=clock)
+    async with connect(store, clock=clock) as client:
+        for n in range(4):
+            for queue in ("p", "q", "r"):
+                _ = await client.start(tick(), id=f"{queue}{n}", queue=queue)
+    assert await engine.sweep(max_runs=5) == SweepReport(runs=5, more=True)
+    assert await engine.sweep() == SweepReport(runs=7)
+
+
+async def test_a_run_that_has_lost_its_owner_again_and_again_is_tried_in_a_sweep() -> None:
+    store, clock = MemoryStore(), FakeClock()
+
+    @workflow
+    async def flow() -> str:
+        return await note("done")
+
+    started = RunStarted("r", "flow", "1", Raw(b"{}"))
+    events: list[AnyEvent] = [started, RunClaimed("x", 1, "x"), StepStarted("note:0")]
+    events += [RunClaimed("y", 2, "y"), StepStarted("note:0", 2)]
+    [outcome] = await append_all(store.journal, [extend(RunState("r"), events, clock.time - 1000)])
+    assert outcome == Appended()
+    async with asyncio.timeout(PATIENCE):
+        _ = await Engine(store, [flow], clock=clock).sweep()
+    assert store.journal.rows["r"].status is not RunStatus.RUNNING

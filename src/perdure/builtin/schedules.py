@@ -8,7 +8,8 @@ goes the same way; when a step is made again after a crash, it finds the run tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ from perdure.authoring.code.step import step
 from perdure.authoring.code.waits import set_state
 from perdure.authoring.code.workflow import Workflow, workflow
 from perdure.client.client import Client
+from perdure.engine.step_context import step_context
 from perdure.errors import AlreadyExists, NotDecodable, SignalTimeout
 from perdure.kernel import schedule as kernel
 from perdure.kernel.events import RunStatus
@@ -77,6 +79,14 @@ class Runs:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._leaving = asyncio.Event()
+        # Whether a tick that begins this run may fire now. A sweep fires so many and leaves the rest to the next.
+        self.may_fire: Callable[[str], bool] = lambda run: True
+        # The steps, by their idempotency keys, that only wait: for another sweep, or for the end of a run.
+        self.held: set[str] = set()
+
+    def come(self) -> None:
+        """The engine is open, perhaps again."""
+        self._leaving = asyncio.Event()
 
     def leave(self) -> None:
         """Let nobody wait any longer: the engine is being left."""
@@ -85,6 +95,9 @@ class Runs:
     async def carry_out(self, errand: Errand) -> Fired:
         """Start the run of an order, unless the overlap policy says otherwise."""
         definition, order = errand.definition, errand.order
+        if not self.may_fire(run_of(errand.id, order)):
+            with self._holding():
+                await asyncio.Event().wait()  # until the sweep is over, which hands the schedule over
         ahead = kernel.ahead(definition.spec, errand.id, errand.after)
         id = run_of(errand.id, order)
         found = await self._find(id)
@@ -132,6 +145,16 @@ class Runs:
             return None
         return "skipped" if overlap == "skip" else "waits"
 
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """The step that runs now only waits."""
+        key = step_context().id
+        self.held.add(key)
+        try:
+            yield
+        finally:
+            self.held.discard(key)
+
     async def ended(self, id: str) -> bool:
         """Wait until no run under this id is open; False when the engine is left before."""
         while True:
@@ -141,7 +164,8 @@ class Runs:
             end = asyncio.ensure_future(self._end(run))
             leaving = asyncio.ensure_future(self._leaving.wait())
             try:
-                await asyncio.wait({end, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                with self._holding():
+                    await asyncio.wait({end, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 if not end.done():
                     return False
                 end.result()

@@ -204,6 +204,8 @@ class Loading:
             for (one, append), outcome in zip(claims.values(), outcomes, strict=True):
                 if isinstance(outcome, Appended):
                     one.batches = [*one.batches, *append.batches]
+                    if orchestrator.claimed is not None:
+                        orchestrator.claimed.add(one.run_id)
                     orchestrator.admissions.settle(one.run_id)
                     sure.append(one)
                 elif isinstance(outcome, Full):

@@ -37,6 +37,8 @@ class RunLocks:
         self._leaving: set[tuple[str, str]] = set()
         # Runs that were taken over and go on when they have their locks again.
         self.regaining: dict[str, asyncio.Task[None]] = {}
+        # What those hold by their journals.
+        self._lost_locks: dict[str, dict[str, HeldLock]] = {}
 
     # --- what the journal says ------------------------------------------------------------------------------------
 
@@ -160,6 +162,15 @@ class RunLocks:
         if state.run_id not in self.regaining:
             task = self._orchestrator.loop.create_task(self._regain(state))
             self.regaining[state.run_id] = task
+            self._lost_locks[state.run_id] = dict(state.locks)
+        return False
+
+    async def shut_out(self, run_id: str) -> bool:
+        """Whether another run holds a lock that this one has to have again."""
+        for op, held in self._lost_locks.get(run_id, {}).items():
+            owner = await self._locker.owner(held.key)
+            if owner not in (None, step_key(run_id, op)):
+                return True
         return False
 
     def renewed(self, state: RunState) -> list[ValueRecorded]:
@@ -185,6 +196,7 @@ class RunLocks:
             await asyncio.sleep(RETRY_SECONDS)
         finally:
             del self.regaining[run_id]
+            self._lost_locks.pop(run_id, None)
         self._orchestrator.loading.load_soon(run_id)
 
     async def _claim(self, state: RunState) -> bool:

@@ -96,6 +96,10 @@ class Orchestrator:
         self.unreadable = self.parking.unreadable
         self._accepting: dict[str, asyncio.Future[None]] = {}
         self.admissions = Admissions()
+        # Whether runs that wait leave memory at once, and those that runs begin are left to others: in a sweep.
+        self.brisk = False
+        # The runs that were claimed here, where a sweep counts them.
+        self.claimed: set[str] | None = None
         # Told when a run has left memory.
         self.left = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,6 +110,8 @@ class Orchestrator:
         # Called when a run of a queue may wait for its turn, and when one has left memory.
         self.on_queued: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
+        # Called in a sweep when a run has begun another one.
+        self.on_begun: Callable[[], None] = lambda: None
         # Steps of a run that was started here see the context variables of its caller, those of others ours.
         self.variables = copy_context()
         # Whether nothing is advanced here for the time being, and whether another process has our name by now.
@@ -209,11 +215,16 @@ class Orchestrator:
             self.admissions.settle(driver.run_id)
         if self._observer is not None:
             self._observer(driver.id, append)
+        if self.claimed is not None and any(type(e) is RunClaimed for b in append.batches for e in b.events):
+            self.claimed.add(driver.run_id)
         for start in append.starts:
             if start.row is not None and start.row.queue:
                 self.on_queued()
             elif start.row is not None and start.row.program in self.programs:
-                self.loading.load_soon(start.run_id)
+                if self.brisk:
+                    self.on_begun()
+                else:
+                    self.loading.load_soon(start.run_id)
         self.quarantine.committed(driver.run_id, append)
         state = driver.state
         if state.uses_locks and self.active.get(driver.run_id) is driver:
@@ -234,6 +245,9 @@ class Orchestrator:
                 self.on_finished(row(state))
         elif driver.idle and _may_leave(state):
             due = state.wake_at
+            if self.brisk:
+                self._let_go(driver)
+                return
             if state.owner is not None and due is not None and due <= self.clock.now() + MOMENT:
                 return
             if state.owner is not None and (state.approvals or any(state.waits.values())):

@@ -55,8 +55,8 @@ class Admission:
         """Whether the moment for a look has come."""
         return self.next_look is not None and self.next_look <= now
 
-    async def look(self, capacity: int | None = None, waiting: Sequence[Waiting] | None = None) -> Sequence[str]:
-        """Begin what may begin, a few of each queue, while fewer than `capacity` runs of queues are in memory here.
+    async def look(self, most: int | None = None, waiting: Sequence[Waiting] | None = None) -> Sequence[str]:
+        """Begin what may begin, a few of each queue and `most` of all, while there is room for them in memory here.
 
         `waiting` are the queues that have queued runs, where that is known. Says which runs it began; some of them may
         have ended meanwhile.
@@ -76,17 +76,17 @@ class Admission:
                 if one.first > orchestrator.clock.now():
                     self._note(one.first)
                 elif not orchestrator.closing:
-                    room = self._capacity if capacity is None else min(capacity, self._capacity)
-                    begun += await self._begin_some(self._queues.get(one.queue) or Queue(one.queue), room)
+                    left = LOOK_LIMIT if most is None else most - len(begun)
+                    begun += await self._begin_some(self._queues.get(one.queue) or Queue(one.queue), left)
         except Exception:
             self._note(orchestrator.clock.now() + MOMENT)
             raise
         return begun
 
-    async def _begin_some(self, queue: Queue, capacity: int) -> list[str]:
+    async def _begin_some(self, queue: Queue, most: int) -> list[str]:
         orchestrator = self._orchestrator
         ours = sum(driver.queue != "" for driver in orchestrator.active.values())
-        room = min(capacity - ours, LOOK_LIMIT)
+        room = min(self._capacity - ours, most, LOOK_LIMIT)
         if room <= 0:
             self._backlog = self.crowded = True
             return []

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from perdure.kernel.events import RunStatus
-from perdure.orchestrator.orchestrator import MOMENT, Orchestrator
+from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.queues import Admission
 
 # Runs of this program are the ticks of schedules.
 SCHEDULE = "perdure.schedule"
+# How often runs that stay in memory are looked at.
+LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +30,37 @@ class SweepReport:
 
 
 @dataclass(slots=True)
-class _Count:
-    """How much of each kind may still be taken up."""
+class Counts:
+    """What a sweep has taken up, and how much of each kind it may."""
 
     limits: dict[str, int]
     taken: dict[str, int] = field(default_factory=lambda: {"timers": 0, "schedules": 0, "runs": 0})
+    # Whether something was left because of a limit.
     held: bool = False
+    # The runs of ticks: one that has to wait for the run before it is tried again, and is one tick.
+    ticks: set[str] = field(default_factory=set)
+    # Told when a run was begun that is to be taken up: one that is under way may wait for it.
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def left(self, kind: str) -> int:
+        """How many more of this kind may be taken up."""
+        return self.limits[kind] - self.taken[kind]
 
     def take(self, kind: str) -> bool:
         """Whether one more of this kind is within its limit; it is counted then."""
-        if self.taken[kind] >= self.limits[kind]:
+        if self.left(kind) <= 0:
             self.held = True
             return False
         self.taken[kind] += 1
+        return True
+
+    def tick(self, run: str) -> bool:
+        """Whether a tick that begins this run is within the limit; it is counted then, once."""
+        if run in self.ticks:
+            return True
+        if not self.take("schedules"):
+            return False
+        self.ticks.add(run)
         return True
 
 
@@ -47,94 +68,132 @@ async def sweep(
     orchestrator: Orchestrator,
     ownership: Ownership,
     admission: Admission,
+    counts: Counts,
     *,
-    max_timers: int,
-    max_schedules: int,
-    max_runs: int,
     until: float | None,
+    alone: bool,
+    is_held: Callable[[str], bool],
 ) -> SweepReport:
     """Take up what is due, let it go as far as it gets, and look again, until nothing is due or `until` has come.
 
-    `until` is in the time of the event loop.
+    `until` is in the time of the event loop. `alone`: nothing else advances runs here, so that whatever is in memory
+    was begun by the sweep. `is_held` says of the idempotency key of a step that it waits for another sweep.
     """
-    count = _Count({"timers": max_timers, "schedules": max_schedules, "runs": max_runs})
+    claimed = orchestrator.claimed = set()
     seen: set[str] = set()
-    # Runs that were here before the sweep are not its own: an open engine goes on with them.
-    before = set(orchestrator.active)
+    counted: list[tuple[str, str]] = []
     in_time = True
     while in_time:
+        counts.begun.clear()
         await ownership.look_around()
         dead = [owner for owner in await orchestrator.store.runs.owners() if owner not in ownership.others]
-        found = await _orphans(orchestrator, dead, count, seen) + await _due(orchestrator, ownership, count)
-        await orchestrator.loading.load(found, dead)
-        found += await _queued(orchestrator, admission, count, seen)
+        orphans = await _orphans(orchestrator, dead, counts, seen)
+        found = {**dict.fromkeys(orphans, "runs"), **await _due(orchestrator, ownership, counts)}
+        counted += found.items()
+        await orchestrator.loading.load(list(found), dead)
+        began = {*found, *await _queued(orchestrator, admission, counts, seen)}
         # What these have begun in their turn, such as the runs of ticks, goes as far as it gets, too.
-        found += [r for r in orchestrator.active if r not in before and r not in found and not at_rest(orchestrator, r)]
-        if not found:
+        others = [run_id for run_id in orchestrator.active if run_id not in began] if alone else []
+        began.update([run_id for run_id in others if not await _rests(orchestrator, run_id, is_held)])
+        if not began:
             break
-        seen.update(found)
-        in_time = await _settled(orchestrator, found, until)
-    return SweepReport(**count.taken, more=count.held or not in_time)
+        seen.update(began)
+        in_time = await _settled(orchestrator, began, counts.begun, until, is_held)
+    for run_id, kind in counted:
+        # Another sweep was faster, or there was nothing to take up.
+        if kind and run_id not in claimed:
+            counts.taken[kind] -= 1
+    # A lock may come free at any time.
+    locked = orchestrator.locks.regaining or any(one.state.lock_waits for one in orchestrator.active.values())
+    return SweepReport(**counts.taken, more=counts.held or not in_time or bool(locked))
 
 
-def at_rest(orchestrator: Orchestrator, run_id: str) -> bool:
-    """Whether a run has left memory, or waits for longer than a moment and stays only for the lock it holds."""
+async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str], bool]) -> bool:
+    """Whether a run has left memory, or has nothing to do before something comes that a sweep does not wait for."""
     driver = orchestrator.active.get(run_id)
     if driver is None:
-        return run_id not in orchestrator.loading.under_way and run_id not in orchestrator.locks.regaining
+        if run_id in orchestrator.locks.regaining:
+            return await orchestrator.locks.shut_out(run_id)
+        return run_id not in orchestrator.loading.under_way and run_id not in orchestrator.quarantine.waiting
+    if driver.stale or not driver.saved:
+        return False
+    running = driver.attempts.running.values()
+    if running and all(is_held(attempt.context.id) for attempt in running):
+        return not driver.attempts.calls
     state, due = driver.state, driver.state.wake_at
-    waits = driver.idle and not driver.stale and state.locks and not state.lock_waits
-    return bool(waits) and (due is None or due > orchestrator.clock.now() + MOMENT)
+    if not driver.idle or (due is not None and due <= orchestrator.clock.now()):
+        return False
+    return not state.lock_waits or await orchestrator.locks.kept_out(state)
 
 
-async def _settled(orchestrator: Orchestrator, run_ids: Collection[str], until: float | None) -> bool:
-    """Wait until all these runs are at rest; False when `until`, in the time of the loop, comes first."""
-    while not all(at_rest(orchestrator, run_id) for run_id in run_ids):
+async def _settled(
+    orchestrator: Orchestrator,
+    run_ids: Collection[str],
+    begun: asyncio.Event,
+    until: float | None,
+    is_held: Callable[[str], bool],
+) -> bool:
+    """Wait until all these runs are at rest, or another has begun; False when `until` comes before that."""
+    loop = asyncio.get_running_loop()
+    left = list(run_ids)
+    while not begun.is_set():
         orchestrator.left.clear()
-        try:
-            async with asyncio.timeout_at(until):
-                await orchestrator.left.wait()
-        except TimeoutError:
+        left = [run_id for run_id in left if not await _rests(orchestrator, run_id, is_held)]
+        if not left:
+            # One that rested may have been stirred by another, and hears of it in a moment.
+            for _ in range(5):
+                await asyncio.sleep(0)
+            left = [run_id for run_id in run_ids if not await _rests(orchestrator, run_id, is_held)]
+            if not left:
+                return True
+        if until is not None and loop.time() >= until:
             return False
+        # A run that stays in memory may come to rest without a word.
+        look = loop.time() + LOOK_SECONDS
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(look if until is None else min(look, until)):
+                await orchestrator.left.wait()
         await asyncio.sleep(0)  # one that has just got its locks back is on its way into memory
-    return True
+    return until is None or loop.time() < until
 
 
-async def _orphans(orchestrator: Orchestrator, dead: Sequence[str], count: _Count, seen: Collection[str]) -> list[str]:
+async def _orphans(orchestrator: Orchestrator, dead: Sequence[str], counts: Counts, seen: Collection[str]) -> list[str]:
     """Runs that were under way when their owner went away."""
     if not dead:
         return []
-    limit = count.limits["runs"] + len(seen) + len(orchestrator.active) + 1
+    limit = counts.limits["runs"] + len(seen) + len(orchestrator.active) + 1
     programs, queues = list(orchestrator.programs), orchestrator.serves
     found = await orchestrator.store.runs.owned(dead, RunStatus.RUNNING, programs, limit, queues)
-    return [r for r in found if r not in seen and r not in orchestrator.active and count.take("runs")]
+    return [r for r in found if r not in seen and r not in orchestrator.active and counts.take("runs")]
 
 
-async def _queued(orchestrator: Orchestrator, admission: Admission, count: _Count, seen: Collection[str]) -> list[str]:
+async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Counts, seen: Collection[str]) -> list[str]:
     """Runs that their queues let begin."""
-    left = count.limits["runs"] - count.taken["runs"]
-    ours = sum(driver.queue != "" for driver in orchestrator.active.values())
+    left = counts.left("runs")
     # A run begins once: one that comes again could not be brought into memory.
-    begun = [run_id for run_id in await admission.look(ours + left) if run_id not in seen]
-    count.taken["runs"] += len(begun)
-    count.held = count.held or (admission.crowded and len(begun) >= left)
+    begun = [run_id for run_id in await admission.look(most=left) if run_id not in seen]
+    counts.taken["runs"] += len(begun)
+    counts.held = counts.held or (admission.crowded and len(begun) >= left)
     return begun
 
 
-async def _due(orchestrator: Orchestrator, ownership: Ownership, count: _Count) -> list[str]:
-    """Runs whose moment has come, each under the kind of thing that it waited for."""
-    limit = sum(count.limits.values()) + len(orchestrator.active) + 1
+async def _due(orchestrator: Orchestrator, ownership: Ownership, counts: Counts) -> dict[str, str]:
+    """Runs whose moment has come, each with the kind of thing that it is counted as; a schedule counts its ticks."""
+    limit = sum(counts.limits.values()) + len(orchestrator.active) + len(orchestrator.unreadable) + 1
     programs, now = list(orchestrator.programs), orchestrator.clock.now()
     found = await orchestrator.store.timers.due(now, limit, programs, ownership.others, orchestrator.serves)
-    taken = []
+    taken: dict[str, str] = {}
     for due in found:
         # A run that is due again after it has had its turn counts again; one in memory has an alarm of its own.
         if due.run_id in orchestrator.active or due.run_id in orchestrator.unreadable:
             continue
         if due.program == SCHEDULE:
-            kind = "schedules"
-        else:
-            kind = "timers" if due.waiting else "runs"
-        if count.take(kind):
-            taken.append(due.run_id)
+            if counts.left("schedules") > 0:
+                taken[due.run_id] = ""
+            else:
+                counts.held = True
+            continue
+        kind = "timers" if due.waiting else "runs"
+        if counts.take(kind):
+            taken[due.run_id] = kind
     return taken
