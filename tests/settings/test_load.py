@@ -161,7 +161,7 @@ def test_every_setting_is_read_from_yaml_and_from_toml(text: str, file: str) -> 
 
 def test_the_names_of_stepflows_files_are_read() -> None:
     found = loaded(STEPFLOW)
-    assert found.store == "sqlite:///flows.db"
+    assert found.store == "sqlite:///flows.db?pool=10"
     assert found.leases == "etcd://etcd-1:2379,etcd-2:2379"
     assert found.recovery == Recovery(True, 15.0, 50, 5)
 
@@ -169,18 +169,34 @@ def test_the_names_of_stepflows_files_are_read() -> None:
 @pytest.mark.parametrize(
     ("kind", "url", "store"),
     [
-        ("inMemory", None, "memory://"),
-        ("sqlite", "sqlite::memory:", "memory://"),
-        ("sqlite", "sqlite:/var/lib/flows.db?mode=rwc", "sqlite:////var/lib/flows.db"),
-        ("sqlite", "sqlite:///flows.db", "sqlite:///flows.db"),
-        ("file", "file:///flows", "file:///flows"),
+        ("sqlite", "sqlite:/var/lib/flows.db?mode=rwc", "sqlite:////var/lib/flows.db?pool=4"),
+        ("sqlite", "sqlite:///flows.db", "sqlite:///flows.db?pool=4"),
         ("postgres", "postgres://db/flows?schema=x", "postgres://db/flows?schema=x&pool=4"),
-        ("redis", "rediss://cache:6379/1", "rediss://cache:6379/1"),
+        ("redis", "rediss://cache:6379/1", "rediss://cache:6379/1?pool=4"),
     ],
 )
 def test_a_store_of_stepflows_files_is_one_of_ours(kind: str, url: str | None, store: str) -> None:
     lines = ["storageConfig:", f"  type: {kind}", "  maxConnections: 4"]
     assert loaded("\n".join(lines + ([f"  databaseUrl: '{url}'"] if url else []))).store == store
+
+
+def test_stores_of_stepflows_files_that_have_no_options() -> None:
+    assert loaded("storageConfig: {type: inMemory}").store == "memory://"
+    assert loaded("storageConfig: {type: sqlite, databaseUrl: 'sqlite::memory:'}").store == "memory://"
+    assert loaded("storageConfig: {type: file, databaseUrl: 'file:///flows'}").store == "file:///flows"
+
+
+@pytest.mark.parametrize(
+    ("kind", "url", "migrate", "store"),
+    [
+        ("sqlite", "sqlite:flows.db?mode=rwc", "true", "sqlite:///flows.db"),
+        ("sqlite", "sqlite:flows.db?mode=rw", "false", "sqlite:///flows.db?mode=rw&migrate=false"),
+        ("postgres", "postgres://db/flows", "true", "postgres://db/flows?migrate=true"),
+        ("postgres", "postgres://db/flows?pool=2", "false", "postgres://db/flows?pool=2&migrate=false"),
+    ],
+)
+def test_auto_migrate_is_an_option_of_the_store(kind: str, url: str, migrate: str, store: str) -> None:
+    assert loaded(f"storageConfig: {{type: {kind}, databaseUrl: '{url}', autoMigrate: {migrate}}}").store == store
 
 
 def test_leases_of_stepflows_files_are_ours() -> None:
@@ -300,7 +316,32 @@ def test_a_file_that_cannot_be_meant_says_why(place: Path, name: str, content: A
             "storageConfig:\n  type: redis\n  databaseUrl: sqlite:///x.db",
             "line 3: storageConfig.type is redis, and this",
         ),
-        ("storageConfig:\n  type: inMemory\n  autoMigrate: false", "line 3: an engine always brings"),
+        ("storageConfig:\n  type: inMemory\n  autoMigrate: false", "line 3: autoMigrate has no effect on a inMemory"),
+        ("storageConfig:\n  type: inMemory\n  databaseUrl: x", "line 3: a store in memory has no databaseUrl"),
+        (
+            "storageConfig:\n  type: redis\n  databaseUrl: redis://a\n  autoMigrate: true",
+            "line 4: autoMigrate has no effect on a redis store; leave it out",
+        ),
+        (
+            "storageConfig:\n  type: file\n  databaseUrl: file:///a\n  maxConnections: 3",
+            "line 4: maxConnections has no effect on a file store; leave it out",
+        ),
+        (
+            "storageConfig:\n  type: postgres\n  databaseUrl: postgres://a?pool=2\n  maxConnections: 3",
+            "line 4: databaseUrl says pool= too; keep one of the two",
+        ),
+        (
+            "storageConfig:\n  type: sqlite\n  databaseUrl: sqlite:a.db\n  maxConnections: 0",
+            "line 4: maxConnections must be from 1 to 999",
+        ),
+        (
+            "leaseManager:\n  type: none\n  prefix: a",
+            "line 3: prefix has no effect on leases of the type none; leave it out",
+        ),
+        (
+            "leaseManager:\n  type: etcd\n  endpoints: [http://a]\n  password: x",
+            "line 4: a password needs a user; give user too",
+        ),
         ("leaseManager:\n  type: zookeeper", "line 2: 'zookeeper' is no type of leases; there is none, etcd, store"),
         ("leaseManager:\n  type: etcd", "line 1: endpoints are the members of etcd"),
         ("leaseManager:\n  type: etcd\n  endpoints: [etcd-1]", "line 3: endpoints are the members of etcd"),

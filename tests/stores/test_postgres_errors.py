@@ -68,10 +68,10 @@ async def test_a_database_that_does_not_exist(postgres_url: str) -> None:
 
 
 async def test_an_option_that_does_not_exist(postgres_url: str) -> None:
-    error = await refused(f"{postgres_url}?shema=flows")
+    error = await refused(f"{postgres_url}?flavour=sweet")
     assert isinstance(error, InvalidStoreUrl)
-    assert "shema" in str(error)
-    assert "schema, table_prefix and pool" in str(error)
+    assert "flavour" in str(error)
+    assert "schema, table_prefix, pool and migrate" in str(error)
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:p/w@host/db", "postgresql://u:pw@host:port/db"])

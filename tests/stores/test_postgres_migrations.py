@@ -80,3 +80,34 @@ async def test_an_older_store_is_not_migrated_by_opening_it(postgres_url: str, m
     monkeypatch.undo()
     async with opened(postgres_url) as before:
         await write_all(before, History("r1").begin())
+
+
+async def test_an_engine_migrates_an_older_store_when_its_url_says_so(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(migrating, "MIGRATIONS", migrating.MIGRATIONS[:1])
+        await PostgresStore(postgres_url).migrations.apply()
+    for options in ("", "?migrate=false"):
+        with pytest.raises(SchemaMismatch, match="perdure migrate --store"):
+            await PostgresStore(f"{postgres_url}{options}").open(migrate=True)
+    with pytest.raises(SchemaMismatch, match="perdure migrate --store"):
+        # A client changes no schema, whatever engines may do.
+        await PostgresStore(f"{postgres_url}?migrate=true").open(migrate=False)
+    async with opened(f"{postgres_url}?migrate=true") as store:
+        await write_all(store, History("r1").begin())
+        assert list(await store.migrations.pending()) == []
+
+
+async def test_an_engine_sets_no_store_up_where_it_may_not(url: str) -> None:
+    with pytest.raises(SchemaMismatch, match="set the store up with `perdure migrate --store"):
+        await PostgresStore(f"{url}&migrate=false").open(migrate=True)
+    await PostgresStore(f"{url}&migrate=false").migrations.apply()
+    async with opened(f"{url}&migrate=false") as store:
+        await write_all(store, History("r1").begin())
+
+
+async def test_settings_of_the_session_in_the_url_go_before_ours(postgres_url: str) -> None:
+    async with opened(f"{postgres_url}?application_name=shop&jit=on") as store:
+        rows = await store._database.ask("select current_setting('application_name'), current_setting('jit')")
+        assert [tuple(row) for row in rows] == [("shop", "on")]

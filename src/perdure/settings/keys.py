@@ -121,8 +121,10 @@ QUEUE: dict[str, Key | Section] = {
 STORAGE = {
     "type": Key(TEXT, "inMemory, file, sqlite, postgres or redis", "type"),
     "databaseUrl": Key(TEXT, "its URL", "databaseUrl"),
-    "autoMigrate": Key(FLAG, "true: an engine migrates embedded stores", "autoMigrate"),
-    "maxConnections": Key(COUNT, "connections of the pool, on PostgreSQL", "maxConnections"),
+    "autoMigrate": Key(
+        FLAG, "whether an engine may create and change the schema, on SQLite and PostgreSQL", "autoMigrate"
+    ),
+    "maxConnections": Key(COUNT, "connections that read at once, on SQLite, PostgreSQL and Redis", "maxConnections"),
 }
 LEASE_MANAGER = {
     "type": Key(TEXT, "none, etcd, or store", "type"),

@@ -275,30 +275,48 @@ def _store(values: Values, places: dict[str, str]) -> str:
     if kind not in SCHEMES:
         reason = f"{kind!r} is no type of store; {suggest(kind, SCHEMES)}" if kind else "it needs a type"
         raise InvalidSettings(places.get("storageConfig.type", where), reason)
-    if values.get("autoMigrate") is False:
-        reason = "an engine always brings an embedded store up to date, and no other; leave autoMigrate out"
-        raise InvalidSettings(places["storageConfig.autoMigrate"], reason)
     scheme = SCHEMES[kind]
-    if scheme == "memory" or url == "sqlite::memory:":
-        return "memory://"
     place = places.get("storageConfig.databaseUrl", where)
+    if url == "sqlite::memory:":
+        scheme, url = "memory", ""
+    for name, has in (("autoMigrate", ("sqlite", "postgresql")), ("maxConnections", ("sqlite", "postgresql", "redis"))):
+        if name in values and scheme not in has:
+            reason = f"{name} has no effect on a {kind} store; leave it out"
+            raise InvalidSettings(places[f"storageConfig.{name}"], reason)
+    if scheme == "memory":
+        if url:
+            raise InvalidSettings(place, "a store in memory has no databaseUrl; leave it out")
+        return "memory://"
     if not url:
         raise InvalidSettings(place, f"a {kind} store needs its databaseUrl")
     if scheme == "sqlite" and not url.startswith("sqlite://"):
-        # sqlite:relative.db or sqlite:/absolute.db, and options of a driver that is not ours.
-        url = f"sqlite:///{url.removeprefix('sqlite:').partition('?')[0]}"
+        url = f"sqlite:///{url.removeprefix('sqlite:')}"  # sqlite:relative.db or sqlite:/absolute.db
     given = url.partition(":")[0]
     if given not in {scheme, *(name for name, one in SCHEMES.items() if one == scheme), f"{scheme}s"}:
         raise InvalidSettings(place, f"storageConfig.type is {kind}, and this is the URL of something else")
-    if scheme == "postgresql" and "maxConnections" in values:
-        url += f"{'&' if '?' in url else '?'}pool={values['maxConnections']}"
-    return str(url)
+    base, _, query = url.partition("?")
+    options = query.split("&") if query else []
+    if scheme == "sqlite" and "mode=rwc" in options:
+        options.remove("mode=rwc")  # what it says is so anyway
+    for name, ours in (("maxConnections", "pool"), ("autoMigrate", "migrate")):
+        if name not in values:
+            continue
+        if any(option.startswith(f"{ours}=") for option in options):
+            raise InvalidSettings(places[f"storageConfig.{name}"], f"databaseUrl says {ours}= too; keep one of the two")
+        if name == "maxConnections" and not 1 <= values[name] <= 999:
+            raise InvalidSettings(places[f"storageConfig.{name}"], "maxConnections must be from 1 to 999")
+        if (scheme, values[name]) != ("sqlite", True):  # that it is migrated is so anyway
+            options.append(f"{ours}={str(values[name]).lower()}")
+    return "?".join([base, "&".join(options)] if options else [base])
 
 
 def _leases(values: Values, places: dict[str, str]) -> str | None:
     """The URL of leases that are described as in Stepflow's files."""
     where, kind = places["leaseManager"], values.get("type")
     if kind in ("none", "store"):
+        for name in values.keys() - {"type"}:
+            reason = f"{name} has no effect on leases of the type {kind}; leave it out"
+            raise InvalidSettings(places[f"leaseManager.{name}"], reason)
         return "none" if kind == "none" else None
     if kind != "etcd":
         known = ("none", "etcd", "store")
@@ -311,6 +329,8 @@ def _leases(values: Values, places: dict[str, str]) -> str | None:
         raise InvalidSettings(
             place, "endpoints are the members of etcd, such as [http://etcd-1:2379], all http or https"
         )
+    if "password" in values and "user" not in values:
+        raise InvalidSettings(places["leaseManager.password"], "a password needs a user; give user too")
     named = [quote(values[name], safe="") for name in ("user", "password") if name in values]
     access = f"{':'.join(named)}@" if named else ""
     files = "&".join(f"{name}={quote(values[name], safe='/')}" for name in ("ca", "cert", "key") if name in values)

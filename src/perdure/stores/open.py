@@ -9,6 +9,7 @@ from perdure.errors import InvalidStoreUrl
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
 from perdure.stores.masking import masked
+from perdure.stores.options import connections, flag, read_options
 
 if TYPE_CHECKING:
     from perdure.stores.etcd.leases import EtcdLeases
@@ -24,7 +25,9 @@ CHOICE = "use 'sqlite:///...', 'postgresql://...', 'redis://...', 'file:///...' 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
     """The store a URL names, not connected yet. A store is returned as it is."""
     if isinstance(url, os.PathLike):
-        url = f"sqlite:///{os.fspath(url)}"
+        from perdure.stores.sql.sqlite import SqliteStore
+
+        return SqliteStore(os.fspath(url))
     if not isinstance(url, str):
         return url
     scheme, separator, rest = url.partition("://")
@@ -37,24 +40,23 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
     if scheme == "memory":
         from perdure.stores.memory.store import MemoryStore
 
+        if rest:
+            raise InvalidStoreUrl(url, "a store in memory has no name and no options; write 'memory://'")
         return MemoryStore()
     if scheme == "sqlite":
         # As in SQLAlchemy: three slashes for a relative path, four for an absolute one.
         if not rest.startswith("/"):
             raise InvalidStoreUrl(url, f"write three slashes before a relative path: 'sqlite:///{rest}'")
-        path = rest[1:]
-        if not path or path == ":memory:":
-            raise InvalidStoreUrl(url, "it names no file; for a store that lives in memory use 'memory://'")
-        from perdure.stores.sql.sqlite import SqliteStore
-
-        return SqliteStore(path)
+        return _sqlite(url, rest[1:])
     if scheme == "file":
-        if not rest.startswith("/") or not rest.strip("/"):
-            example = f"file:///{rest.strip('/') or 'runs'}"
+        path, _, query = rest.partition("?")
+        if not path.startswith("/") or not path.strip("/"):
+            example = f"file:///{path.strip('/') or 'runs'}"
             raise InvalidStoreUrl(url, f"write three slashes before a relative path: {example!r}")
+        read_options(url, query, ())
         from perdure.stores.file.store import FileStore
 
-        return FileStore(rest[1:])
+        return FileStore(path[1:])
     if scheme in POSTGRES:
         from perdure.stores.postgres.store import PostgresStore
 
@@ -71,6 +73,38 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
     if scheme in LATER:
         raise InvalidStoreUrl(masked(url), f"this version of perdure has no {scheme} store; {CHOICE}")
     raise InvalidStoreUrl(masked(url), f"{scheme!r} is no known backend; {CHOICE}")
+
+
+def _sqlite(url: str, rest: str) -> Store:
+    path, _, query = rest.partition("?")
+    if not path or path == ":memory:":
+        raise InvalidStoreUrl(url, IN_MEMORY)
+    given = read_options(url, query, ("mode", "migrate", "pool"), SQLITE_HINTS)
+    mode = given.get("mode", "rwc")
+    if mode not in ("rwc", "rw"):
+        raise InvalidStoreUrl(url, SQLITE_MODES.get(mode, f"mode={mode[:20]!r} must be rwc or rw"))
+    from perdure.stores.sql.sqlite import SqliteStore
+
+    return SqliteStore(
+        path,
+        create=mode == "rwc",
+        auto_migrate=flag(url, given, "migrate") is not False,
+        pool=connections(url, given, 1),
+    )
+
+
+IN_MEMORY = "it names no file; for a store that lives in memory use 'memory://'"
+SQLITE_MODES = {
+    "memory": "mode=memory would keep nothing; for a store that lives in memory use 'memory://'",
+    "ro": "an engine writes, and a client writes only what it is told to; leave mode=ro out, or make the file and its "
+    "directory read-only for those who may only look",
+}
+SQLITE_HINTS = {
+    "cache": "processes share the file itself; leave it out",
+    "immutable": "a store changes; leave it out",
+    "vfs": "name it in code: SqliteStore(path, vfs=...)",
+    "timeout": "a process waits up to 10 s for another that writes; leave it out",
+}
 
 
 def with_leases(store: Store, leases: str | Leases | None) -> Store:

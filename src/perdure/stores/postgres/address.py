@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from urllib.parse import parse_qsl, urlencode
+from difflib import get_close_matches
+from urllib.parse import urlencode
 
 import msgspec
 
 from perdure.errors import InvalidStoreUrl
 from perdure.stores.masking import masked
+from perdure.stores.options import connections, flag, pairs
 from perdure.stores.postgres.names import PREFIX, Names, check_prefix, check_schema
 
 POOL = 4
+OURS = ("schema", "table_prefix", "pool", "migrate")
+# What the driver takes; everything else it passes on as a setting of the session, which the server knows or refuses.
+DRIVERS = (
+    *("host", "port", "user", "password", "dbname", "database", "passfile", "service", "servicefile"),
+    *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation"),
+    *("ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs", "krbsrvname", "gsslib"),
+)
+# What would have no effect, or break what the store relies on.
+INSTEAD = {
+    "search_path": "use schema=NAME",
+    "client_encoding": "texts are always sent in UTF-8; leave it out",
+    "max_size": "use pool=NUMBER",
+    "pool_size": "use pool=NUMBER",
+}
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -22,25 +37,38 @@ class Address(msgspec.Struct, frozen=True):
     names: Names
     schema: str | None
     pool: int
+    # Whether an engine may change the schema; None: it sets an empty database up, and no more.
+    migrate: bool | None = None
+    # The settings of a session that the URL gives; they go before ours.
+    given: frozenset[str] = frozenset()
 
 
 def parse(url: str) -> Address:
     """Take a URL apart, or raise InvalidStoreUrl, whose message never holds the password."""
     shown = masked(url)
-    base, _, query = url.partition("#")[0].partition("?")
-    try:
-        options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError:
-        raise InvalidStoreUrl(shown, "what follows '?' must be options such as schema=flows&pool=5") from None
-    ours = {name: value for name, value in options if name in ("schema", "table_prefix", "pool")}
-    rest = [(name, value) for name, value in options if name not in ours]
+    if "#" in url:
+        raise InvalidStoreUrl(shown.partition("#")[0], "a '#' has no meaning in it; in a password write it as %23")
+    base, _, query = url.partition("?")
+    options = pairs(shown, query)
+    ours = {name: options[name] for name in OURS if name in options}
+    rest = {name: value for name, value in options.items() if name not in ours}
+    for name in rest:
+        if name in INSTEAD:
+            raise InvalidStoreUrl(shown, f"it has no option {name!r}; {INSTEAD[name]}")
+        if name not in DRIVERS and (near := get_close_matches(name, [*OURS, *DRIVERS], 1, 0.8)):
+            raise InvalidStoreUrl(shown, f"it has no option {name!r}; did you mean {near[0]!r}?")
     schema = ours.get("schema")
     prefix = ours.get("table_prefix", PREFIX)
     problem = (check_schema(schema) if schema is not None else None) or check_prefix(prefix)
     if problem is not None:
         raise InvalidStoreUrl(shown, problem)
-    pool = ours.get("pool", str(POOL))
-    if not re.fullmatch(r"[1-9][0-9]{0,2}", pool):
-        raise InvalidStoreUrl(shown, f"pool={pool[:20]!r} is not a number of connections from 1 to 999")
     dsn = base + ("?" + urlencode(rest) if rest else "")
-    return Address(dsn, shown, Names(prefix), schema, int(pool))
+    return Address(
+        dsn,
+        shown,
+        Names(prefix),
+        schema,
+        connections(shown, ours, POOL),
+        flag(shown, ours, "migrate"),
+        frozenset(rest) - frozenset(DRIVERS),
+    )

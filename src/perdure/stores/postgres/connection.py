@@ -207,7 +207,7 @@ async def connect(
     silent: Callable[[], None] = lambda: None,
 ) -> Connection:
     """Connect, or raise what the driver raises."""
-    wanted = {**_SETTINGS, **(settings or {})}
+    wanted = {name: value for name, value in (_SETTINGS | (settings or {})).items() if name not in address.given}
     if address.schema is not None:
         wanted["search_path"] = quoted(address.schema)
     # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the connection.

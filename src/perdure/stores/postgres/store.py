@@ -52,7 +52,10 @@ class PostgresStore:
         self._careless: list[str] = []
 
     async def open(self, *, migrate: bool) -> None:
-        """Connect. With `migrate`, set up a store that has no table yet; one of an older schema is left alone."""
+        """Connect. With `migrate`, set up a store that has no table yet; one of an older schema is left alone.
+
+        `migrate=true` in the URL lets an engine bring it up to date too, `migrate=false` lets it do neither.
+        """
         connection = await self._database.open()
         try:
             schema = await self._check(connection, migrate)
@@ -84,9 +87,10 @@ class PostgresStore:
             raise self.migrations.missing(schema)
         applied = await self.migrations.applied_by(connection)
         needed = pending(self.url, applied, MIGRATIONS)
-        if needed and applied:
+        allowed = self._database.address.migrate
+        if needed and applied and not (migrate and allowed):
             raise self.migrations.older(len(applied))
-        if needed and not migrate:
+        if needed and (not migrate or allowed is False):
             raise self.migrations.missing(schema)
         if needed:
             await self.migrations.apply_by(connection)

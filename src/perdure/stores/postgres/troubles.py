@@ -105,7 +105,7 @@ def _of_server(error: Any, url: str) -> PerdureError:
 # By SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _URL = {
     "3D000": "create it with `createdb`, or name another one at the end of the URL",
-    "42704": "remove the option from the URL; those of perdure are schema, table_prefix and pool",
+    "42704": "remove the option from the URL; those of perdure are schema, table_prefix, pool and migrate",
     "22023": "mend the option in the URL",
 }
 _CURES = {

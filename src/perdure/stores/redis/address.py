@@ -6,16 +6,26 @@ import os
 import re
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from perdure.errors import InvalidStoreUrl
 from perdure.stores.masking import masked
+from perdure.stores.options import flag, read_options
 
 DEFAULT_PREFIX = "perdure:"
 # What keys may begin with. One pair of braces may mark what a cluster hashes, so that all keys share a slot.
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]*(\{[A-Za-z0-9_.:-]+\})?[A-Za-z0-9_.:-]*")
 MAX_PREFIX = 100
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+CERT_REQS = ("none", "optional", "required")
+HINTS = {
+    "db": "its number follows the slash: redis://host:6379/3",
+    "password": "write it as redis://user:password@host:6379/0",
+    "username": "write it as redis://user:password@host:6379/0",
+    "max_connections": "use pool=NUMBER",
+    "socket_timeout": "use timeout=SECONDS",
+    "migrate": "this store has no schema; leave it out",
+}
 TLS_OPTIONS = (*TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname")
 
 
@@ -60,12 +70,12 @@ def parse(url: str) -> Address:
     path = parts.path.strip("/")
     if path and not re.fullmatch(r"[0-9]{1,6}", path):
         raise InvalidStoreUrl(shown, f"{path!r} is not the number of a database; write 'redis://{parts.hostname}/0'")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "#" in url:
+        raise InvalidStoreUrl(shown.partition("#")[0], "a '#' has no meaning in it; in a password write it as %23")
     tls = parts.scheme == "rediss"
     known = ["prefix", "pool", "timeout", *(TLS_OPTIONS if tls else ())]
-    for name in options:
-        if name not in known:
-            raise InvalidStoreUrl(shown, f"it has an unknown option {name!r}; there are {', '.join(known)}")
+    hints = HINTS if tls else HINTS | dict.fromkeys(TLS_OPTIONS, "TLS is spoken with 'rediss://'")
+    options = read_options(shown, parts.query, known, hints)
     for name in TLS_FILES:
         if name in options and not os.path.isfile(options[name]):
             raise InvalidStoreUrl(shown, f"its option {name}={options[name]!r} names no file")
@@ -79,7 +89,7 @@ def parse(url: str) -> Address:
         tls=tls,
         pool=int(_number(shown, options, "pool", 4, 1, 1000)),
         timeout=_number(shown, options, "timeout", 10, 0.1, 3600),
-        tls_options={name: _tls(options[name]) for name in TLS_OPTIONS if name in options},
+        tls_options=_tls(shown, options),
     )
 
 
@@ -106,5 +116,13 @@ def _number(shown: str, options: dict[str, str], name: str, default: float, leas
     return value
 
 
-def _tls(text: str) -> str | bool:
-    return {"true": True, "false": False}.get(text.lower(), text)
+def _tls(shown: str, options: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: options[name] for name in TLS_FILES if name in options}
+    check = flag(shown, options, "ssl_check_hostname")
+    if check is not None:
+        found["ssl_check_hostname"] = check
+    if "ssl_cert_reqs" in options:
+        if options["ssl_cert_reqs"] not in CERT_REQS:
+            raise InvalidStoreUrl(shown, f"its option ssl_cert_reqs must be {' or '.join(CERT_REQS)}")
+        found["ssl_cert_reqs"] = options["ssl_cert_reqs"]
+    return found

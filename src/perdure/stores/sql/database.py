@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
 import apsw
@@ -44,11 +45,11 @@ MAGIC = b"SQLite format 3\x00"
 class Database:
     """Connections to one file, opened with `open` and closed with `close`."""
 
-    def __init__(self, path: str, url: str, vfs: str | None = None) -> None:
-        self.path, self.url, self._vfs = path, url, vfs
+    def __init__(self, path: str, url: str, vfs: str | None = None, pool: int = 1) -> None:
+        self.path, self.url, self._vfs, self._pool = path, url, vfs, pool
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
-        self._bulk: apsw.Connection | None = None
+        self._bulk: SimpleQueue[apsw.Connection] | None = None
         # None for a file that cannot be written, which has nothing to lose.
         self._guard: Guard | None = None
         # The log that the writer has open, and the one of the readers.
@@ -80,9 +81,9 @@ class Database:
             opened += self._readers()
             self._others = opened[0].pragma("data_version")
             self._protect(opened[0])
-        self._writer, self._reader, self._bulk = opened
+        self._use(*opened)
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
-        self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-read")
+        self._read_thread = ThreadPoolExecutor(self._pool, thread_name_prefix="perdure-read")
 
     def exists(self) -> bool:
         """Whether there is a file, which may be ours; raises when it is not, or when there could be none."""
@@ -156,8 +157,18 @@ class Database:
             self._watch(db)
         return db
 
-    def _readers(self) -> tuple[apsw.Connection, apsw.Connection]:
-        readers = self._connect(), self._connect()
+    def _use(self, writer: apsw.Connection, *readers: apsw.Connection) -> None:
+        self._writer = writer
+        self._read_with(*readers)
+
+    def _read_with(self, reader: apsw.Connection, *bulk: apsw.Connection) -> None:
+        # Each belongs to one thread at a time; those of before close when their threads let go of them.
+        self._reader, self._bulk = reader, SimpleQueue()
+        for db in bulk:
+            self._bulk.put(db)
+
+    def _readers(self) -> list[apsw.Connection]:
+        readers = [self._connect() for _ in range(1 + self._pool)]
         for db in readers:
             # The writer folds the log when it closes, and it closes last.
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -207,7 +218,9 @@ class Database:
         self._write_thread = self._read_thread = None
 
     def _disconnect(self, *, fold: bool = True) -> None:
-        opened, held = (self._bulk, self._reader, self._writer), self._guard
+        opened, held = [self._reader, self._writer], self._guard
+        while self._bulk is not None and not self._bulk.empty():
+            opened.insert(0, self._bulk.get())
         self._writer = self._reader = self._bulk = self._guard = None
         last = held is not None and guard.leave(held)
         if opened[-1] is not None:
@@ -353,7 +366,7 @@ class Database:
         log.error("%s: %s. No commit was acknowledged since; it was opened again, and runs go on", self.url, said)
         before = self._guard
         opened[0].pragma("synchronous", "full" if self._fsync else "normal")
-        self._writer, self._reader, self._bulk = opened
+        self._use(*opened)
         self._others = opened[0].pragma("data_version")
         if held is None:
             self._protect(opened[0])
@@ -361,7 +374,6 @@ class Database:
                 before.close()
         else:
             self._log = self._read_log = held.log
-        # The old readers may be at work in other threads; each closes when its thread lets go of it.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         db.close()
         return opened[0]
@@ -410,8 +422,7 @@ class Database:
         try:
             if self._guard is not None and self._read_log is not self._guard.log:
                 self._read_anew(self._guard)
-            bulk = self._bulk
-            return await loop.run_in_executor(self._read_thread, lambda: bulk.execute(sql, bindings).fetchall())
+            return await loop.run_in_executor(self._read_thread, _read, self._bulk, sql, bindings)
         except (apsw.Error, UnicodeDecodeError) as error:
             if self._moved():
                 return await self.read(sql, bindings)
@@ -427,7 +438,7 @@ class Database:
 
     def _read_anew(self, held: Guard) -> None:
         self._renew_log(None, held)
-        self._reader, self._bulk = self._readers()
+        self._read_with(*self._readers())
         self._read_log = held.log
 
     # --- watching -------------------------------------------------------------------------------------------------
@@ -488,9 +499,15 @@ class Database:
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each statement of every connection."""
         self._trace = callback
-        for db in (self._writer, self._reader, self._bulk):
+        for db in (self._writer, self._reader):
             if db is not None:
                 self._watch(db)
+        if self._bulk is not None:
+            # Each of them, when what it is at is done.
+            bulk = [self._bulk.get() for _ in range(self._pool)]
+            for db in bulk:
+                self._watch(db)
+                self._bulk.put(db)
 
     def _watch(self, db: apsw.Connection) -> None:
         callback = self._trace
@@ -532,6 +549,14 @@ OTHER_WRITES = (
     "whose locks ours does not see; let it commit, and give it a file of its own"
 )
 _LOOK = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB
+
+
+def _read(free: SimpleQueue[apsw.Connection], sql: str, bindings: Any) -> list[tuple[Any, ...]]:
+    db = free.get()
+    try:
+        return db.execute(sql, bindings).fetchall()
+    finally:
+        free.put(db)
 
 
 def _size(path: str) -> int:

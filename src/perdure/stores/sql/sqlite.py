@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from perdure.errors import InvalidStoreUrl
 from perdure.kernel.durability import Durability
 from perdure.ports.store import Survives
 from perdure.stores.sql.blobs import SqlBlobs
@@ -17,13 +18,19 @@ from perdure.stores.sql.upkeep import SqlUpkeep
 
 
 class SqliteStore:
-    """All ports on one database file. `vfs` names an apsw VFS, for fault tests."""
+    """All ports on one database file. `vfs` names an apsw VFS, for fault tests.
+
+    `create` and `auto_migrate` say what an engine may do when it opens it, `pool` how many connections read in bulk.
+    """
 
     survives: Survives = "power_loss"
 
-    def __init__(self, path: str, *, vfs: str | None = None) -> None:
+    def __init__(
+        self, path: str, *, vfs: str | None = None, create: bool = True, auto_migrate: bool = True, pool: int = 1
+    ) -> None:
         self.url = f"sqlite:///{path}"
-        self._database = Database(path, self.url, vfs)
+        self._create, self._auto_migrate = create, auto_migrate
+        self._database = Database(path, self.url, vfs, pool)
         self.journal = SqlJournal(self._database)
         self.runs = SqlRuns(self._database)
         self.timers = SqlTimers(self._database)
@@ -35,7 +42,13 @@ class SqliteStore:
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, create the file or bring its schema up to date."""
-        self._database.open(migrate=migrate)
+        if migrate and not (self._create and self._auto_migrate) and not self._database.exists():
+            why = "mode=rw" if self._auto_migrate else "migrate=false"
+            cure = f"create it with `perdure migrate --store {self.url}`"
+            raise InvalidStoreUrl(
+                self.url, f"there is no such file, and {why} keeps an engine from creating it; {cure}"
+            )
+        self._database.open(migrate=migrate and self._auto_migrate)
 
     async def close(self) -> None:
         """Disconnect."""
