@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from perdure.client.views import (
         ApprovalView,
         Chunk,
+        Interrupt,
         OrchestratorView,
         QueueView,
         RunPage,
@@ -162,6 +163,7 @@ __all__ = [
     "HeartbeatTimeout",
     "HeldBy",
     "HistoryTooLarge",
+    "Interrupt",
     "InvalidCapsule",
     "InvalidId",
     "InvalidLock",
@@ -306,7 +308,7 @@ _HOMES = {
         "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
         "perdure.client.schedules": ("Schedule ScheduleHandle ScheduleView"),
         "perdure.client.views": (
-            "ApprovalView Chunk OrchestratorView QueueView RunPage RunResult RunSummary RunView StepView"
+            "ApprovalView Chunk Interrupt OrchestratorView QueueView RunPage RunResult RunSummary RunView StepView"
         ),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),
         "perdure.context": ("run_context"),

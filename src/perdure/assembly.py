@@ -454,6 +454,11 @@ def run(
     """
     if not isinstance(invocation, Invocation):
         raise UsageError(f"run() needs an invocation such as fulfil(order), not {invocation!r}")
+    if options.get("until", "end") != "end":
+        raise UsageError(
+            "perdure.run() returns the result, and waits for it; `await engine.run(..., until='rest')` comes back with "
+            "what the run asks for"
+        )
     return asyncio.run(_run(invocation, id, store, programs, progress, options))
 
 
@@ -470,8 +475,10 @@ async def _run(
     known = [p for p in (invocation.program, *programs) if p is not None]
     with progress_line(invocation.name, progress) as line:
         async with Engine(store, known, on_commit=line) as engine:
-            handle = await engine.start(invocation, id=id, **options)
-            return await handle.result()
+            result = await engine.run(invocation, id=id, **options)
+            if result.error is not None:
+                raise result.error
+            return result.output  # type: ignore[return-value]
 
 
 def _checked(programs: Iterable[Program]) -> list[Program]:

@@ -143,7 +143,7 @@ async def test_a_callback_that_blocks_holds_no_run_up_and_the_engine_can_be_left
     stuck = threading.Event()
     try:
         async with Engine(
-            "memory://", [doubled], on_complete=lambda result: stuck.wait() and None, recovery=Recovery(grace=0.05)
+            "memory://", [doubled], on_complete=lambda result: stuck.wait(), recovery=Recovery(grace=0.05)
         ) as engine:
             for n in range(3):
                 assert (await engine.run(doubled(n))).output == (n * 2, "ok")
@@ -155,6 +155,7 @@ async def test_a_callback_that_blocks_holds_no_run_up_and_the_engine_can_be_left
 async def test_callbacks_may_use_the_engine() -> None:
     async def follow_up(result: RunResult[Any]) -> None:
         if result.id == "first":
+            assert result.output is not None
             _ = await engine.run(doubled(result.output[0]), id="second")
 
     async with Engine("memory://", [doubled], on_complete=follow_up) as engine:

@@ -40,6 +40,7 @@ from perdure.client import client as asynchronous
 from perdure.client.completions import OnComplete
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
+from perdure.client.resting import Answers, Until
 from perdure.client.schedules import Schedule
 from perdure.client.views import (
     ApprovalView,
@@ -164,9 +165,17 @@ class Client(Scheduling, InBulk, Forking, Capsules, Resolving, Upkeep):
         found = self._client.handle(id) if program is None else self._client.handle(id, program)
         return RunHandle(found, self._loop)
 
-    def run(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
-        """Start a run and wait for its end, whatever that is. Takes the options of `start`."""
-        return self._loop.wait(self._client.run(invocation, **options))
+    def run(
+        self,
+        invocation: Invocation[R],
+        *,
+        until: Until = "end",
+        answers: Answers | None = None,
+        by: str | None = None,
+        **options: Any,
+    ) -> RunResult[R]:
+        """Start a run and wait for its end, or until it rests. Takes the options of `start`."""
+        return self._loop.wait(self._client.run(invocation, until=until, answers=answers, by=by, **options))
 
     # --- telling --------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from perdure.blocking.loop import Loop
 from perdure.client.handle import RunHandle as AsyncRunHandle
+from perdure.client.resting import Answers, Until
 from perdure.client.views import Chunk, RunResult
 from perdure.kernel.events import RunStatus
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
@@ -33,9 +34,16 @@ class RunHandle(Generic[R]):
         """
         return self._loop.wait(self._handle.result(timeout))
 
-    def outcome(self, timeout: float | None = None) -> RunResult[R]:
-        """How the run ended; raises nothing but TimeoutError."""
-        return self._loop.wait(self._handle.outcome(timeout))
+    def outcome(
+        self,
+        timeout: float | None = None,
+        *,
+        until: Until = "end",
+        answers: Answers | None = None,
+        by: str | None = None,
+    ) -> RunResult[R]:
+        """How the run ended, or with `until="rest"` what it asks for; raises nothing but TimeoutError."""
+        return self._loop.wait(self._handle.outcome(timeout, until=until, answers=answers, by=by))
 
     def status(self) -> RunStatus:
         """Where the run stands."""

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, get_args, overload
 
 import msgspec
 from msgspec import Raw
@@ -20,6 +20,7 @@ from perdure.client.places import Place, at_least_one, debounced_id, placed, sec
 from perdure.client.pruning import Pruning
 from perdure.client.rebuilding import Rebuilding
 from perdure.client.resolving import Resolving
+from perdure.client.resting import Answers, Until
 from perdure.client.schedules import Scheduling
 from perdure.client.views import RunResult
 from perdure.engine.outbox import extend
@@ -238,9 +239,23 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
             )
         return RunHandle(self, check_id(id), "", cast("Program | None", program))
 
-    async def run(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
-        """Start a run and wait for its end, whatever that is. Takes the options of `start`."""
-        return await (await self.start(invocation, **options)).outcome()
+    async def run(
+        self,
+        invocation: Invocation[R],
+        *,
+        until: Until = "end",
+        answers: Answers | None = None,
+        by: str | None = None,
+        **options: Any,
+    ) -> RunResult[R]:
+        """Start a run and wait for its end, whatever that is. Takes the options of `start`.
+
+        With `until="rest"` it comes back as soon as nothing can go on without a person, and `.interrupts` tells what is
+        asked. Called again with the same id and `answers={name: answer}`, it answers, as `by`, and waits again.
+        """
+        if until not in get_args(Until):
+            raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
+        return await (await self.start(invocation, **options)).outcome(until=until, answers=answers, by=by)
 
     def _program(self, invocation: Invocation[Any]) -> Program | None:
         return invocation.program

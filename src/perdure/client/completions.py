@@ -16,7 +16,7 @@ from perdure.kernel.projection import RunRow
 
 log = logging.getLogger("perdure")
 
-OnComplete = Callable[[RunResult[Any]], Awaitable[None] | None]
+OnComplete = Callable[[RunResult[Any]], object]
 
 
 def callbacks_of(given: OnComplete | Sequence[OnComplete] | None) -> tuple[OnComplete, ...]:

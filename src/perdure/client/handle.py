@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
+from perdure.client.resting import Answers, Rest, Until
 from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
 from perdure.kernel.commands import Program
@@ -56,18 +57,38 @@ class RunHandle(Generic[R]):
             raise result.error
         return result.output  # type: ignore[return-value]
 
-    async def outcome(self, timeout: float | None = None) -> RunResult[R]:
-        """How the run ended; raises nothing but TimeoutError."""
-        program = self._program
+    async def outcome(
+        self,
+        timeout: float | None = None,
+        *,
+        until: Until = "end",
+        answers: Answers | None = None,
+        by: str | None = None,
+    ) -> RunResult[R]:
+        """How the run ended; raises nothing but TimeoutError.
+
+        With `until="rest"`: how it ended, or what it asks for as soon as nothing of it can go on without a person.
+        `answers` go to what it asks for, by name or by path and in the name of `by`, and then it is waited for again.
+        """
+        if until not in get_args(Until):
+            raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
         async with asyncio.timeout(timeout):
-            run_id = self._run_id
-            if not run_id:
-                found, _ = await self._client._require(self.id)
-                run_id = found.run_id
-                program = self._checked_program(found.program)
-            row = await self._ended(run_id)
-            while row.continued_as:
-                row = await self._ended(row.continued_as)
+            if until == "rest" or answers:
+                found = await self._latest() if self._run_id else (await self._client._require(self.id))[0]
+                resting = await Rest(self._client, answers or {}, by).wait(found, until)
+                if resting is not None:
+                    return resting
+            return await self._end()
+
+    async def _end(self) -> RunResult[R]:
+        program, run_id = self._program, self._run_id
+        if not run_id:
+            found, _ = await self._client._require(self.id)
+            run_id = found.run_id
+            program = self._checked_program(found.program)
+        row = await self._ended(run_id)
+        while row.continued_as:
+            row = await self._ended(row.continued_as)
         return await run_result(self._client, row, program, self.id, run_id)
 
     async def _ended(self, run_id: str) -> RunRow:

@@ -17,6 +17,7 @@ from perdure.kernel.inbound import may_answer
 from perdure.kernel.ops import OpenOp
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.queues import Queue
+from perdure.kernel.resting import questions
 from perdure.kernel.state import RunState
 from perdure.kernel.steps import StepRecord
 from perdure.ports.journal import Head
@@ -158,17 +159,63 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupt:
+    """What a run that cannot go on by itself asks for: an `approval`, or a `signal`, as its `kind` says.
+
+    `payload` is what people are shown, `schema` the JSON Schema of the answer. `path` tells it from others of the same
+    name; `id` is the run or the child that asks.
+    """
+
+    path: str
+    name: str
+    kind: str
+    id: str
+    payload: Any = None
+    schema: Any = None
+    deadline: datetime | None = None
+    approvers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunResult(Generic[R]):
-    """How a run ended. `error` is the exception, rebuilt; nothing is raised."""
+    """How a run ended, or stands. `error` is the exception, rebuilt; nothing is raised.
+
+    One that was waited for with `until="rest"` may have `interrupts`: all that it asks for before it can go on.
+    """
 
     id: str
     run_id: str
     status: RunStatus
     output: R | None = None
     error: BaseException | None = None
-    interrupt: Any = None
     program: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    interrupts: tuple[Interrupt, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it asks for something, and cannot go on before it has that."""
+        return bool(self.interrupts)
+
+    @property
+    def interrupt(self) -> Interrupt | None:
+        """The first thing that it asks for."""
+        return self.interrupts[0] if self.interrupts else None
+
+    @property
+    def interrupt_name(self) -> str | None:
+        """The name of the first thing that it asks for: what `approve` or `signal`, and `answers`, take."""
+        return self.interrupts[0].name if self.interrupts else None
+
+    @property
+    def suspend_payload(self) -> Any:
+        """What the first question shows: the `request` of its approval."""
+        return self.interrupts[0].payload if self.interrupts else None
+
+    @property
+    def resume_schema(self) -> Any:
+        """The JSON Schema of the answer to the first question, where it says one."""
+        return self.interrupts[0].schema if self.interrupts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +328,18 @@ def _summary(loaded: Loaded, head: Head) -> dict[str, Any]:
         "key": row.queue_key or None,
         "priority": row.priority,
     }
+
+
+def interrupts(state: RunState) -> tuple[Interrupt, ...]:
+    """What a run and its children ask for, in the order they asked."""
+    return tuple(_interrupt(state, path, state.ops[path]) for path in questions(state))
+
+
+def _interrupt(state: RunState, path: str, op: OpenOp) -> Interrupt:
+    wait, child = _wait_view(path, op), state.child_of(path)
+    assert state.started is not None
+    id = state.children[child].started.id or f"{state.started.id}/{child}" if child else state.started.id
+    return Interrupt(path, wait.name, wait.kind, id, wait.request, wait.schema, wait.deadline, wait.approvers)
 
 
 def _waits(state: RunState, prefix: str) -> list[WaitView]:

@@ -1,0 +1,85 @@
+"""Wait until a run ends or cannot go on without a person; answer what it asks on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from perdure.client.views import Interrupt, RunResult, interrupts
+from perdure.errors import NoSuchRun, UsageError
+from perdure.kernel.projection import RunRow
+from perdure.kernel.resting import at_rest
+from perdure.kernel.state import RunState
+
+if TYPE_CHECKING:
+    from perdure.client.client import Client
+
+# Wait for the end of a run, or until nothing of it can go on without a person.
+Until: TypeAlias = Literal["end", "rest"]
+# What to answer, by the name of the question or by its path.
+Answers: TypeAlias = Mapping[str, Any]
+
+
+class Rest:
+    """One wait for a run to come to rest, with the answers that are still to be given."""
+
+    def __init__(self, client: Client, answers: Answers, by: str | None) -> None:
+        self._client, self._answers, self._by = client, dict(answers), by
+
+    async def wait(self, run: RunRow, until: Until) -> RunResult[Any] | None:
+        """What the run asks for as soon as it cannot go on; None where its end is to be waited for."""
+        if run.root:
+            raise UsageError(
+                f"{run.id!r} is a child, and goes on with the run at the top; wait for that one, {run.root}, to rest"
+            )
+        run_id = run.run_id
+        while True:
+            state = await self._at_rest(run_id)
+            if state.finished is not None and state.finished.continued_as:
+                run_id = state.finished.continued_as
+                continue
+            if state.finished is not None or state.parked is not None:
+                return None
+            asked = interrupts(state)
+            if await self._answer(run_id, asked):
+                continue
+            if self._answers and asked:
+                raise UsageError(
+                    f"answers={{{next(iter(self._answers))!r}: ...}} answers nothing that run {run.id!r} asks; it asks "
+                    f"for {', '.join(f'{one.name!r} ({one.path})' for one in asked)}"
+                )
+            if until == "end":
+                return None
+            return RunResult(run.id, run_id, state.status, program=run.program, tags=dict(run.tags), interrupts=asked)
+
+    async def _answer(self, run_id: str, asked: tuple[Interrupt, ...]) -> bool:
+        """Give what was asked for and is known; False when nothing of it is."""
+        given = False
+        for one in asked:
+            key = one.path if one.path in self._answers else one.name
+            if key not in self._answers:
+                continue
+            if one.kind == "approval":
+                await self._client.approve(run_id, one.path, self._answers[key], by=self._by)
+            else:
+                await self._client.signal(one.id, one.name, self._answers[key])
+            del self._answers[key]
+            given = True
+        return given
+
+    async def _at_rest(self, run_id: str) -> RunState:
+        """The state of a run as soon as nothing of it can go on without a person."""
+        client = self._client
+        state = RunState(run_id)
+        with client._news.follow(run_id) as news:
+            while True:
+                batches = await client.store.journal.read(run_id, state.next_seq)
+                for batch in batches:
+                    for event in batch.events:
+                        state.fold(event, batch.at)
+                if state.started is None:
+                    raise NoSuchRun(run_id)
+                if at_rest(state):
+                    return state
+                if not await news.beyond(state.next_seq):
+                    raise NoSuchRun(state.started.id)
