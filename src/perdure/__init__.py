@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         RunView,
         StepView,
     )
+    from perdure.client.why import Why
     from perdure.config import Limits, Queue, Rate, Recovery, Retention
     from perdure.context import run_context
     from perdure.engine.step_context import StepContext, step_context
@@ -244,6 +245,7 @@ __all__ = [
     "UnknownProgram",
     "UnknownVersion",
     "UsageError",
+    "Why",
     "Workflow",
     "all_ticks",
     "approval",
@@ -310,6 +312,7 @@ _HOMES = {
         "perdure.client.views": (
             "ApprovalView Chunk Interrupt OrchestratorView QueueView RunPage RunResult RunSummary RunView StepView"
         ),
+        "perdure.client.why": ("Why"),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),
         "perdure.context": ("run_context"),
         "perdure.engine.step_context": ("StepContext step_context"),

@@ -91,7 +91,7 @@ async def _one(part: Any) -> Any:
     return await part
 
 
-FAMILY = [family, patient, asks, retries, works, naps, nested, holds]
+FAMILY: list[Any] = [family, patient, asks, retries, works, naps, nested, holds]
 
 
 async def statuses(engine: Any, **filter: Any) -> dict[str, str]:
@@ -117,7 +117,7 @@ async def test_a_list_says_which_children_wait(any_store: Store) -> None:
         # Its owner renews the lock: one that holds a lock runs, as a root does.
         assert now == waiting | {"works:0": "running", "holds:0": "running"}
         assert len(await statuses(engine, status="waiting")) == len(waiting)
-        assert await engine.pause("it")
+        await engine.pause("it")
         await recorded.until(lambda e: isinstance(e, RunPaused))
         assert set((await statuses(engine)).values()) == {"paused"}
         await engine.resume("it")

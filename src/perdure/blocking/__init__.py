@@ -48,9 +48,11 @@ from perdure.client.views import (
     QueueView,
     RunPage,
     RunResult,
+    RunSummary,
     RunView,
     StepView,
 )
+from perdure.client.why import Why
 from perdure.config import Limits, Recovery, Retention
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
@@ -248,6 +250,14 @@ class Client(Scheduling, InBulk, Forking, Capsules, Resolving, Upkeep):
                 cursor=cursor,
             )
         )
+
+    def why(self, id: str) -> Why | None:
+        """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
+        return self._loop.wait(self._client.why(id))
+
+    def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
+        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out."""
+        return self._loop.wait(self._client.reasons(runs))
 
     def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None

@@ -28,8 +28,8 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     elif not held:
         note("nobody holds a lock")
     else:
-        rows = [(lock.key, lock.owner, str(lock.token), when(lock.expires_at)) for lock in held]
-        table(("key", "owner", "token", "expires"), rows, cut=("expires",), fold=("key", "owner"))
+        rows = [(lock.key, lock.id or "", lock.owner, str(lock.token), when(lock.expires_at)) for lock in held]
+        table(("key", "run", "owner", "token", "expires"), rows, cut=("expires",), fold=("key", "run", "owner"))
 
 
 @app.command(sort_key=2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,11 @@ def write_json(value: Any, *, line: bool = False) -> None:
     if sys.stdout.encoding.lower().replace("-", "") != "utf8":
         text = _escaped(text, str.isascii)
     print(text, flush=line)
+
+
+def as_dict(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass with their values, for a document that has more."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _escaped(text: str, passes: Callable[[str], bool]) -> str:
@@ -197,8 +203,7 @@ def span(seconds: float) -> str:
 
 def error_name(error: Failure) -> str:
     """`ValueError: no stock`."""
-    name = error.type.removeprefix("builtins.").removeprefix("__main__.")
-    return f"{name}: {error.message}" if error.message else name
+    return str(error)
 
 
 def error_text(error: Failure, indent: str = "  ") -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
@@ -17,8 +19,10 @@ from perdure.cli.forking import fork, travel
 from perdure.cli.inspection import inspect
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened, point, tags_of
 from perdure.cli.output import (
+    as_dict,
     clean,
     cut,
+    distance,
     error_name,
     failure_text,
     first_line,
@@ -31,9 +35,10 @@ from perdure.cli.output import (
     write_json,
 )
 from perdure.client.asking import Asking
-from perdure.client.views import RunSummary, RunView, StepView
+from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
+from perdure.client.why import Why
 from perdure.errors import NoSuchRun, StoreUnavailable
-from perdure.kernel.events import Entry, RunParked, RunStatus
+from perdure.kernel.events import Entry, RunParked, RunStatus, StepStatus
 from perdure.ports.leases import ORCHESTRATOR
 
 app = App(name="runs", help="Look at runs, and go back in them.")
@@ -62,11 +67,11 @@ def ls(
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first, and say why those that do not go on stand still."""
     tags = tags_of(tag or [])
-    page = _ask(
-        store,
-        lambda client: client.list(
+
+    async def ask(client: Asking) -> tuple[RunPage, dict[str, Why]]:
+        page = await client.list(
             status=[s for given in status or [] for s in given.split(",")],
             program=program,
             tags=tags,
@@ -79,17 +84,32 @@ def ls(
             id_prefix=id_prefix,
             limit=limit,
             cursor=cursor,
-        ),
-    )
+        )
+        return page, await client.reasons(page)
+
+    page, reasons = _ask(store, ask)
     if json:
-        write_json({"runs": list(page), "cursor": page.cursor})
+        runs = [{**as_dict(run), "why": reasons.get(run.run_id)} for run in page]
+        write_json({"runs": runs, "cursor": page.cursor})
         return
     if not page:
         narrowed = (status, program, tag, since, until, owner, queue, parent, root, id_prefix, cursor)
         note("no runs match" if any(narrowed) else "no runs yet")
         return
-    rows = [(run.id, run.status.value, run.program, when(run.created_at), _took(run)) for run in page]
-    table(("id", "status", "program", "started", "took"), rows, cut=("program", "started"), fold=("id",))
+    # On a terminal there is room for one of two: how long ago, or when.
+    started = distance if sys.stdout.isatty() else when
+    rows = [
+        (
+            run.id,
+            run.status.value,
+            run.program,
+            started(run.created_at),
+            _took(run),
+            str(reasons.get(run.run_id, "")),
+        )
+        for run in page
+    ]
+    table(("id", "status", "program", "started", "took", "why"), rows, cut=("program",), fold=("id", "why"))
     if page.cursor is not None:
         note(f"there may be more: add --cursor {page.cursor}")
 
@@ -98,27 +118,36 @@ def ls(
 def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show a run as it stands."""
 
-    async def ask(client: Asking) -> tuple[RunView, Sequence[StepView]]:
-        return await _view(client, id), await client.steps(id)
+    async def ask(client: Asking) -> tuple[RunView, Sequence[StepView], Why | None]:
+        return await _view(client, id), await client.steps(id), await client.why(id)
 
-    view, steps = _ask(store, ask)
+    view, steps, why = _ask(store, ask)
     if json:
-        write_json(view)
+        write_json({**as_dict(view), "why": why, "last_error": _last_error(steps)})
     else:
-        pairs([(name, value) for name, value in _facts(view, steps) if value])
+        pairs([(name, value) for name, value in _facts(view, steps, why) if value])
         if "\n" in view.reason:
             print(f"\n{clean(view.reason, keep=chr(10))}")
 
 
 @app.command(sort_key=3)
-def steps(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
+def steps(
+    id: RunId,
+    /,
+    *,
+    status: Annotated[list[str] | None, Parameter(help="Only steps in this status; may be repeated.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> None:
     """Show the steps of a run, in the order they began."""
-    found = _ask(store, lambda client: client.steps(id))
+    wanted = [_step_status(one) for given in status or [] for one in given.split(",")]
+    begun = _ask(store, lambda client: client.steps(id))
+    found = [step for step in begun if not wanted or step.status in wanted]
     if json:
         write_json(found)
         return
     if not found:
-        note(f"run {id!r} has begun no step")
+        note(f"run {id!r} has begun no step" if not begun else f"no step of run {id!r} is {' or '.join(wanted)}")
         return
     rows = [(s.path, s.status.value, str(s.attempt), _step_took(s), _step_value(s), _short(s.source)) for s in found]
     table(("op", "status", "attempt", "took", "output", "source"), rows, cut=("output",), fold=("op",))
@@ -254,6 +283,13 @@ async def _view(client: Asking, id: str) -> RunView:
     return view
 
 
+def _step_status(text: str) -> StepStatus:
+    try:
+        return StepStatus(text)
+    except ValueError:
+        raise Problem(f"--status {text!r}: a step is {', '.join(StepStatus)}") from None
+
+
 def _number(start: int) -> int:
     if start < 0:
         raise Problem(f"--start {start}: events are numbered from 0")
@@ -263,7 +299,8 @@ def _number(start: int) -> int:
 # --- as text --------------------------------------------------------------------------------------------------------
 
 
-def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
+def _facts(view: RunView, steps: Sequence[StepView], why: Why | None) -> list[tuple[str, str]]:
+    last = _last_error(steps) if not view.status.finished else None
     done = sum(step.status == "succeeded" for step in steps)
     version = f" (version {view.version})" if view.version else ""
     return [
@@ -271,6 +308,7 @@ def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
         ("run_id", view.run_id if view.run_id != view.id else ""),
         ("program", view.program + version),
         ("status", view.status.value + (f" ({view.parked})" if view.parked else "")),
+        ("why", str(why or "") if not view.status.finished else ""),
         ("reason", first_line(view.reason)),
         ("forked from", view.forked_from or ""),
         ("goes on from", view.continued_from or ""),
@@ -279,15 +317,54 @@ def _facts(view: RunView, steps: Sequence[StepView]) -> list[tuple[str, str]]:
         ("updated", when(view.updated_at) if view.finished_at is None else ""),
         ("finished", when(view.finished_at) + f", took {_took(view)}" if view.finished_at else ""),
         ("owner", f"{view.owner} (epoch {view.epoch})" if view.owner and view.finished_at is None else ""),
+        ("queue", _queue(view)),
+        ("parent", view.parent or ""),
         ("tags", ", ".join(f"{key}={value}" for key, value in view.tags.items())),
-        ("waits for", "\n".join(f"{w.path} ({w.kind}) {when(w.deadline)} {_short(w.source)}" for w in view.waits)),
+        ("waits for", "\n".join(_waits_for(wait) for wait in view.waits if wait.kind != "child")),
+        ("locks", ", ".join(view.locks)),
+        ("state", "\n".join(f"{key} = {value_text(value, 200)}" for key, value in view.state.items())),
         ("steps", f"{done} of {len(steps)} begun have succeeded" if steps else "none begun"),
         ("progress", "\n".join(f"{s.path} {value_text(s.progress)}" for s in steps if _shows_progress(s))),
+        ("last error", (last and f"{last.error} ({last.path}, attempt {last.attempt}, {when(last.at)})") or ""),
         ("journal", f"{view.next_seq} events"),
         ("input", value_text(view.input, 1000)),
         ("output", value_text(view.output, 1000) if view.status in (RunStatus.COMPLETED, RunStatus.BAILED) else ""),
         ("error", failure_text(view.error, steps, "") if view.error is not None else ""),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _LastError:
+    """What the last attempt that failed came to."""
+
+    path: str
+    attempt: int
+    at: datetime
+    error: str
+
+
+def _last_error(steps: Sequence[StepView]) -> _LastError | None:
+    failed = [
+        _LastError(step.path, one.number, one.finished_at, error_name(one.error))
+        for step in steps
+        for one in step.attempts
+        if one.error is not None and one.finished_at is not None
+    ]
+    return max(failed, key=lambda one: one.at, default=None)
+
+
+def _queue(view: RunView) -> str:
+    if view.queue is None:
+        return ""
+    key = f", key {view.key}" if view.key else ""
+    return f"{view.queue}{key}" + (f", priority {view.priority}" if view.priority else "")
+
+
+def _waits_for(wait: WaitView) -> str:
+    named = f" `{wait.name}`" if wait.name else ""
+    people = f" from {' or '.join(wait.approvers)}" if wait.approvers else ""
+    until = f", until {when(wait.deadline)}" if wait.deadline is not None else ""
+    return f"{wait.kind}{named}{people}{until}  ({wait.path} {_short(wait.source)})"
 
 
 def _took(view: RunSummary) -> str:

@@ -12,9 +12,11 @@ from perdure.client.connection import Connection, checked_tags
 from perdure.client.views import (
     ApprovalView,
     Chunk,
+    Loaded,
     OrchestratorView,
     QueueView,
     RunPage,
+    RunSummary,
     RunView,
     StepView,
     approval_views,
@@ -24,17 +26,23 @@ from perdure.client.views import (
     run_view,
     step_view,
 )
+from perdure.client.why import Why, World, by_name, ended, explain, registrations, unread
 from perdure.errors import Corrupt, UsageError
 from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
+from perdure.kernel.locking import lease_key
 from perdure.kernel.projection import RunRow, child_path
-from perdure.kernel.state import fold
+from perdure.kernel.state import RunState, fold
 from perdure.kernel.steps import steps as steps_of
 from perdure.kernel.streams import Reading
-from perdure.ports.leases import ORCHESTRATOR
+from perdure.ports.leases import ORCHESTRATOR, REGISTRATION
 from perdure.ports.runs import RunFilter
 
 # How many events of a journal are read at a time by whoever follows it.
 PAGE = 1000
+# How many bytes of journals are read to say why the runs of a page do not go on.
+JOURNALS_READ = 8 * 1024 * 1024
+# How many queued runs are counted to say how many are ahead of one.
+QUEUED_READ = 1000
 # How many runs that ask something are read at a time.
 ASKING_PAGE = 200
 
@@ -113,6 +121,80 @@ class Asking(Connection):
             id_prefix=_prefix(id_prefix, f"{call}(id_prefix"),
             built_in=program is not None,
         )
+
+    async def why(self, id: str) -> Why | None:
+        """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
+        run, head = await self._require(id)
+        summary = run_summary(Loaded(run), head)
+        return (await self._reasons([summary], None)).get(run.run_id)
+
+    async def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
+        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out.
+
+        Reads the journals of those that have not ended, at most some megabytes of them.
+        """
+        self._check_open()
+        return await self._reasons(runs, JOURNALS_READ)
+
+    async def _reasons(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, Why]:
+        found: dict[str, Why] = {}
+        for run in runs:
+            how = ended(run) if run.status.finished else None
+            if how is not None:
+                found[run.run_id] = how
+        still = [run for run in runs if not run.status.finished]
+        if not still:
+            return found
+        states = await self._states_of(still, budget)
+        world = await self._world(still, [one for one in states.values() if isinstance(one, RunState)])
+        for run in still:
+            state = states.get(run.root)
+            if isinstance(state, RunState):
+                why = explain(run, state, run.run_id[len(run.root) + 1 :], world)
+            else:
+                why = unread(run, state)
+            if why is not None:
+                found[run.run_id] = why
+        return found
+
+    async def _states_of(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, RunState | Exception]:
+        """The folded journals of runs, the smallest first and as many as the budget allows."""
+        sizes = {run.root: run.size for run in runs}
+        wanted, spent = [], 0
+        for root in sorted(sizes, key=sizes.__getitem__):
+            spent += sizes[root]
+            if budget is None or spent <= budget:
+                wanted.append(root)
+        states: dict[str, RunState | Exception] = {}
+        for root, batches in (await self.store.journal.read_many(wanted)).items():
+            try:
+                states[root] = batches if isinstance(batches, Exception) else fold(root, batches)
+            except (LookupError, AssertionError, msgspec.MsgspecError) as error:
+                states[root] = error  # no journal that an engine could have written
+        return states
+
+    async def _world(self, runs: Sequence[RunSummary], states: Sequence[RunState]) -> World:
+        """What there is beside these runs: one question for each kind that is needed."""
+        now = self.clock.now()
+        queues = {run.queue for run in runs if run.queue and run.status is RunStatus.QUEUED}
+        queued = {}
+        for queue in queues:
+            filter = RunFilter(status=[RunStatus.QUEUED], queue=queue, limit=QUEUED_READ)
+            queued[queue] = [row for row, _ in await self.store.runs.list(filter)]
+        stats = await self.store.queues.stats() if queues else ()
+        return World(
+            now=now,
+            orchestrators=by_name(await self._leases.live(ORCHESTRATOR, now)),
+            registered=registrations(await self._leases.live(REGISTRATION, now)),
+            holders=await self._holders({lock.key for state in states for lock in state.lock_waits.values()}),
+            queued=queued,
+            under_way={one.queue: one.running for one in stats},
+        )
+
+    async def _holders(self, keys: set[str]) -> dict[str, str]:
+        """Who holds these locks, as people know them, by the keys of their leases."""
+        held = [lock for lock in await self.locks.list() if lock.key in keys] if keys else []
+        return {lease_key(lock.key): f"run {lock.id}" if lock.id else lock.owner for lock in held}
 
     async def _run_id_of(self, id: str | None, what: str) -> str | None:
         """The run_id of a run that a filter names; what names none is left as it is, and finds none."""

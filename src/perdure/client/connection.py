@@ -115,7 +115,7 @@ class Connection:
         return self._locks
 
     def _make_locks(self) -> Locks:
-        return Locks(self._leases, self.clock, Locker(self._leases, self.clock, self.store.version))
+        return Locks(self._leases, self.clock, Locker(self._leases, self.clock, self.store.version), self.store.runs)
 
     def _ended_here(self, row: RunRow) -> None:
         """A run has ended by what this process wrote."""

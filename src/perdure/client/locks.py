@@ -5,32 +5,38 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from perdure.engine.locks import Locker
-from perdure.errors import InvalidLock, LockLost, NotOwner
+from perdure.errors import Corrupt, InvalidLock, LockLost, NotOwner
 from perdure.kernel.events import moment
 from perdure.kernel.locking import PREFIX, check_key, check_ttl, lease_key
 from perdure.ports.clock import Clock
 from perdure.ports.leases import Acquired, HeldBy, Lease, Leases, Renewal
+from perdure.ports.runs import Runs
 
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """A lock in force. `token` grows each time it changes hands; `owner` is a run and its op, a step, or a caller."""
+    """A lock in force. `token` grows each time it changes hands; `owner` is a run and its op, a step, or a caller.
+
+    `run_id` and `id` are those of the run that holds it, or whose step does; `id` is None where the run is not known.
+    """
 
     key: str
     owner: str
     token: int
     expires_at: datetime
+    run_id: str | None = None
+    id: str | None = None
 
 
 class Locks:
     """The locks of a store."""
 
-    def __init__(self, leases: Leases, clock: Clock, locker: Locker) -> None:
-        self._leases, self._clock, self.locker = leases, clock, locker
+    def __init__(self, leases: Leases, clock: Clock, locker: Locker, runs: Runs) -> None:
+        self._leases, self._clock, self.locker, self._runs = leases, clock, locker, runs
 
     @asynccontextmanager
     async def hold(
@@ -90,11 +96,22 @@ class Locks:
     async def get(self, key: str) -> LockView | None:
         """A lock that somebody holds, or None."""
         lease = await self._leases.get(lease_key(check_key(key)), self._clock.now())
-        return None if lease is None else _view(lease)
+        return None if lease is None else await self._named(_view(lease))
 
     async def list(self) -> list[LockView]:
         """Every lock that somebody holds, by key."""
-        return sorted(map(_view, await self._leases.live(PREFIX, self._clock.now())), key=lambda view: view.key)
+        views = map(_view, await self._leases.live(PREFIX, self._clock.now()))
+        return sorted([await self._named(view) for view in views], key=lambda view: view.key)
+
+    async def _named(self, view: LockView) -> LockView:
+        """With the id of the run that holds it."""
+        if view.run_id is None:
+            return view
+        try:
+            row = await self._runs.get(view.run_id)
+        except Corrupt:
+            return view  # the lock is held all the same
+        return replace(view, id=row.id) if row is not None else replace(view, run_id=None)
 
 
 def _owner(key: str, owner: str) -> str:
@@ -108,4 +125,8 @@ def _acquired(key: str, owner: str, acquired: Acquired) -> LockView:
 
 
 def _view(lease: Lease) -> LockView:
-    return LockView(lease.key.removeprefix(PREFIX), lease.owner, lease.epoch, moment(lease.expires))
+    # What a run or a step of it holds is named after its op.
+    run_id, slash, _ = lease.owner.partition("/")
+    return LockView(
+        lease.key.removeprefix(PREFIX), lease.owner, lease.epoch, moment(lease.expires), run_id if slash else None
+    )

@@ -104,6 +104,8 @@ class RunView(RunSummary):
 
     state: dict[str, Any]
     waits: tuple[WaitView, ...]
+    locks: tuple[str, ...]
+    """The keys of the locks that it holds; those it waits for are among its `waits`."""
     parked: str | None
     """Why it is parked, while it is: `diverged`, `no_program`, `no_version`, `undecodable`, `damaged`, `imported`,
     `redacted`, `poisoned`; `reason` says more."""
@@ -294,6 +296,7 @@ def run_view(loaded: Loaded, head: Head, state: RunState) -> RunView:
         **_summary(loaded, head),
         state={key: msgspec.json.decode(value) for key, value in values.items()},
         waits=tuple(_waits(state, f"{path}/" if path else "")),
+        locks=tuple(lock.key for op, lock in state.locks.items() if not path or op.startswith(f"{path}/")),
         parked=parked.kind if parked is not None else None,
         divergence=parked.divergence if parked is not None else None,
         continued_from=(state.started.continued_from or None) if state.started is not None and not path else None,

@@ -187,7 +187,7 @@ class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
 class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
     """An attempt failed, and the next may start at `retry_at`.
 
-    `fallback`: it was the last one, and what comes next is an attempt of the fallback.
+    `fallback`: it was the last one, and what comes next is an attempt of the fallback. `of`: how many there may be.
     """
 
     op: str
@@ -195,6 +195,7 @@ class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
     error: Failure
     retry_at: float
     fallback: bool = False
+    of: int = 0
 
 
 class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):

@@ -30,8 +30,10 @@ class OpenOp:
     """An op that has begun and has no outcome yet."""
 
     __slots__ = (
+        "allowed",
         "attempt",
         "due",
+        "error",
         "failed",
         "failures",
         "kind",
@@ -49,6 +51,9 @@ class OpenOp:
         self.source = source
         self.attempt = 0
         self.failures = 0
+        # What the last attempt failed with, and how many attempts there may be, if the journal says so.
+        self.error: Failure | None = None
+        self.allowed = 0
         # The failure of the last attempt that was not the fallback's: only the fallback can save the step now.
         self.failed: Failure | None = None
         self.running = False

@@ -410,7 +410,7 @@ def failed(
         failures = open_op.failures + 1
         if retryable and failures < spec.retry.attempts:
             wait = backoff(spec.retry, failures, step_key(state.run_id, command.op))
-            return AttemptFailed(command.op, call.attempt, error, now + wait)
+            return AttemptFailed(command.op, call.attempt, error, now + wait, of=spec.retry.attempts)
         if spec.fallback is not None:
             return AttemptFailed(command.op, call.attempt, error, now, fallback=True)
     return _end(command, call.attempt, error)

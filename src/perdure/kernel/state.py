@@ -291,6 +291,7 @@ class RunState:
         op = self.ops[event.op]
         op.failures += 1
         op.spent += 1
+        op.error, op.allowed = event.error, event.of
         if event.fallback:
             op.failed = event.error
         if op.running:

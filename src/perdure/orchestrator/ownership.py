@@ -8,17 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
+
+import msgspec
 
 from perdure.engine.tenure import Tenure
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.ports.clock import Clock
-from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Leases, Renewal, holder, orchestrator_name
+from perdure.ports.leases import (
+    ORCHESTRATOR,
+    REGISTRATION,
+    Acquired,
+    HeldBy,
+    Leases,
+    Registration,
+    Renewal,
+    holder,
+    orchestrator_name,
+)
 
 log = logging.getLogger("perdure")
 
 # The part of a lease that is left when work stops: what is under way must have ended when the lease does.
 MARGIN = 1 / 6
+
+
+# How long what we say of ourselves is kept. It means nothing once the lease on our name has ended.
+REGISTERED = 86400.0
+# How many characters of it: it stands in an index.
+REGISTRATION_SIZE = 1000
 
 
 class Superseded(Exception):
@@ -32,6 +51,8 @@ class Ownership:
         self._leases, self.name, self._ttl, self._clock, self._tenure = leases, name, ttl, clock, tenure
         self._key, self._holder = ORCHESTRATOR + name, holder(name, session)
         self._loop = asyncio.get_running_loop()
+        self._said: Renewal | None = None
+        self._say_again = 0.0
         # Other orchestrators known to be alive: their runs are none of our business.
         self.others: list[str] = []
 
@@ -43,16 +64,30 @@ class Ownership:
                 await self._leases.release(self._key, held.owner)
         self._extend(began)
 
+    async def register(self, programs: Sequence[str], serves: Sequence[str] | None) -> None:
+        """Say what we have, for those who ask why a run does not go on. Others may read it for as long as we live."""
+        said = Registration(tuple(sorted(programs)), None if serves is None else tuple(serves), self._ttl)
+        text = msgspec.json.encode(said).decode()
+        if len(text) > REGISTRATION_SIZE:
+            text = msgspec.json.encode(msgspec.structs.replace(said, programs=None)).decode()
+        key = REGISTRATION + self.name
+        while isinstance(held := await self._leases.acquire(key, text, REGISTERED, self._clock.now()), HeldBy):
+            with suppress(NotOwner):
+                await self._leases.release(key, held.owner)
+        self._said, self._say_again = Renewal(key, text, REGISTERED), self._loop.time() + REGISTERED / 2
+
     async def renew(self) -> bool:
         """Show that we still live; False when that could not be written. Raises Superseded."""
         # By the time before it was asked for: the store may have counted from then on.
         began = self._loop.time()
         try:
             async with asyncio.timeout(self._ttl / 2):
-                renewal = Renewal(self._key, self._holder, self._ttl)
-                if await self._leases.renew_all([renewal], self._clock.now()) and isinstance(
-                    await self._acquire(), HeldBy
-                ):
+                renewals = [Renewal(self._key, self._holder, self._ttl)]
+                if self._said is not None and began >= self._say_again:
+                    renewals.append(self._said)
+                    self._say_again = began + REGISTERED / 2
+                lost = await self._leases.renew_all(renewals, self._clock.now())
+                if self._key in lost and isinstance(await self._acquire(), HeldBy):
                     raise Superseded
         except StoreUnavailable as error:
             log.warning("no sign of life could be written: %s", error)
@@ -78,6 +113,9 @@ class Ownership:
     async def leave(self) -> None:
         """Give back everything, so that others may take over at once."""
         try:
+            if self._said is not None:
+                with suppress(NotOwner):  # another process has said something under our name
+                    await self._leases.release(self._said.key, self._said.owner)
             await self._leases.release_all(self._holder)
         except StoreUnavailable as error:
             log.warning("others take over when the leases of %r run out: %s", self.name, error)

@@ -21,6 +21,22 @@ def orchestrator_name(key: str) -> str:
     return key.removeprefix(ORCHESTRATOR)
 
 
+# What it says of itself is a lease as well, of no use to others once the one on its name has ended.
+REGISTRATION = "registered:"
+
+
+class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an orchestrator says of itself: the owner of the lease is this as JSON, so that it is read with the lease.
+
+    `programs` are those it has, by name, and None when they are too many to be said. `serves` are the queues that it
+    serves alone, if it does so. `lease` is how long its name stays taken after its last heartbeat.
+    """
+
+    programs: tuple[str, ...] | None = None
+    serves: tuple[str, ...] | None = None
+    lease: float = 30.0
+
+
 class Acquired(msgspec.Struct, frozen=True):
     """The lease is yours until `expires`. `epoch` grows each time it changes hands."""
 

@@ -1,0 +1,250 @@
+"""Why a run does not go on, in a line for the person who asks. Reads nothing: what there is to know is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from perdure.client.views import RunSummary
+from perdure.errors import Corrupt
+from perdure.kernel.events import RunStatus, moment
+from perdure.kernel.failures import Failure
+from perdure.kernel.inbound import may_answer
+from perdure.kernel.locking import PREFIX
+from perdure.kernel.ops import OpenOp
+from perdure.kernel.projection import RunRow
+from perdure.kernel.state import RunState
+from perdure.ports.leases import REGISTRATION, Lease, Registration, orchestrator_name
+
+# So long something may be due before it is late: orchestrators look, and claim, in less.
+LATE_SECONDS = 2.0
+# An orchestrator shows three times within its lease that it lives; of one that has not for half of it, one is missing.
+SILENT = 1 / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a run does not go on, or how it ended.
+
+    `kind` is what the reason is made of, for programs: `signal`, `approval`, `timer`, `retry`, `remote`, `lock`,
+    `child`, `queue`, `delay`, `owner`, `program`, `paused`, `parked`, `failed`, `cancelled`, `bailed`, `unread`.
+    """
+
+    kind: str
+    text: str
+    until: datetime | None = None
+    """When that ends by itself: a timer, the next attempt, the deadline of a wait, the lease of a dead owner."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What there is beside a run: orchestrators that live and what they have, holders of locks, runs in queues."""
+
+    now: float
+    orchestrators: Mapping[str, Lease]
+    registered: Mapping[str, Registration]
+    holders: Mapping[str, str] = field(default_factory=dict)
+    """Who holds a lock, by its key, as people know them."""
+    queued: Mapping[str, Sequence[RunRow]] = field(default_factory=dict)
+    under_way: Mapping[str, int] = field(default_factory=dict)
+
+    def silent(self, name: str) -> float | None:
+        """How many seconds the lease of an orchestrator has left that has missed a heartbeat; None while it has not."""
+        lease, known = self.orchestrators.get(name), self.registered.get(name)
+        if lease is None or known is None:
+            return None
+        left = lease.expires - self.now
+        return left if left < known.lease * SILENT else None
+
+    def without(self, program: str, queue: str) -> str:
+        """Why no orchestrator takes up a run of this program; empty when one may."""
+        if not self.orchestrators:
+            return f"no worker has `{program}`: none is alive"
+        for name in self.orchestrators:
+            known = self.registered.get(name)
+            if known is None or known.programs is None:
+                return ""  # nothing is known of it: it may
+            if program in known.programs and (known.serves is None or queue in known.serves):
+                return ""
+        alive = ", ".join(sorted(self.orchestrators)[:3]) + (", …" if len(self.orchestrators) > 3 else "")
+        which = f" of queue `{queue}`" if queue and self._anywhere(program) else ""
+        return f"no worker has `{program}`{which} (alive: {alive})"
+
+    def _anywhere(self, program: str) -> bool:
+        return any(program in (known.programs or ()) for known in self.registered.values())
+
+
+def registrations(leases: Iterable[Lease]) -> dict[str, Registration]:
+    """What orchestrators have said of themselves, by name; what cannot be read counts as unsaid."""
+    found = {}
+    for lease in leases:
+        try:
+            said = msgspec.json.decode(lease.owner, type=Registration)
+        except msgspec.MsgspecError:
+            continue
+        found[lease.key.removeprefix(REGISTRATION)] = said
+    return found
+
+
+def by_name(leases: Iterable[Lease]) -> dict[str, Lease]:
+    """The orchestrators that live."""
+    return {orchestrator_name(lease.key): lease for lease in leases}
+
+
+def ended(run: RunSummary) -> Why | None:
+    """How a run ended that did not complete."""
+    if run.status is RunStatus.FAILED and run.error is not None:
+        return Why("failed", _line(str(run.error)))
+    if run.status in (RunStatus.CANCELLED, RunStatus.BAILED) and run.reason:
+        return Why(run.status.value, _line(run.reason))
+    return None
+
+
+def unread(run: RunSummary, problem: Exception | None) -> Why:
+    """For a run whose journal is damaged, or too large to be read for a list."""
+    if problem is not None:
+        damage = problem.reason if isinstance(problem, Corrupt) else str(problem)
+        return Why("unread", f"its journal cannot be read: {_line(damage)}")
+    return Why("unread", f"its journal of {run.size / 1024**2:.0f} MB was not read; `perdure runs show` says")
+
+
+def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | None:
+    """Why a run that has not ended does not go on; None when it does. `path` is that of a child in its root."""
+    if run.status is RunStatus.PARKED:
+        kind = state.parked.kind if state.parked is not None else ""
+        return Why("parked", ": ".join(part for part in (kind, _line(run.reason)) if part))
+    if run.status is RunStatus.PAUSED:
+        return Why("paused", "until it is resumed" + (f": {_line(run.reason)}" if run.reason else ""))
+    if state.epoch == 0:
+        return _not_begun(run, state, world)
+    if state.owner is not None and state.advancing:
+        if state.owner not in world.orchestrators:
+            missing = world.without(state.started.program if state.started else "", run.queue or "")
+            return Why("owner", f"owner {state.owner} gone, " + (missing or "a worker takes it over"))
+        left = world.silent(state.owner)
+        if left is not None:
+            until = moment(world.now + left)
+            return Why("owner", f"owner {state.owner} gone, {_span(left)} left", until)
+    locks = [_lock(key.key, world) for op, key in state.lock_waits.items() if _within(op, path)]
+    waits = [_wait(op, open_op, path, world) for op, open_op in state.ops.items() if _waits(op, open_op, path)]
+    if run.status is RunStatus.RUNNING:
+        if state.owner is None and not path:
+            return _unclaimed(run, world)
+        return _first(locks)
+    due = state.wake_at
+    if due is not None and due < world.now - LATE_SECONDS:
+        missing = world.without(state.started.program if state.started else "", run.queue or "")
+        if missing:
+            return Why("program", f"due {_span(world.now - due)} ago, {missing}")
+    return _first(locks + waits)
+
+
+def _not_begun(run: RunSummary, state: RunState, world: World) -> Why | None:
+    assert state.started is not None
+    begins, queue = state.started.not_before, run.queue or ""
+    if begins is not None and begins > world.now:
+        return Why("delay", f"not {_at(begins, world.now)}", moment(begins))
+    missing = world.without(run.program, queue)
+    if missing:
+        return Why("program", missing)
+    if not queue:
+        return _unclaimed(run, world)
+    ahead = sum(_before(row, run, state) for row in world.queued.get(queue, ()))
+    if ahead:
+        return Why("queue", f"queued behind {ahead} in `{queue}`")
+    busy = world.under_way.get(queue, 0)
+    return Why("queue", f"next in queue `{queue}`" + (f", {busy} of it under way" if busy else ""))
+
+
+def _before(row: RunRow, run: RunSummary, state: RunState) -> bool:
+    """Whether a queued run comes first; between keys, which take turns, it is a guess by time."""
+    if row.run_id == run.run_id or row.priority < run.priority:
+        return False
+    if row.priority > run.priority:
+        return True
+    mine = state.started.not_before if state.started is not None else None
+    theirs = row.created_at if row.not_before is None else row.not_before
+    return (theirs, row.run_id) < (run.created_at.timestamp() if mine is None else mine, run.run_id)
+
+
+def _unclaimed(run: RunSummary, world: World) -> Why:
+    missing = world.without(run.program, run.queue or "")
+    if missing:
+        return Why("program", missing)
+    waited = world.now - run.updated_at.timestamp()
+    return Why("owner", f"no worker has taken it for {_span(waited)}")
+
+
+def _waits(op: str, open_op: OpenOp, path: str) -> bool:
+    return not open_op.running and open_op.kind not in ("child", "lock") and _within(op, path)
+
+
+def _within(op: str, path: str) -> bool:
+    return not path or op.startswith(f"{path}/")
+
+
+def _wait(op: str, open_op: OpenOp, path: str, world: World) -> Why:
+    kind, now = open_op.kind, world.now
+    until = None if open_op.due is None else moment(open_op.due)
+    if kind == "step":
+        return Why("retry", _retry(open_op, now), until)
+    name = open_op.opened.name if open_op.opened is not None else open_op.name.rpartition("/")[2]
+    inside = op[len(path) + 1 :] if path else op
+    where = f" in {inside.rpartition('/')[0]}" if "/" in inside else ""
+    limit = "" if open_op.due is None else f", at most {_at(open_op.due, now)}"
+    if kind == "timer":
+        return Why("timer", f"{_at(open_op.due, now) if open_op.due is not None else 'for ever'}{where}", until)
+    if kind == "remote":
+        return Why("remote", f"for step {inside} in queue `{open_op.name}`", until)
+    if kind == "approval" and open_op.opened is not None:
+        people = may_answer(open_op.opened, now)
+        whom = f" from {' or '.join(people)}" if people else ""
+        return Why("approval", f"for approval `{name}`{whom}{where}{limit}", until)
+    return Why(kind, f"for {kind} `{name}`{where}{limit}", until)
+
+
+def _retry(open_op: OpenOp, now: float) -> str:
+    left = _span(max(0.0, (open_op.due or now) - now))
+    after = f" after {_type(open_op.error)}" if open_op.error is not None else ""
+    if open_op.failed is not None:
+        return f"fallback in {left}{after}"
+    of = f" of {open_op.allowed}" if open_op.allowed else ""
+    return f"retry {open_op.failures + 1}{of} in {left}{after}"
+
+
+def _type(error: Failure) -> str:
+    return error.type.rpartition(".")[2]
+
+
+def _lock(key: str, world: World) -> Why:
+    holder = world.holders.get(PREFIX + key)
+    return Why("lock", f"lock `{key}` held by {holder}" if holder else f"lock `{key}`, which is free: it is next")
+
+
+def _first(reasons: Sequence[Why]) -> Why | None:
+    """The first of several reasons, and how many more there are."""
+    if len(reasons) < 2:
+        return reasons[0] if reasons else None
+    return Why(reasons[0].kind, f"{reasons[0].text} (and {len(reasons) - 1} more)", reasons[0].until)
+
+
+def _line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _at(at: float, now: float) -> str:
+    """A moment in the zone of the reader: `until 03:00:00`, with its day unless that is today."""
+    local, today = moment(at).astimezone(), moment(now).astimezone()
+    return f"until {local:%H:%M:%S}" if local.date() == today.date() else f"until {local:%Y-%m-%d %H:%M}"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -1,0 +1,332 @@
+"""Why a run does not go on: each cause in words, for one run and for a page, and read with few statements."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import (
+    Engine,
+    Queue,
+    Recovery,
+    Retry,
+    Why,
+    approval,
+    call,
+    connect,
+    lock,
+    sleep,
+    step,
+    wait_signal,
+    workflow,
+)
+from perdure.kernel.events import AttemptFailed, StepStarted, WaitOpened
+from perdure.orchestrator.ownership import REGISTRATION_SIZE
+from perdure.ports.leases import ORCHESTRATOR, holder
+from perdure.ports.store import Store
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.open import open_store
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually
+
+
+@workflow
+async def waits() -> Any:
+    return await wait_signal("go")
+
+
+@workflow
+async def waits_for_a_while() -> Any:
+    return await wait_signal("go", timeout=timedelta(hours=1))
+
+
+@workflow
+async def asks() -> Any:
+    return await approval("ship", approvers=["group:legal", "ann"])
+
+
+@workflow
+async def naps() -> None:
+    await sleep(timedelta(days=3))
+
+
+@step(retry=Retry(attempts=5, initial=20, jitter=False))
+async def charge() -> None:
+    raise ConnectionError("the bank is closed")
+
+
+@workflow
+async def pays() -> None:
+    await charge()
+
+
+@workflow
+async def parent() -> None:
+    await waits()
+
+
+@workflow
+async def many() -> None:
+    await asyncio.gather(waits(), asks(), naps())
+
+
+@workflow
+async def holds() -> Any:
+    async with lock("till"):
+        return await wait_signal("go")
+
+
+@step
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+@workflow
+async def works() -> None:
+    await hang()
+
+
+@step
+async def refuse() -> None:
+    raise ValueError("no stock\nat all")
+
+
+@workflow
+async def fails() -> None:
+    await refuse()
+
+
+ALL = [waits, waits_for_a_while, asks, naps, pays, parent, many, holds, works, fails]
+
+
+async def said(client: Any, id: str) -> str:
+    """Why a run does not go on; a page says the same."""
+    why = await client.why(id)
+    [run] = [run for run in await client.list(id_prefix=id) if run.id == id]
+    assert (await client.reasons([run])).get(run.run_id) == why
+    return str(why)
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (waits, "for signal `go`"),
+        (asks, "for approval `ship` from group:legal or ann"),
+        (parent, "for signal `go` in waits:0"),
+    ],
+)
+async def test_a_run_that_waits_says_what_for(any_store: Store, program: Any, text: str) -> None:
+    recorded = Recorded()
+    async with Engine(any_store, ALL, on_commit=recorded) as engine:
+        _ = await engine.start(program(), id="it")
+        await recorded.until(lambda e: isinstance(e, WaitOpened))
+        assert await said(engine, "it") == text
+
+
+async def test_a_wait_says_until_when() -> None:
+    clock, recorded = FakeClock(), Recorded()
+    async with Engine("memory://", ALL, clock=clock, on_commit=recorded) as engine:
+        for program in (waits_for_a_while, naps):
+            _ = await engine.start(program(), id=program.name)
+        await eventually(lambda: sum(isinstance(e, WaitOpened) for e in recorded.events) == 2)
+        why = await engine.why("waits_for_a_while")
+        assert why is not None
+        assert why.text.startswith("for signal `go`, at most until ")
+        assert why.until is not None
+        assert why.until.timestamp() == clock.now() + 3600
+        nap = await engine.why("naps")
+        assert nap is not None
+        assert (nap.kind, nap.until) == ("timer", nap.until)
+        assert nap.text.startswith("until 20")  # another day, with its date
+
+
+async def test_a_retry_says_which_of_how_many_when_and_after_what(any_store: Store) -> None:
+    clock, recorded = FakeClock(), Recorded()
+    async with Engine(any_store, ALL, clock=clock, on_commit=recorded) as engine:
+        _ = await engine.start(pays(), id="it")
+        await recorded.until(lambda e: isinstance(e, AttemptFailed))
+        clock.advance(8)
+        assert await said(engine, "it") == "retry 2 of 5 in 12 s after ConnectionError"
+
+
+async def test_several_reasons_are_counted() -> None:
+    recorded = Recorded()
+    async with Engine("memory://", ALL, on_commit=recorded) as engine:
+        _ = await engine.start(many(), id="it")
+        await eventually(lambda: sum(isinstance(e, WaitOpened) for e in recorded.events) == 3)
+        assert str(await engine.why("it")).endswith("(and 2 more)")
+        by_child = {run.program: run for run in await engine.list(root="it")}
+        reasons = await engine.reasons([*by_child.values()])
+        assert str(reasons[by_child["asks"].run_id]) == "for approval `ship` from group:legal or ann"
+        assert reasons[by_child["naps"].run_id].kind == "timer"
+
+
+async def test_a_run_that_waits_for_a_lock_says_who_holds_it(any_store: Store) -> None:
+    recorded = Recorded()
+    async with Engine(any_store, ALL, on_commit=recorded) as engine:
+        first = await engine.start(holds(), id="first")
+        await recorded.until(lambda e: isinstance(e, WaitOpened) and e.kind == "signal")
+        _ = await engine.start(holds(), id="second")
+        await eventually(lambda: sum(isinstance(e, WaitOpened) and e.kind == "lock" for e in recorded.events) == 2)
+        assert await said(engine, "second") == "lock `till` held by run first"
+        [held] = await engine.locks.list()
+        assert (held.id, held.run_id) == ("first", first.run_id)
+        assert held.owner.startswith(f"{first.run_id}/")
+
+
+async def test_a_queued_run_says_how_many_come_before_it(any_store: Store) -> None:
+    async with Engine(any_store, ALL, queues=[Queue("mail", concurrency=1)]) as engine:
+        for n in range(4):
+            _ = await engine.start(naps(), id=f"n{n}", queue="mail")
+        while (await engine.queues())[0].running == 0:
+            await asyncio.sleep(0)
+        assert await said(engine, "n1") == "next in queue `mail`, 1 of it under way"
+        assert await said(engine, "n3") == "queued behind 2 in `mail`"
+        _ = await engine.start(naps(), id="urgent", queue="mail", priority=9)
+        assert await said(engine, "n3") == "queued behind 3 in `mail`"
+        _ = await engine.start(naps(), id="later", queue="mail", delay=60)
+        assert (await said(engine, "later")).startswith("not until ")
+
+
+async def test_a_run_whose_program_nobody_has_says_so(any_store: Store) -> None:
+    async with Engine(any_store, []):
+        pass
+    async with connect(any_store) as client:
+        _ = await client.start(call("fulfil"), id="it")
+        assert await said(client, "it") == "no worker has `fulfil`: none is alive"
+        _ = await client.start(call("fulfil"), id="queued", queue="mail")
+        assert await said(client, "queued") == "no worker has `fulfil`: none is alive"
+
+
+async def test_a_run_whose_program_no_living_worker_has_says_so(
+    any_store: Store, request: pytest.FixtureRequest
+) -> None:
+    other = any_store
+    if not isinstance(any_store, MemoryStore):
+        # What a store says of its URL has no password.
+        url = request.getfixturevalue("postgres_url") if "postgresql" in any_store.url else any_store.url
+        other = open_store(url)
+    async with Engine(any_store, [waits], name="w1"), connect(other) as client:
+        _ = await client.start(call("fulfil"), id="it")
+        assert await said(client, "it") == "no worker has `fulfil` (alive: w1)"
+    async with connect(any_store) as client:
+        assert await said(client, "it") == "no worker has `fulfil`: none is alive"
+
+
+async def test_a_queue_that_no_worker_serves_is_named() -> None:
+    store = MemoryStore()
+    async with Engine(store, [waits], name="w1", serves=["mail"]) as engine:
+        _ = await engine.start(waits(), id="it", queue="films")
+        assert await said(engine, "it") == "no worker has `waits` of queue `films` (alive: w1)"
+
+
+async def test_of_a_worker_with_very_many_programs_nothing_is_claimed() -> None:
+    def named(n: int) -> Any:
+        @workflow(name=f"{n}" + "x" * 150)
+        async def long_named() -> None: ...
+
+        return long_named
+
+    programs = [named(n) for n in range(REGISTRATION_SIZE // 150 + 1)]
+    store = MemoryStore()
+    async with Engine(store, programs, name="w1"), connect(store) as client:
+        _ = await client.start(call("fulfil"), id="it")
+        assert (await said(client, "it")).startswith("no worker has taken it for ")
+
+
+async def test_a_run_whose_owner_is_gone_says_so(any_store: Store) -> None:
+    recorded = Recorded()
+    async with Engine(any_store, ALL, on_commit=recorded, name="w1", recovery=AT_ONCE) as engine:
+        _ = await engine.start(works(), id="it")
+        await recorded.until(lambda e: isinstance(e, StepStarted))
+        assert await engine.why("it") is None
+        # As if its process had been killed.
+        session = engine._orchestrator.session  # type: ignore[union-attr]
+        await engine.store.leases.release(ORCHESTRATOR + "w1", holder("w1", session))
+        assert await said(engine, "it") == "owner w1 gone, no worker has `works`: none is alive"
+
+
+async def test_an_owner_that_misses_heartbeats_is_gone_and_its_time_is_told() -> None:
+    clock, store, recorded = FakeClock(), MemoryStore(), Recorded()
+    recovery = Recovery(lease=30, grace=0)
+    async with Engine(store, ALL, clock=clock, on_commit=recorded, name="w1", recovery=recovery) as engine:
+        _ = await engine.start(works(), id="it")
+        await recorded.until(lambda e: isinstance(e, StepStarted))
+        clock.advance(12)
+        assert await engine.why("it") is None
+        clock.advance(6)
+        why = await engine.why("it")
+        assert why == Why("owner", "owner w1 gone, 12 s left", why.until if why else None)
+
+
+async def test_a_parked_a_paused_and_a_failed_run_say_their_reason(any_store: Store) -> None:
+    recorded = Recorded()
+    async with Engine(any_store, ALL, on_commit=recorded, name="w") as engine:
+        _ = await engine.start(waits(), id="it")
+        await recorded.until(lambda e: isinstance(e, WaitOpened))
+        await engine.pause("it")
+        assert await said(engine, "it") == "until it is resumed"
+        await engine.run(fails(), id="failed")
+        assert await said(engine, "failed") == "ValueError: no stock"
+        await engine.cancel("it", "not wanted")
+        await eventually_ended(engine, "it")
+        assert await said(engine, "it") == "not wanted"
+
+    @workflow(name="waits")
+    async def changed() -> Any:
+        await sleep(1)
+        return await wait_signal("go")
+
+    async with Engine(any_store, ALL, name="w") as engine:
+        _ = await engine.start(waits(), id="old")
+        await recorded.until(lambda e: isinstance(e, WaitOpened))
+    async with Engine(any_store, [changed], name="w") as engine:
+        await engine.signal("old", "go")
+        while (view := await engine.get("old")) is None or view.parked is None:
+            await asyncio.sleep(0)
+        assert (await said(engine, "old")).startswith("diverged: ")
+
+
+async def eventually_ended(engine: Engine, id: str) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while (view := await engine.get(id)) is not None and not view.status.finished:
+            await asyncio.sleep(0)
+
+
+async def test_a_page_is_explained_with_few_statements_however_many_runs_it_has() -> None:
+    store, recorded = MemoryStore(), Recorded()
+    async with Engine(store, ALL, on_commit=recorded) as engine:
+        for n in range(30):
+            _ = await engine.start(waits(), id=f"n{n}")
+        await eventually(lambda: sum(isinstance(e, WaitOpened) for e in recorded.events) == 30)
+        page = await engine.list()
+        asked: list[str] = []
+        for port, name in ((store.journal, "read_many"), (store.runs, "get"), (store.leases, "live")):
+            _count(port, name, asked)
+        reasons = await engine.reasons(page)
+    assert {str(why) for why in reasons.values()} == {"for signal `go`"}
+    assert len(reasons) == 30
+    assert asked == ["read_many", "live", "live"]
+
+
+async def test_journals_that_are_too_large_for_a_list_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded()
+    async with Engine("memory://", ALL, on_commit=recorded) as engine:
+        _ = await engine.start(waits(), id="it")
+        await recorded.until(lambda e: isinstance(e, WaitOpened))
+        monkeypatch.setattr("perdure.client.asking.JOURNALS_READ", 10)
+        reasons = await engine.reasons(await engine.list())
+        assert ["was not read" in str(why) for why in reasons.values()] == [True]
+        assert str(await engine.why("it")) == "for signal `go`"
+
+
+def _count(port: Any, name: str, asked: list[str]) -> None:
+    original = getattr(port, name)
+
+    async def counted(*args: Any) -> Any:
+        asked.append(name)
+        return await original(*args)
+
+    setattr(port, name, counted)
