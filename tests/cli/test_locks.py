@@ -39,8 +39,11 @@ def test_locks_are_listed_with_their_holders(run_id: str, cli: Cli) -> None:
     assert shown.code == 0
     assert "account:7" in shown.out
     assert f"{run_id}/lock:0" in shown.out
+    assert "r1" in shown.out.splitlines()[1].split()
     [found] = cli("locks", "ls", "--json").json["locks"]
-    assert {name: found[name] for name in ("key", "owner", "token")} == {
+    assert {name: found[name] for name in ("key", "owner", "token", "run_id", "id")} == {
+        "run_id": run_id,
+        "id": "r1",
         "key": "account:7",
         "owner": f"{run_id}/lock:0",
         "token": 1,

@@ -15,11 +15,23 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, StoreUnavailable, rule, step, wait_signal, workflow
+from perdure import (
+    Engine,
+    Retry,
+    StoreUnavailable,
+    approval,
+    lock,
+    rule,
+    set_state,
+    step,
+    wait_signal,
+    workflow,
+)
 from perdure.cli import runs
 from perdure.client.asking import Asking
-from perdure.kernel.events import Entry
+from perdure.kernel.events import AttemptFailed, Entry, WaitOpened
 from tests.cli.conftest import Cli
+from tests.engine.harness import Recorded
 
 
 @workflow
@@ -67,7 +79,8 @@ def filled(cli: Cli) -> Cli:
 def test_runs_are_listed_newest_first_in_aligned_columns(filled: Cli) -> None:
     ended = filled("runs", "ls")
     heading, *rows = ended.out.splitlines()
-    assert heading.split() == ["ID", "STATUS", "PROGRAM", "STARTED", "TOOK"]
+    assert heading.split() == ["ID", "STATUS", "PROGRAM", "STARTED", "TOOK", "WHY"]
+    assert rows[0].endswith("ValueError: no \\u001b[31mred\\u001b[0m")
     assert [row.split()[:3] for row in rows] == [
         ["three", "failed", "refused"],
         ["two", "completed", "greet"],
@@ -101,6 +114,73 @@ def test_runs_are_listed_newest_first_in_aligned_columns(filled: Cli) -> None:
 )
 def test_a_list_can_be_narrowed(filled: Cli, words: list[str], ids: list[str]) -> None:
     assert [run["id"] for run in filled("runs", "ls", "--json", *words).json["runs"]] == ids
+
+
+async def standing_still(url: str) -> None:
+    recorded = Recorded()
+    async with Engine(url, [greet, asks, fickle], on_commit=recorded, name="w1") as engine:
+        _ = await engine.start(asks(), id="question")
+        _ = await engine.start(fickle(), id="retrying")
+        await recorded.until(lambda e: isinstance(e, WaitOpened) and e.kind == "approval")
+        await recorded.until(lambda e: isinstance(e, AttemptFailed))
+        await engine.run(greet("ada"), id="done")
+
+
+@workflow
+async def asks() -> Any:
+    set_state("phase", "review")
+    async with lock("stock"):
+        return await approval("ship", approvers=["group:legal"])
+
+
+@step(retry=Retry(attempts=5, initial=50, jitter=False))
+async def unsure() -> None:
+    raise ConnectionError("the line is dead")
+
+
+@workflow
+async def fickle() -> None:
+    await unsure()
+
+
+def test_a_list_says_why_runs_do_not_go_on(cli: Cli) -> None:
+    asyncio.run(standing_still(cli.url))
+    lines = {line.split()[0]: line for line in cli("runs", "ls").out.splitlines()}
+    assert re.search(r"retry 2 of 5 in \d+ s after ConnectionError$", lines["retrying"])
+    # It holds a lock, which somebody has to renew.
+    assert lines["question"].endswith("no worker has `asks`: none is alive")
+    assert lines["done"].endswith(" ms") or lines["done"].endswith(" s")
+    by_id = {run["id"]: run["why"] for run in cli("runs", "ls", "--json").json["runs"]}
+    assert by_id["retrying"]["kind"] == "retry"
+    assert by_id["retrying"]["until"] is not None
+    assert by_id["done"] is None
+    plain = cli("runs", "ls", "--status", "completed").out
+    assert "WHY" not in plain
+
+
+def test_a_run_is_shown_with_its_last_error_its_locks_and_its_state(cli: Cli) -> None:
+    asyncio.run(standing_still(cli.url))
+    shown = cli("runs", "show", "retrying").out
+    assert re.search(r"^why +retry 2 of 5 in", shown, re.MULTILINE)
+    assert re.search(r"^last error +ConnectionError: the line is dead \(unsure:0, attempt 1, ", shown, re.MULTILINE)
+    shown = cli("runs", "show", "question").out
+    assert re.search(r"^locks +stock$", shown, re.MULTILINE)
+    assert re.search(r'^state +phase = "review"$', shown, re.MULTILINE)
+    assert re.search(r"^waits for +approval `ship` from group:legal +\(ship:0 ", shown, re.MULTILINE)
+    found = cli("runs", "show", "retrying", "--json").json
+    assert found["last_error"]["error"] == "ConnectionError: the line is dead"
+    assert found["why"]["kind"] == "retry"
+    assert cli("runs", "show", "question", "--json").json["locks"] == ["stock"]
+
+
+def test_steps_can_be_narrowed_by_status(filled: Cli) -> None:
+    assert [step["path"] for step in filled("runs", "steps", "three", "--status", "failed", "--json").json] == [
+        "refuse:0"
+    ]
+    assert filled("runs", "steps", "three", "--status", "succeeded,running", "--json").json == []
+    assert "no step of run 'three' is succeeded" in filled("runs", "steps", "three", "--status", "succeeded").err
+    wrong = filled("runs", "steps", "three", "--status", "broken")
+    assert (wrong.code, "a step is running, succeeded, failed" in wrong.err) == (2, True)
 
 
 def test_a_long_list_comes_in_pages(filled: Cli) -> None:

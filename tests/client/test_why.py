@@ -173,6 +173,7 @@ async def test_a_run_that_waits_for_a_lock_says_who_holds_it(any_store: Store) -
         assert await said(engine, "second") == "lock `till` held by run first"
         [held] = await engine.locks.list()
         assert (held.id, held.run_id) == ("first", first.run_id)
+        assert await said(engine, "first") == "for signal `go`"
         assert held.owner.startswith(f"{first.run_id}/")
 
 

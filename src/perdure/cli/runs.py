@@ -109,7 +109,9 @@ def ls(
         )
         for run in page
     ]
-    table(("id", "status", "program", "started", "took", "why"), rows, cut=("program",), fold=("id", "why"))
+    headings = ("id", "status", "program", "started", "took", "why")
+    shown = len(headings) if any(row[-1] for row in rows) else -1
+    table(headings[:shown], [row[:shown] for row in rows], cut=("program",), fold=("id", "why"))
     if page.cursor is not None:
         note(f"there may be more: add --cursor {page.cursor}")
 

@@ -136,7 +136,9 @@ def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | 
     if run.status is RunStatus.RUNNING:
         if state.owner is None and not path:
             return _unclaimed(run, world)
-        return _first(locks)
+        # One that holds a lock counts as running, also while it only waits.
+        at_work = state.held or any(one.running and _within(op, path) for op, one in state.ops.items())
+        return _first(locks if at_work else locks + waits)
     due = state.wake_at
     if due is not None and due < world.now - LATE_SECONDS:
         missing = world.without(state.started.program if state.started else "", run.queue or "")
