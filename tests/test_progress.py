@@ -8,7 +8,18 @@ from datetime import datetime
 import pytest
 from msgspec import Raw
 
-from perdure.kernel.events import AnyEvent, AttemptFailed, Batch, StepStarted, StepSucceeded, ValueRecorded, WaitOpened
+from perdure.kernel.events import (
+    AnyEvent,
+    AttemptFailed,
+    Batch,
+    Entry,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+    ValueRecorded,
+    WaitOpened,
+    entries,
+)
 from perdure.kernel.failures import Failure
 from perdure.ports.journal import Append
 from perdure.progress import Progress, progress_line
@@ -47,6 +58,38 @@ def test_steps_of_different_runs_are_counted_apart() -> None:
     progress.observe("one", append([StepSucceeded("a:0", Raw(b"1"))]))
     progress.observe("two", append([StepStarted("a:0")]))
     assert progress.text == "order two: 0 steps done, now a:0"
+
+
+def entries_of(*events: AnyEvent) -> list[Entry]:
+    return entries("r", [Batch(0, 0.0, events)])
+
+
+def test_a_run_that_is_resumed_is_counted_from_its_beginning() -> None:
+    progress = Progress("order")
+    before = [
+        StepStarted("a:0"),
+        StepSucceeded("a:0", Raw(b"1")),
+        StepStarted("b:0"),
+        StepSkipped("b:0", 1, Failure("E", "no")),
+    ]
+    progress.observe("id", Append("r", 4, [Batch(4, 0.0, [StepStarted("c:0")])]))
+    # How far it was is not known yet, and nothing is claimed.
+    assert progress.text == "order id: now c:0"
+    after = [StepStarted("c:0"), StepSucceeded("c:0", Raw(b"1"))]
+    progress.observe("id", Append("r", 5, [Batch(5, 0.0, after[1:])]))
+    progress.recall("id", entries_of(*before, *after))
+    assert progress.text == "order id: 3 steps done, now c:0"
+    progress.observe("id", Append("r", 6, [Batch(6, 0.0, [StepStarted("d:0")])]))
+    assert progress.text == "order id: 3 steps done, now d:0"
+
+
+def test_a_run_whose_past_is_read_before_it_goes_on_is_counted_once() -> None:
+    progress = Progress("order")
+    progress.recall("id", entries_of(StepStarted("a:0"), StepSucceeded("a:0", Raw(b"1"))))
+    progress.observe("id", Append("r", 2, [Batch(2, 0.0, [StepStarted("b:0")])]))
+    assert progress.text == "order id: 1 step done, now b:0"
+    progress.recall("other", [])
+    assert progress.text == "order id: 1 step done, now b:0"
 
 
 @pytest.mark.parametrize("wanted", [False, None])

@@ -476,6 +476,8 @@ async def _run(
     known = [p for p in (invocation.program, *programs) if p is not None]
     with progress_line(invocation.name, progress) as line:
         async with Engine(store, known, on_commit=line) as engine:
+            if line is not None and id is not None:
+                await line.recall(engine, id)
             result = await engine.run(invocation, id=id, **options)
             if result.error is not None:
                 raise result.error

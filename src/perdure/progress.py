@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-from perdure.kernel.events import AttemptFailed, StepFailed, StepSkipped, StepStarted, StepSucceeded, WaitOpened, moment
+from perdure.errors import PerdureError
+from perdure.kernel.events import (
+    AttemptFailed,
+    Entry,
+    StepFailed,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+    WaitOpened,
+    moment,
+)
 from perdure.ports.journal import Append
 
+if TYPE_CHECKING:
+    from perdure.client.asking import Asking
+
 Observer = Callable[[str, Append], None]
+ENDS = (StepSucceeded, StepFailed, StepSkipped)
 
 
 class Progress:
@@ -17,17 +32,37 @@ class Progress:
 
     def __init__(self, program: str) -> None:
         self._program = program
-        self._done: dict[str, int] = {}
+        # How many steps are done of each run, and from which event on they are counted as they are committed.
+        self._done: dict[tuple[str, str], int] = {}
+        self._since: dict[tuple[str, str], int] = {}
+        self._unknown: set[tuple[str, str]] = set()
+        self._now: dict[str, str] = {}
         self.text = f"{program}: starting"
+
+    def recall(self, id: str, entries: Sequence[Entry]) -> None:
+        """Take in what a run had done before this process took it up: its journal from the beginning."""
+        if not entries:
+            return
+        run = id, entries[0].run_id
+        since = self._since.setdefault(run, entries[-1].seq + 1)
+        before = sum(isinstance(entry.event, ENDS) for entry in entries if entry.seq < since)
+        self._done[run] = self._done.get(run, 0) + before
+        self._unknown.discard(run)
+        if id in self._now:
+            self._say(run, self._now[id])
 
     def observe(self, id: str, append: Append) -> None:
         """Take in what a run has just committed."""
-        now = None
+        now, run = None, (id, append.run_id)
+        if run not in self._since:
+            self._since[run] = append.expected_next
+            if append.expected_next:
+                self._unknown.add(run)  # it began elsewhere: how far it was, its journal knows
         for batch in append.batches:
-            for event in batch.events:
+            for seq, event in enumerate(batch.events, batch.seq):
                 match event:
                     case StepSucceeded() | StepFailed() | StepSkipped():
-                        self._done[id] = self._done.get(id, 0) + 1
+                        self._done[run] = self._done.get(run, 0) + (seq >= self._since[run])
                     case StepStarted(op=op, attempt=1):
                         now = f"now {op}"
                     case StepStarted(op=op, attempt=attempt):
@@ -39,12 +74,36 @@ class Progress:
                     case WaitOpened(op=op):
                         now = f"waiting for {op}"
         if now is not None:
-            done = self._done.get(id, 0)
-            self.text = f"{self._program} {id}: {done} {'step' if done == 1 else 'steps'} done, {now}"
+            self._now[id] = now
+            self._say(run, now)
+
+    def _say(self, run: tuple[str, str], now: str) -> None:
+        done = self._done.get(run, 0)
+        steps = "" if run in self._unknown else f"{done} {'step' if done == 1 else 'steps'} done, "
+        self.text = f"{self._program} {run[0]}: {steps}{now}"
+
+
+class Line:
+    """The line on the terminal: an observer of commits that keeps it up to date."""
+
+    def __init__(self, progress: Progress, show: Callable[[str], None]) -> None:
+        self._progress, self._show = progress, show
+
+    def __call__(self, id: str, append: Append) -> None:
+        before = self._progress.text
+        self._progress.observe(id, append)
+        if self._progress.text != before:
+            self._show(self._progress.text)
+
+    async def recall(self, client: Asking, id: str) -> None:
+        """Count from the beginning of a run that this process goes on with, if there is one of that id."""
+        with suppress(PerdureError):  # whatever is wrong with it, its result says
+            self._progress.recall(id, await client.journal(id))
+            self._show(self._progress.text)
 
 
 @contextmanager
-def progress_line(name: str, wanted: bool | None) -> Iterator[Observer | None]:
+def progress_line(name: str, wanted: bool | None) -> Iterator[Line | None]:
     """Yield an observer of commits that keeps the line up to date, or None when nobody would see it."""
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield None
@@ -55,14 +114,11 @@ def progress_line(name: str, wanted: bool | None) -> Iterator[Observer | None]:
     progress = Progress(name)
     with Console(stderr=True).status(Text(progress.text)) as status:
 
-        def show(id: str, append: Append) -> None:
-            before = progress.text
-            progress.observe(id, append)
-            if progress.text != before:
-                # As Text: an id is not markup, whatever is in it.
-                status.update(Text(progress.text, overflow="ellipsis", no_wrap=True))
+        def show(text: str) -> None:
+            # As Text: an id is not markup, whatever is in it.
+            status.update(Text(text, overflow="ellipsis", no_wrap=True))
 
-        yield show
+        yield Line(progress, show)
 
 
 def _clock(at: float) -> str:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -228,3 +228,52 @@ def test_remote_steps_survive_a_storm_of_kills(tmp_path: Path, seed: int) -> Non
     journals = audit(tmp_path / "q.db")
     for n in range(20):
         assert sorted(journals[f"film-{n}"].outcomes) == [f"render:{i}" for i in range(5)]
+
+
+FAILING = """
+from perdure import Retry, step, workflow
+
+
+@step(retry=Retry(attempts=2, initial=0.01, jitter=False))
+async def send(to: str, seconds: float) -> str:
+    raise ConnectionError("the line is dead")
+
+
+@workflow
+async def mail(to: str, seconds: float = 0.0) -> str:
+    return await send(to, seconds)
+"""
+
+
+@pytest.mark.parametrize(("options", "lines"), [((), 2), (("--log-level", "warning"), 0)])
+def test_a_worker_logs_each_attempt_that_fails_unless_it_is_told_not_to(
+    tmp_path: Path, options: Sequence[str], lines: int
+) -> None:
+    prepare(tmp_path)
+    (tmp_path / "flows.py").write_text(FAILING)
+    asyncio.run(put(tmp_path, ("m1", 0.0)))
+
+    async def status() -> str:
+        async with connect(url(tmp_path)) as client:
+            view = await client.get("m1")
+            assert view is not None
+            return view.status
+
+    with worker(tmp_path, *options) as process:
+        assert process.stderr is not None
+        until(lambda: asyncio.run(status()) == "failed")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        said = [line for line in process.stderr.read().splitlines() if "run m1: send:0, attempt" in line]
+    assert len(said) == lines
+    if lines:
+        assert said[0].endswith("attempt 1 of 2 failed: ConnectionError: the line is dead; the next begins in 0.0 s")
+        assert " INFO " in said[0]
+
+
+def test_a_level_that_there_is_not_is_explained(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    with worker(tmp_path, "--log-level", "loud") as process:
+        assert process.wait(PATIENCE) == 2
+        assert process.stderr is not None
+        assert "debug" in process.stderr.read()

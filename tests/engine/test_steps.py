@@ -244,6 +244,25 @@ async def test_a_step_is_tried_again_until_it_succeeds_and_each_attempt_is_recor
     assert [a.error.message if a.error else None for a in view.attempts] == ["attempt 1", "attempt 2", None]
 
 
+async def test_a_failed_attempt_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    @step(retry=Retry(attempts=2, initial=0.01, jitter=False))
+    async def flaky() -> int:
+        raise TooBusy("line one\x1b[31m\nline two")
+
+    @workflow
+    async def flow() -> int:
+        return await flaky()
+
+    with caplog.at_level("INFO", "perdure"):
+        async with Engine("memory://", [flow]) as engine:
+            await engine.run(flow(), id="it")
+    error = r"tests.engine.test_steps.TooBusy: line one\x1b[31m"
+    assert [line for line in caplog.messages if line.startswith("run ")] == [
+        f"run it: flaky:0, attempt 1 of 2 failed: {error}; the next begins in 0.0 s",
+        f"run it: flaky:0, attempt 2 failed: {error}; the step has failed",
+    ]
+
+
 async def test_a_step_that_never_succeeds_fails_with_its_last_exception() -> None:
     calls = 0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -29,6 +29,7 @@ AsJson = Annotated[
     bool,
     Parameter(name="--json", negative="", help="Write JSON, for programs to read."),
 ]
+LogLevel = Literal["debug", "info", "warning", "error"]
 RunId = Annotated[str, Parameter(help="The run's id; its run_id does as well.")]
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")

@@ -90,6 +90,14 @@ def note(text: str) -> None:
     print(f"perdure: {clean(text, chr(10))}", file=sys.stderr, flush=True)
 
 
+def log_to_stderr(level: str) -> None:
+    """Write what perdure logs from this level on to stderr, unless the user's module has said where logs go."""
+    import logging
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("perdure").setLevel(level.upper())
+
+
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, cut: Sequence[str] = (), fold: Sequence[str] = ()
 ) -> None:

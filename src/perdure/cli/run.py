@@ -24,7 +24,7 @@ from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.ports.journal import Append
-from perdure.progress import Observer, progress_line
+from perdure.progress import Line, Observer, progress_line
 
 
 def run(
@@ -95,7 +95,7 @@ class _Task:
                 programs, observer = list(self._module.programs.values()), self._observer(line)
                 options = engine_options(self._store, self._module.queues)
                 async with Engine(self._store, programs, on_commit=observer, **options) as engine:
-                    result = await self._result(engine)
+                    result = await self._result(engine, line)
                     view, steps = await engine.get(result.run_id), await engine.steps(result.run_id)
                     output = engine.codec.encode(result.output, "the result")
         except asyncio.CancelledError:
@@ -106,7 +106,7 @@ class _Task:
         self._report(result, view, steps, output)
         return ENDS[result.status]
 
-    def _observer(self, line: Observer | None) -> Observer:
+    def _observer(self, line: Line | None) -> Observer:
         def observe(id: str, append: Append) -> None:
             if append.expected_next == 0:
                 self._started = id  # known before its first step begins: a Ctrl-C may come at any moment
@@ -115,7 +115,7 @@ class _Task:
 
         return observe
 
-    async def _result(self, engine: Engine) -> RunResult[Any]:
+    async def _result(self, engine: Engine, line: Line | None) -> RunResult[Any]:
         existing = await engine.get(self._id) if self._id is not None else None
         wanted = self._wanted or self._again(existing)
         if existing is not None:
@@ -127,6 +127,8 @@ class _Task:
         self._started = handle.id
         if self._id is None and sys.stderr.isatty():
             note(f"run {handle.id} of {self._program.name}")
+        if line is not None and existing is not None:
+            await line.recall(engine, existing.id)
         return await handle.outcome()
 
     def _again(self, existing: RunView | None) -> Invocation[Any]:

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from perdure.assembly import Engine
 from perdure.cli.exits import Exit, Problem
-from perdure.cli.options import DEFAULT_STORE, StoreUrl, engine_options, settings
-from perdure.cli.output import note
+from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, engine_options, settings
+from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, load
 from perdure.kernel.queues import Queue
 
@@ -26,6 +26,9 @@ def worker(
     ] = None,
     name: Annotated[str | None, Parameter(help="Its name among the engines of the store; made if left out.")] = None,
     max_concurrency: Annotated[int | None, Parameter(help="How many steps it runs at once; 1000 if left out.")] = None,
+    log_level: Annotated[
+        LogLevel, Parameter(help="How much it logs to stderr; info has a line for each attempt that fails.")
+    ] = "info",
     store: StoreUrl = DEFAULT_STORE,
 ) -> int:
     """Execute runs of a module's workflows until SIGTERM or Ctrl-C; then hand over what is under way.
@@ -44,6 +47,7 @@ def worker(
     target = load(module)
     if not target.programs and not target.steps:
         raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
+    log_to_stderr(log_level)
     options = engine_options(store, target.queues)
     given = {
         "name": name,

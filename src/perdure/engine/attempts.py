@@ -6,6 +6,7 @@ the same attempts. Never decides what follows from an outcome.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from perdure.engine.steps import Attempt
 from perdure.engine.streams import Channels
 from perdure.errors import OutcomeUnknown, PerdureError, ProcessDied, StepError, ValueProblem
 from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.failures import describe, is_any_of, rebuild
+from perdure.kernel.failures import Failure, describe, is_any_of, rebuild
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
@@ -26,6 +27,8 @@ from perdure.kernel.state import RunState
 if TYPE_CHECKING:
     from perdure.engine.driver import Driver
 
+
+log = logging.getLogger("perdure")
 
 ENDING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
@@ -311,7 +314,10 @@ class Attempts:
             end = StepFailed(call.command.op, call.attempt, unknown, unknown=True)
             self._driver.record_as(end, end)
             return
-        event = failed(self._state, call, failure, retryable, self._driver.moment())
+        now = self._driver.moment()
+        event = failed(self._state, call, failure, retryable, now)
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", _told(self._driver.id, event, failure, now))
         self._driver.record_as(event, event)
 
     def expects(self, call: Call) -> bool:
@@ -341,3 +347,17 @@ class Attempts:
         self.cancel_running()
         for carried in self._carried.values():
             carried.cancel()
+
+
+def _told(id: str, event: AttemptFailed | StepFailed | StepSkipped, failure: Failure, now: float) -> str:
+    """A failed attempt in one line, for an operator: of which run, how it failed, and what follows."""
+    number, follows = f"attempt {event.attempt}", "the step has failed"
+    if isinstance(event, AttemptFailed):
+        number += f" of {event.of}" if event.of else ""
+        follows = "its fallback is next" if event.fallback else f"the next begins in {event.retry_at - now:.1f} s"
+    elif isinstance(event, StepSkipped):
+        follows = "the step is skipped"
+    said = str(failure).partition("\n")[0][:200]
+    # What others have written in an error does nothing to a terminal.
+    error = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in said)
+    return f"run {id}: {event.op}, {number} failed: {error}; {follows}"
