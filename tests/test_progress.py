@@ -75,7 +75,7 @@ def test_a_run_that_is_resumed_is_counted_from_its_beginning() -> None:
     progress.observe("id", Append("r", 4, [Batch(4, 0.0, [StepStarted("c:0")])]))
     # How far it was is not known yet, and nothing is claimed.
     assert progress.text == "order id: now c:0"
-    after = [StepStarted("c:0"), StepSucceeded("c:0", Raw(b"1"))]
+    after: list[AnyEvent] = [StepStarted("c:0"), StepSucceeded("c:0", Raw(b"1"))]
     progress.observe("id", Append("r", 5, [Batch(5, 0.0, after[1:])]))
     progress.recall("id", entries_of(*before, *after))
     assert progress.text == "order id: 3 steps done, now c:0"

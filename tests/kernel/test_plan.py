@@ -245,7 +245,7 @@ def test_a_failed_attempt_is_followed_by_another_after_the_backoff() -> None:
     retry = Retry(attempts=3, initial=4.0)
     call = Call(run_step("charge:0", retry=retry), 1)
     event = failed(after(StepStarted("charge:0")), call, BOOM, True, 200.0)
-    assert event == AttemptFailed("charge:0", 1, BOOM, 200.0 + backoff(retry, 1, "r1/charge:0"))
+    assert event == AttemptFailed("charge:0", 1, BOOM, 200.0 + backoff(retry, 1, "r1/charge:0"), of=3)
 
 
 def test_when_its_attempts_are_used_up_a_step_has_failed() -> None:
@@ -263,7 +263,7 @@ def test_attempts_that_died_with_their_process_are_not_held_against_the_step() -
     retry = Retry(attempts=2, jitter=False)
     state = after(*(StepStarted("charge:0", n) for n in range(1, 6)))  # five attempts, no failure
     event = failed(state, Call(run_step("charge:0", retry=retry), 5), BOOM, True, 200.0)
-    assert event == AttemptFailed("charge:0", 5, BOOM, 201.0)
+    assert event == AttemptFailed("charge:0", 5, BOOM, 201.0, of=2)
 
 
 @given(st.integers(1, 6), st.lists(st.booleans(), max_size=12))
@@ -300,7 +300,7 @@ WORSE = Failure("builtins.KeyError", "worse")
 def test_a_step_that_may_be_skipped_is_skipped_when_its_attempts_are_used_up() -> None:
     command = run_step("charge:0", retry=Retry(attempts=2, jitter=False), on_failure="skip")
     state = after(StepStarted("charge:0"))
-    assert failed(state, Call(command, 1), BOOM, True, 200.0) == AttemptFailed("charge:0", 1, BOOM, 201.0)
+    assert failed(state, Call(command, 1), BOOM, True, 200.0) == AttemptFailed("charge:0", 1, BOOM, 201.0, of=2)
     assert failed(state, Call(command, 1), BOOM, False, 200.0) == StepSkipped("charge:0", 1, BOOM)
 
 

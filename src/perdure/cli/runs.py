@@ -310,7 +310,8 @@ def _facts(view: RunView, steps: Sequence[StepView], why: Why | None) -> list[tu
         ("run_id", view.run_id if view.run_id != view.id else ""),
         ("program", view.program + version),
         ("status", view.status.value + (f" ({view.parked})" if view.parked else "")),
-        ("why", str(why or "") if not view.status.finished else ""),
+        # Of one that has ended or is parked the lines below say more.
+        ("why", str(why) if why is not None and not view.status.finished and view.parked is None else ""),
         ("reason", first_line(view.reason)),
         ("forked from", view.forked_from or ""),
         ("goes on from", view.continued_from or ""),
