@@ -124,6 +124,8 @@ class News:
                     await self._ask()
                 except PerdureError as error:
                     log.warning("%s", error)
+                except Exception:
+                    log.exception("an unexpected error while journals are followed; they are asked for again")
             await asyncio.sleep(watch.WATCH_SECONDS)
 
     def _pause(self, now: float) -> float:

@@ -91,6 +91,8 @@ class Watch:
                         self.resolve(row)
                 except PerdureError as error:
                     log.warning("%s", error)
+                except Exception:
+                    log.exception("an unexpected error while runs are waited for; they are asked about again")
             if loop.time() - sought > GONE_SECONDS:
                 sought = loop.time()
                 await self._forget_gone()

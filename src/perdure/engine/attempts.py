@@ -48,6 +48,9 @@ class _Gone:
 
     hears = expects
 
+    def broke(self, error: Exception) -> None:
+        pass
+
 
 _GONE: Any = _Gone()
 
@@ -207,21 +210,24 @@ class Attempts:
         """Tell the run what an attempt came to that another driver had made."""
         if self._heir is not None:
             return  # it was handed on
-        carried = self._carried.pop((call.command.op, call.attempt), None)
-        if carried is None:
-            return
-        if carried.attempt is not None and carried.ended is not None:
-            self._ended(carried.attempt, *carried.ended)
-        elif carried.stored is not None:
-            self._stored(call, *carried.stored)
-        elif not self.expects(call):
-            self._remember(call, carried)
-        elif (outcome := carried.outcome) is not None:
-            event: StepSucceeded | AttemptFailed | StepFailed | StepSkipped = outcome
-            if carried.large is not None and isinstance(outcome, StepSucceeded):
-                self.large[outcome.op] = carried.large
-                event = replace(outcome, value=carried.large)
-            self._driver.record_as(event, outcome)
+        try:
+            carried = self._carried.pop((call.command.op, call.attempt), None)
+            if carried is None:
+                return
+            if carried.attempt is not None and carried.ended is not None:
+                self._ended(carried.attempt, *carried.ended)
+            elif carried.stored is not None:
+                self._stored(call, *carried.stored)
+            elif not self.expects(call):
+                self._remember(call, carried)
+            elif (outcome := carried.outcome) is not None:
+                event: StepSucceeded | AttemptFailed | StepFailed | StepSkipped = outcome
+                if carried.large is not None and isinstance(outcome, StepSucceeded):
+                    self.large[outcome.op] = carried.large
+                    event = replace(outcome, value=carried.large)
+                self._driver.record_as(event, outcome)
+        except Exception as broken:
+            self._driver.broke(broken)
 
     def _remember(self, call: Call, carried: Carried) -> None:
         """Keep what an attempt came to that was given up, until the journal says so: if it never does, it counts."""
@@ -235,35 +241,41 @@ class Attempts:
         if self._heir is not None:
             self._heir._ended(attempt, value, error)
             return
-        call = attempt.call
-        op = call.command.op
-        if self.running.get(op) is attempt:
-            del self.running[op]
-        carried = self._carried.get((op, call.attempt))
-        if carried is not None and carried.attempt is attempt:
-            carried.ended = (value, error)
-            return
-        if self._driver.held:
-            # Room of its own has come free; after this outcome is recorded, what was due takes it.
-            self._services.loop.call_soon(self._driver.wake)
-        if not self.expects(call):
-            self._remember(call, Carried("", attempt, (value, error)))
-            return
-        if self.channels.open:
-            self.channels.settle(call, error is None)
-        if error is None:
-            try:
-                self._returned(call, value)
-            except PerdureError as not_kept:
-                error = not_kept
-        if error is not None:
-            self._failed(call, error)
-        if self._services.runner.idle:
-            # Nobody is about to end and share the commit: to wait for the next turn of the loop would gain nothing.
-            self._services.writer.hurry()
+        try:
+            call = attempt.call
+            op = call.command.op
+            if self.running.get(op) is attempt:
+                del self.running[op]
+            carried = self._carried.get((op, call.attempt))
+            if carried is not None and carried.attempt is attempt:
+                carried.ended = (value, error)
+                return
+            if self._driver.held:
+                # Room of its own has come free; after this outcome is recorded, what was due takes it.
+                self._services.loop.call_soon(self._driver.ring)
+            if not self.expects(call):
+                self._remember(call, Carried("", attempt, (value, error)))
+                return
+            if self.channels.open:
+                self.channels.settle(call, error is None)
+            if error is None:
+                try:
+                    event = self._kept(call, value)
+                except PerdureError as not_kept:
+                    error = not_kept
+                else:
+                    if event is not None:
+                        self._driver.record_as(event, event)
+            if error is not None:
+                self._failed(call, error)
+            if self._services.runner.idle:
+                # Nobody is about to end and share the commit: to wait for the next turn of the loop would gain nothing.
+                self._services.writer.hurry()
+        except Exception as broken:
+            self._driver.broke(broken)
 
-    def _returned(self, call: Call, value: Any) -> None:
-        """Keep what a step returned. Raises when it cannot be kept."""
+    def _kept(self, call: Call, value: Any) -> StepSucceeded | None:
+        """The outcome of a step that returned; None while its value is being stored. Raises what cannot be kept."""
         op, services = call.command.op, self._services
         what = f"the result of {op}"
         data = services.codec.encode(value, what)
@@ -271,31 +283,33 @@ class Attempts:
             services.codec.decode(data, call.command.spec.returns, what)
         self._driver.check_history(len(data))
         if services.payloads.fits_inline(len(data), what):
-            event = StepSucceeded(op, Raw(data), call.attempt, fallback=call.failed is not None)
-            self._driver.record_as(event, event)
-        else:
-            self._storing[op, call.attempt] = call.command.inputs_hash
-            self._driver.offload(data, what, lambda blob: self._stored(call, data, blob))
+            return StepSucceeded(op, Raw(data), call.attempt, fallback=call.failed is not None)
+        self._storing[op, call.attempt] = call.command.inputs_hash
+        self._driver.offload(data, what, lambda blob: self._stored(call, data, blob))
+        return None
 
     def _stored(self, call: Call, data: bytes, blob: str | BaseException) -> None:
         if self._heir is not None:
             self._heir._stored(call, data, blob)
             return
-        op = call.command.op
-        self._storing.pop((op, call.attempt), None)
-        carried = self._carried.get((op, call.attempt))
-        if carried is not None and not carried.over and carried.attempt is None:
-            carried.stored = data, blob  # the run has not come to this op again
-            return
-        if not self.expects(call):
-            self._remember(call, Carried("", stored=(data, blob)))
-            return
-        if isinstance(blob, BaseException):
-            self._failed(call, blob)
-            return
-        value = self.large[op] = Raw(data)
-        recorded = StepSucceeded(op, NULL, call.attempt, blob, call.failed is not None)
-        self._driver.record_as(replace(recorded, value=value), recorded)
+        try:
+            op = call.command.op
+            self._storing.pop((op, call.attempt), None)
+            carried = self._carried.get((op, call.attempt))
+            if carried is not None and not carried.over and carried.attempt is None:
+                carried.stored = data, blob  # the run has not come to this op again
+                return
+            if not self.expects(call):
+                self._remember(call, Carried("", stored=(data, blob)))
+                return
+            if isinstance(blob, BaseException):
+                self._failed(call, blob)
+                return
+            value = self.large[op] = Raw(data)
+            recorded = StepSucceeded(op, NULL, call.attempt, blob, call.failed is not None)
+            self._driver.record_as(replace(recorded, value=value), recorded)
+        except Exception as broken:
+            self._driver.broke(broken)
 
     def _failed(self, call: Call, error: BaseException) -> None:
         spec, codec = call.command.spec, self._services.codec

@@ -145,6 +145,17 @@ class Driver:
         self.adopting = bool(planned.events)
         self._pump(planned)
 
+    def broke(self, error: Exception) -> None:
+        """Something raised in a callback of this run, where no caller would hear of it: stop the run, visibly."""
+        self.services.on_broken(self, error)
+
+    def ring(self) -> None:
+        """As `wake`, from a callback of the loop."""
+        try:
+            self.wake()
+        except Exception as error:
+            self.broke(error)
+
     def wake(self) -> None:
         """Do what is due."""
         self._alarm = None
@@ -280,10 +291,14 @@ class Driver:
 
     def feed(self) -> None:
         """There is room for another step."""
-        if not self.closed and self.state.finished is None:
+        if self.closed or self.state.finished is not None:
+            return
+        try:
             self._pump(None)
             if self.held:
                 self.wake()
+        except Exception as error:
+            self.broke(error)
 
     def _touch(self) -> None:
         self.outbox.wanted = True
@@ -291,8 +306,11 @@ class Driver:
 
     def _lag_over(self) -> None:
         self._lag = None
-        if not self.closed:
-            self._touch()
+        try:
+            if not self.closed:
+                self._touch()
+        except Exception as error:
+            self.broke(error)
 
     def _keep_values(self) -> bool:
         """Whether the values that wishes carry can be recorded now; a large one is stored apart first."""
@@ -352,8 +370,11 @@ class Driver:
         """Store a value apart, and call `then` with its blob's id or with what went wrong."""
 
         def stored(task: asyncio.Task[str]) -> None:
-            if not task.cancelled():
-                then(task.exception() or task.result())
+            try:
+                if not task.cancelled():
+                    then(task.exception() or task.result())
+            except Exception as error:
+                self.broke(error)
 
         store = self.services.payloads.offload_patiently(data, what, self._gone)
         self.services.loop.create_task(store).add_done_callback(stored)
@@ -423,7 +444,7 @@ class Driver:
             # At most an hour: a wall clock that is set forward must not leave the run asleep.
             wait = due - self.services.clock.now()
             wait = at_least if wait <= 0 else min(wait, 3600.0)
-            self._alarm = self.services.loop.call_later(wait, self.wake)
+            self._alarm = self.services.loop.call_later(wait, self.ring)
 
     # --- leaving --------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ class Services:
         "codec",
         "loop",
         "on_abandoned",
+        "on_broken",
         "on_commit",
         "payloads",
         "runner",
@@ -42,11 +43,14 @@ class Services:
         runner: StepRunner,
         payloads: Payloads,
         on_commit: Callable[[Driver, Append], None],
+        on_broken: Callable[[Driver, Exception], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
         self.on_commit = on_commit
+        # Told when code of the engine raised in a callback of a run: the run cannot go on as it is in memory.
+        self.on_broken = on_broken
         # Told of runs elsewhere that nobody waits for any more.
         self.on_abandoned: Callable[[str], None] = lambda id: None
         self.closing = False

@@ -83,7 +83,7 @@ class Attempt:
 
     def _expired(self, timeout: float) -> None:
         # None if it is the run whose time is up: the run ends then, and no code of the body can stand in the way.
-        self._give_up(None if self.context.capped else StepTimeout(self.call.command.op, timeout))
+        self.give_up(None if self.context.capped else StepTimeout(self.call.command.op, timeout))
 
     def _feel_pulse(self, heartbeat: float) -> None:
         loop = self._runner.loop
@@ -91,9 +91,9 @@ class Attempt:
         if left > 0:
             self._pulse = loop.call_later(left, self._feel_pulse, heartbeat)
         else:
-            self._give_up(HeartbeatTimeout(self.call.command.op, heartbeat))
+            self.give_up(HeartbeatTimeout(self.call.command.op, heartbeat))
 
-    def _give_up(self, error: StepTimeout | None) -> None:
+    def give_up(self, error: Exception | None) -> None:
         # An outcome at once: a step that ignores its cancellation must not hold up the run.
         done, self.done = self.done, None
         self.context.cancel()
@@ -229,13 +229,12 @@ class StepRunner:
 
     def _launch(self, attempt: Attempt) -> None:
         self._running += 1
-        command = attempt.call.command
-        spec = command.spec
-        context = attempt.variables.copy()
-        context.run(current.set, attempt.context)
+        spec = attempt.call.command.spec
         begun: Callable[[], None] | None = None
         try:
-            args, kwargs = attempt.arguments or self._arguments(command)
+            context = attempt.variables.copy()
+            context.run(current.set, attempt.context)
+            args, kwargs = attempt.arguments or self._arguments(attempt.call.command)
             if attempt.call.failed is not None:
                 # What a fallback asks for has a timeout of its own, and cannot give a sign of life.
                 work: Coroutine[Any, Any, Any] = fall_back(
@@ -252,14 +251,17 @@ class StepRunner:
                     begun = self._counting(attempt)
                 work = self._work(spec, args, kwargs, attempt, context, begun)
             task: asyncio.Future[Any] = self.loop.create_task(work, context=context)
-        except Exception as error:  # a wrong call, or arguments that do not fit their annotations
+        except Exception as error:  # a wrong call, arguments that do not fit their annotations, or a fault of ours
             task = self.loop.create_future()
             task.set_exception(error)
         attempt.launched(task)
-        if begun is None:
-            self._count(attempt, spec.timeout, spec.heartbeat)
-        elif attempt.context.ends is not None:
-            self._count(attempt, None, None)  # the deadline of the run does not wait for a thread
+        try:
+            if begun is None:
+                self._count(attempt, spec.timeout, spec.heartbeat)
+            elif attempt.context.ends is not None:
+                self._count(attempt, None, None)  # the deadline of the run does not wait for a thread
+        except Exception as error:  # its own outcome, and not that of the attempt whose end made room for it
+            attempt.give_up(error)
 
     def _count(self, attempt: Attempt, timeout: float | None, heartbeat: float | None) -> None:
         if attempt.call.failed is not None:

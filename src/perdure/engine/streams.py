@@ -293,10 +293,13 @@ class Channel:
                 self._timer.cancel()
                 self._timer = None
         driver = self._channels.driver
-        if self.handed_over or not driver.attempts.hears(self._call):
-            return  # it comes back when its append has arrived, the run has caught up, or another driver took over
-        self._record(self._take(everything=False))
-        self._set_timer()
+        try:
+            if self.handed_over or not driver.attempts.hears(self._call):
+                return  # it comes back when its append has arrived, the run has caught up, or another driver took over
+            self._record(self._take(everything=False))
+            self._set_timer()
+        except Exception as error:
+            driver.broke(error)
 
     def _set_timer(self) -> None:
         moments = []

@@ -36,12 +36,15 @@ class Writer:
         journal: Journal,
         on_conflict: Callable[[Source, Conflict | Full], None],
         on_refused: Callable[[Source, Exception], bool],
+        on_broken: Callable[[Source, Exception], None],
         tenure: Tenure,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._journal = journal
         self._on_conflict = on_conflict
         self._on_refused = on_refused
+        # Told when a source raises: it has nothing to write any more, and the others go on.
+        self._on_broken = on_broken
         self._tenure = tenure
         self._dirty: dict[Source, None] = {}
         self._alone: deque[Source] = deque()
@@ -74,11 +77,18 @@ class Writer:
             dirty: dict[Source, None] = {self._alone.popleft(): None}
         else:
             dirty, self._dirty = self._dirty, {}
-        self._tenure.over()  # then none of them has anything to write any more
+        try:
+            self._tenure.over()  # then none of them has anything to write any more
+        except Exception:
+            log.exception("the end of the lease could not be seen to; writing goes on")
         sources: list[Source] = []
         appends: list[Append] = []
         for source in dirty:
-            append = source.take()
+            try:
+                append = source.take()
+            except Exception as error:
+                self._on_broken(source, error)
+                continue
             if append is not None:
                 sources.append(source)
                 appends.append(append)
@@ -94,7 +104,10 @@ class Writer:
         if isinstance(outcomes, Answer):
             outcomes.then(lambda said: self._said(sources, said))
             for source in sources:
-                source.meanwhile()
+                try:
+                    source.meanwhile()
+                except Exception as error:
+                    self._on_broken(source, error)
         elif isinstance(outcomes, Awaitable):
             future = asyncio.ensure_future(outcomes)
             future.add_done_callback(lambda done: self._answered(sources, done))
@@ -110,18 +123,23 @@ class Writer:
     def _answered(self, sources: list[Source], done: asyncio.Future[Sequence[Outcome]]) -> None:
         error = done.exception() if not done.cancelled() else StoreUnavailable("the store", "the write was cancelled")
         if error is not None and not isinstance(error, Exception):
-            raise error
+            error = StoreUnavailable("the store", f"the write ended with {type(error).__name__}")
         self._said(sources, error or done.result())
 
     def _settle(self, sources: list[Source], outcomes: Sequence[Outcome]) -> None:
         self._busy = False
         self._retry = FIRST_RETRY
-        for source, outcome in zip(sources, outcomes, strict=True):
-            if type(outcome) is Appended:
-                source.committed()
-            else:
-                assert isinstance(outcome, Conflict | Full)
-                self._on_conflict(source, outcome)
+        for source, outcome in zip(sources, outcomes, strict=False):
+            try:
+                if type(outcome) is Appended:
+                    source.committed()
+                else:
+                    assert isinstance(outcome, Conflict | Full)
+                    self._on_conflict(source, outcome)
+            except Exception as error:
+                self._on_broken(source, error)
+        for source in sources[len(outcomes) :]:
+            self._on_broken(source, IndexError("the store gave no outcome for what was appended"))
         self._next()
 
     def _refused(self, sources: list[Source], error: Exception) -> None:
@@ -133,8 +151,11 @@ class Writer:
             self._next()
             return
         for source in sources:
-            if self._on_refused(source, error):
-                self._dirty[source] = None
+            try:
+                if self._on_refused(source, error):
+                    self._dirty[source] = None
+            except Exception as broken:
+                self._on_broken(source, broken)
         if not self._dirty:
             self._next()
             return

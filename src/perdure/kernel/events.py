@@ -358,7 +358,8 @@ class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
 class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
     """The run stands still, visibly, until a person or a deploy resolves it.
 
-    `kind`: `diverged`, with its `divergence`; `no_program`; `no_version`; `undecodable`; `damaged`; `poisoned`.
+    `kind`: `diverged`, with its `divergence`; `no_program`; `no_version`; `undecodable`; `damaged`; `poisoned`;
+    `internal`, where the engine itself went wrong.
     """
 
     reason: str

@@ -96,7 +96,21 @@ class RunLocks:
             self._orchestrator.loop.call_soon(self._deliver, run_id, op)
         elif op not in self._waits.get(run_id, ()):
             task = self._orchestrator.loop.create_task(self._wait(run_id, op, asked, again))
+            task.add_done_callback(partial(self._over, run_id))
             self._waits.setdefault(run_id, {})[op] = task
+
+    def _over(self, run_id: str, task: asyncio.Task[None]) -> None:
+        """A wait for a lock has ended. One that raised would leave its run waiting for ever."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._broke(run_id, error)
+
+    def _broke(self, run_id: str, error: Exception) -> None:
+        driver = self._orchestrator.active.get(run_id)
+        if driver is not None:
+            self._orchestrator.broke(driver, error)
+        else:
+            self._orchestrator.stop_broken(run_id, error)
 
     async def _wait(self, run_id: str, op: str, asked: HeldLock, again: bool) -> None:
         await self._take(run_id, op, asked, again=again)
@@ -128,9 +142,12 @@ class RunLocks:
             return
         if hold is None or driver.closed or driver.stale or self._orchestrator.closing:
             return
-        given_up = f"cancel {op}" in driver.replay.wishes
-        if op in driver.state.lock_waits and not given_up:
-            driver.record(WaitResolved(op, "lock", _raw(hold.token)))
+        try:
+            given_up = f"cancel {op}" in driver.replay.wishes
+            if op in driver.state.lock_waits and not given_up:
+                driver.record(WaitResolved(op, "lock", _raw(hold.token)))
+        except Exception as error:
+            self._orchestrator.broke(driver, error)
 
     def _give_up(self, run_id: str, op: str) -> None:
         task = self._waits.get(run_id, {}).pop(op, None)
@@ -161,6 +178,7 @@ class RunLocks:
             return True
         if state.run_id not in self.regaining:
             task = self._orchestrator.loop.create_task(self._regain(state))
+            task.add_done_callback(partial(self._over, state.run_id))
             self.regaining[state.run_id] = task
             self._lost_locks[state.run_id] = dict(state.locks)
         return False
@@ -215,7 +233,10 @@ class RunLocks:
     def _stop(self, run_id: str) -> None:
         driver: Driver | None = self._orchestrator.active.get(run_id)
         if driver is not None and not self._orchestrator.closing:
-            self._orchestrator.restart(driver)
+            try:
+                self._orchestrator.restart(driver)
+            except Exception as error:
+                self._orchestrator.broke(driver, error)
 
     def close(self) -> None:
         """Stop waiting, and leave what runs hold to whoever goes on with them."""

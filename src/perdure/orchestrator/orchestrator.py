@@ -121,8 +121,8 @@ class Orchestrator:
         self.tenure.on_over = self.suspend
         runner = StepRunner(codec, clock, max_concurrency, executor, self.tenure, locker)
         self.locks = RunLocks(self, locker)
-        writer = Writer(store.journal, self._on_conflict, self._on_refused, self.tenure)
-        self.services = Services(codec, clock, writer, runner, self.payloads, self._committed)
+        writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.tenure)
+        self.services = Services(codec, clock, writer, runner, self.payloads, self._committed, self.broke)
         self.teller, self.tails = Teller(self), Tails(self)
         self.loading, self.quarantine = Loading(self), Quarantine(self)
         self.lingering = Lingering(self.loop, self._let_go)
@@ -161,6 +161,9 @@ class Orchestrator:
         def call() -> None:
             try:
                 function()
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
             finally:
                 if not done.done():
                     done.set_result(None)
@@ -260,12 +263,15 @@ class Orchestrator:
     def _let_go(self, driver: Driver) -> None:
         """Let a run that waits leave memory, unless it has gone on meanwhile."""
         state = driver.state
-        if driver.closed or not driver.idle or not _may_leave(state):
-            return
-        due = state.wake_at
-        self.drop(driver)
-        if due is not None:
-            self.on_due(due)
+        try:
+            if driver.closed or not driver.idle or not _may_leave(state):
+                return
+            due = state.wake_at
+            self.drop(driver)
+            if due is not None:
+                self.on_due(due)
+        except Exception as error:
+            self.broke(driver, error)
 
     def settle(self, driver: Driver) -> None:
         """See to a run that has taken in what others wrote."""
@@ -286,7 +292,55 @@ class Orchestrator:
                 over = driver.state.finished is not None and driver.saved
                 (self.locks.ended if over else self.locks.left)(driver.run_id)
         self.lingering.forget(driver)
-        driver.close()
+        try:
+            driver.close()
+        except Exception as error:
+            log.error("run %r did not leave memory in good order", driver.id, exc_info=error)
+
+    def _on_broken(self, source: Source, error: Exception) -> None:
+        assert isinstance(source, Driver)
+        self.broke(source, error)
+
+    def broke(self, driver: Driver, error: Exception) -> None:
+        """Code of the engine raised while it advanced a run: stop that run, say so in its journal, and go on.
+
+        What the driver has in memory may be half of something. Only what is in the store counts.
+        """
+        run_id = driver.run_id
+        if self.active.get(run_id) is not driver:
+            # It has left, or another driver has taken its place: nothing of the run depends on it any more.
+            accepted = self._accepting.pop(run_id, None) if run_id not in self.active else None
+            if accepted is not None and not accepted.done():
+                accepted.set_exception(error)
+            log.error("run %r: an error in what is left of it in memory; it goes on", driver.id, exc_info=error)
+            return
+        self.drop(driver)
+        self.stop_broken(run_id, error)
+
+    def stop_broken(self, run_id: str, error: Exception) -> None:
+        """Park a run that is not in memory: an error inside the engine keeps it from getting there."""
+        accepted = self._accepting.pop(run_id, None)
+        # Until it is parked nothing here loads it again.
+        self.loading.under_way.add(run_id)
+        self.spawn(self._stop_broken(run_id, error, accepted))
+
+    async def _stop_broken(self, run_id: str, error: Exception, accepted: asyncio.Future[None] | None) -> None:
+        found: RunRow | None = None
+        try:
+            found = await self.parking.park_broken(run_id, error, self.name, lambda: self.at_work)
+        except Exception as another:
+            # Not even that could be written: callers are told, and this process leaves the run alone.
+            log.error("run_id %s stands still, and could not be parked", run_id, exc_info=another)
+            self.unreadable[run_id] = Corrupt(f"the run_id {run_id}", f"{type(error).__name__}: {error}", run_id)
+            self.on_finished(self.unreadable[run_id])
+        finally:
+            self.loading.under_way.discard(run_id)
+            self.left.set()
+            if accepted is not None and not accepted.done():
+                if found is None:
+                    accepted.set_exception(error)
+                else:
+                    accepted.set_result(None)  # it was accepted, durably, and is parked
 
     def restart(self, driver: Driver) -> None:
         """Take a run out of memory at once, and bring it back from its journal."""
@@ -355,9 +409,12 @@ class Orchestrator:
             return
         new = self.driver(replay, batches, old.variables)
         self.active[old.run_id] = new
-        new.succeed(old)
-        self.locks.join(state)
-        self.settle(new)
+        try:
+            new.succeed(old)
+            self.locks.join(state)
+            self.settle(new)
+        except Exception as error:
+            self.broke(new, error)
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
@@ -435,13 +492,24 @@ class Orchestrator:
 
     def _release_all(self) -> None:
         for driver in list(self.active.values()):
-            driver.release(self.name)
+            try:
+                driver.release(self.name)
+            except Exception as error:
+                # The next owner finds it as a crash would leave it.
+                log.error("run %r could not be handed over in good order", driver.id, exc_info=error)
+                self.drop(driver)
 
     def spawn(self, work: Any) -> None:
         """Do something in the background, until the end."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("orchestrator %s: an unexpected error in the background; it goes on", self.name, exc_info=error)
 
 
 def _may_leave(state: RunState) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 import msgspec
 
 from perdure.engine.outbox import extend
+from perdure.engine.payloads import FIRST_RETRY, LAST_RETRY
 from perdure.errors import (
     Corrupt,
     Diverged,
@@ -19,9 +21,11 @@ from perdure.errors import (
     UnknownProgram,
     UnknownVersion,
 )
+from perdure.kernel.codec import Codec
 from perdure.kernel.events import Batch, RunParked, RunResumed, RunStatus
+from perdure.kernel.failures import describe
 from perdure.kernel.projection import RunRow, row
-from perdure.kernel.state import RunState
+from perdure.kernel.state import RunState, fold
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
 from perdure.ports.store import Store
@@ -36,6 +40,12 @@ _UNDECODABLE = (
     "It was kept by other code. Let the type take it (a field with a default, a union with the old\n"
     "type), or put the old type back. The run then goes on by itself."
 )
+_INTERNAL = (
+    "an error inside perdure stopped it: {}{}\n\n"
+    "Nothing that was recorded is lost. It is tried again when an engine opens the store, and at once by\n"
+    "`perdure resolve`. The log of the process has the traceback: please report it."
+)
+_PLAIN = Codec()
 # How many reasons are remembered, to tell each of them once.
 _REASONS = 1000
 
@@ -103,6 +113,54 @@ class Parking:
             self._say(found.id, event)
             self._on_parked(parked)
 
+    async def park_broken(
+        self, run_id: str, error: Exception, owner: str, at_work: Callable[[], bool]
+    ) -> RunRow | None:
+        """Park a run of ours that an error inside the engine stopped; None when it is not in the store.
+
+        What was on its way to its journal comes there first. One that has ended, or has another owner by now, is left.
+        """
+        parked = _parked(error, internal=True)
+        self.tried.add(run_id)
+        wait = FIRST_RETRY
+        while at_work():
+            try:
+                found = await self._store.runs.get(run_id)
+                if found is None:
+                    return None
+                if found.status.finished or found.status is RunStatus.PARKED:
+                    self._on_parked(found)
+                    return found
+                if found.owner not in (None, owner):
+                    return found
+                append = await self._parking(found, parked)
+                if append is None or await self._append(append):
+                    log.error("run %r is parked: %s", found.id, parked.reason, exc_info=error)
+                    row = append.row if append is not None and append.row is not None else found
+                    self._on_parked(row)
+                    return row
+            except StoreUnavailable as unavailable:
+                log.warning("%s; run_id %s, which has to be parked, waits", unavailable, run_id)
+            # The store is out of reach, or another append came first: it may be our own, which was on its way.
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, LAST_RETRY)
+        return None
+
+    async def _parking(self, found: RunRow, parked: RunParked) -> Append | None:
+        """The append that parks a run; None where nothing can be appended to it."""
+        try:
+            state = fold(found.run_id, await self._store.journal.read(found.run_id))
+            return extend(state, [parked], self._clock.now())
+        except StoreUnavailable:
+            raise
+        except Exception:  # what cannot be folded may be what is wrong; its row and its head are enough
+            head = await self._store.journal.head(found.run_id)
+        if head is None:
+            return None
+        batch = Batch(head.next_seq, self._clock.now(), [parked])
+        row = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=parked.reason)
+        return Append(found.run_id, head.next_seq, [batch], row)
+
     async def _append(self, append: Append) -> bool:
         """Whether an append was taken. One bad deploy parks many runs: those of one moment go in one commit."""
         taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -123,7 +181,7 @@ class Parking:
         return await taken
 
 
-def _parked(error: Exception) -> RunParked:
+def _parked(error: Exception, *, internal: bool = False) -> RunParked:
     """Why a run stands still."""
     if isinstance(error, Diverged):
         return RunParked(str(error), "diverged", error.divergence)
@@ -133,6 +191,18 @@ def _parked(error: Exception) -> RunParked:
         return RunParked(str(error), "no_version")
     if isinstance(error, NotDecodable):
         return RunParked(f"{error}\n\n{_UNDECODABLE}", "undecodable")
+    if internal:
+        return RunParked(_INTERNAL.format(describe(error, _PLAIN), _where(error)), "internal")
     # Nothing of the code at hand explains it.
     reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
     return RunParked(reason, "damaged")
+
+
+def _where(error: Exception) -> str:
+    """The place in the code that raised."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return ""
+    return f" ({os.path.basename(traceback.tb_frame.f_code.co_filename)}:{traceback.tb_lineno})"

@@ -205,7 +205,10 @@ class Quarantine:
             for driver in drivers:
                 if not driver.closed and not driver.stale and driver.state.finished is None:
                     claim = RunClaimed(orchestrator.name, driver.state.epoch + 1, orchestrator.session)
-                    accepted.append(driver.accept(claim))
+                    try:
+                        accepted.append(driver.accept(claim))
+                    except Exception as error:
+                        orchestrator.broke(driver, error)
 
         if drivers:
             await self._orchestrator.in_callback(acquit)

@@ -39,6 +39,8 @@ JITTER = 0.25
 HUSH_SECONDS = 0.2
 # How many looks for orphans in a row may be short ones, where nothing seems to have changed: only who lives is asked.
 QUIET_LOOKS = 4
+# How long a service that an error has ended is left alone before it begins again.
+AGAIN_SECONDS = 1.0
 # How long leases that cannot be watched are left alone before the next try.
 WATCH_AGAIN_SECONDS = 5.0
 # Libraries lose a cancellation now and then: what goes on for so long after one gets another.
@@ -79,16 +81,21 @@ class Service:
 
     def show_life(self) -> None:
         """Begin with signs of life, before anything that may take longer than a lease lasts."""
-        self._tasks.append(asyncio.get_running_loop().create_task(self._beat()))
+        self._tasks.append(asyncio.get_running_loop().create_task(self._for_ever(self._beat)))
 
     def start(self, *, look: bool = True) -> None:
         """Begin with the rest. The first look happens at once; without `look` there are only signs of life."""
         loop = asyncio.get_running_loop()
-        services: list[Coroutine[Any, Any, None]] = [self._due_runs()] if look else []
+        services: list[Callable[[], Coroutine[Any, Any, None]]] = [self._due_runs] if look else []
         if look and self._orchestrator.recovery.enabled:
-            services += [self._look_for_orphans(), self._hear_of_orphans()]
-        services += [self._every(first, interval, chore) for first, interval, chore in self.chores]
-        self._tasks += [loop.create_task(service) for service in services]
+            services += [self._look_for_orphans, self._hear_of_orphans]
+        services += [partial(self._every, first, interval, chore) for first, interval, chore in self.chores]
+        self._tasks += [loop.create_task(self._for_ever(service)) for service in services]
+
+    async def _for_ever(self, service: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin a service again that an error has ended: without it, runs would stand still for no visible reason."""
+        while not await self._guarded(service):
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def stop(self) -> None:
         """End, and wait until nothing is under way."""

@@ -94,13 +94,17 @@ class Snapshots:
 
             def record() -> None:
                 if orchestrator.active.get(run_id) is driver and not driver.stale and driver.state.finished is None:
-                    driver.record(event)
+                    try:
+                        driver.record(event)
+                    except Exception as error:
+                        orchestrator.broke(driver, error)
 
             await orchestrator.in_callback(record)
         except StoreUnavailable:
             pass  # another time: the journal is whole without it
-        except PerdureError as error:
-            log.warning("no snapshot of run %r: %s", driver.id, error)
+        except Exception as error:
+            told = error if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
+            log.warning("no snapshot of run %r: %s; it goes on without", driver.id, told)
         finally:
             self._taking.discard(run_id)
 

@@ -63,6 +63,8 @@ class Tails:
         try:
             while not await self._try_to_read(driver):
                 await asyncio.sleep(AGAIN_SECONDS)
+        except Exception as error:
+            self._orchestrator.broke(driver, error)
         finally:
             self._over(driver.run_id, reading)
 

@@ -50,13 +50,18 @@ class Teller:
                 answer.set_result((None, None))
                 return
             verdict = decide(driver.state)
+        except Exception as error:
+            answer.set_exception(error)
+            return
+        try:
             events = verdict if isinstance(verdict, Sequence) else ()
-            # A state in memory may be ahead of the store, and another may win yet: nobody is told before it has not.
+            # In-memory state may be uncommitted and lose a race; answer only after it is durable.
             durable = driver.accept(*events) if events or not driver.saved else None
             orchestrator.acknowledge(driver)
             answer.set_result((Accepted() if isinstance(verdict, Sequence) else verdict, durable))
         except Exception as error:
-            answer.set_exception(error)
+            orchestrator.broke(driver, error)
+            answer.set_result((None, None))  # the caller asks again, and tells the journal then
 
     async def terminate(self, run_id: str, reason: str) -> bool:
         """End a run that is in memory here; False when it is not, or has ended by itself."""
@@ -69,6 +74,10 @@ class Teller:
         driver = self._orchestrator.active.get(run_id)
         here = driver is not None and driver.state.finished is None and not driver.stale
         if driver is not None and here:
-            driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
+            try:
+                driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
+            except Exception as error:
+                self._orchestrator.broke(driver, error)
+                here = False
         if not done.done():
             done.set_result(here)

@@ -1,0 +1,375 @@
+"""An error inside the engine, in any callback of a run, stops that run visibly and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from perdure import Engine, Retry, RunParked, RunStatus, lock, set_state, sleep, step, wait_signal, workflow
+from perdure.authoring.code.body import Body
+from perdure.engine import driver as driver_module
+from perdure.engine.attempts import Attempts
+from perdure.engine.driver import Driver
+from perdure.engine.outbox import Outbox
+from perdure.engine.payloads import Payloads
+from perdure.engine.steps import StepRunner
+from perdure.engine.streams import Channel, Channels
+from perdure.kernel.replay import Replay
+from perdure.kernel.state import RunState
+from perdure.orchestrator.loading import Loading
+from perdure.orchestrator.locks import RunLocks
+from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.quarantine import Quarantine
+from perdure.orchestrator.service import Service
+from perdure.orchestrator.tails import Tails
+from perdure.ports.store import Store
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.open import open_store
+from tests.engine.harness import AT_ONCE, PATIENCE
+
+gate: asyncio.Event
+
+
+@step
+async def work(n: int) -> int:
+    if n == 0:
+        await gate.wait()
+    return n
+
+
+@step(retry=Retry(attempts=2, initial=0.001, jitter=False))
+async def shaky() -> str:
+    raise ConnectionError("shaky")
+
+
+@step
+async def big() -> str:
+    return "x" * 300_000
+
+
+@step
+async def chatter() -> AsyncIterator[int]:
+    yield 1
+    await asyncio.sleep(0)
+    yield 2
+
+
+@workflow
+async def inner() -> int:
+    return await work(4)
+
+
+@workflow
+async def busy() -> str:
+    """Meets all that there is."""
+    await work(0)
+    await big()
+    await chatter()
+    try:
+        await shaky()
+    except ConnectionError:
+        pass
+    set_state("at", 1)
+    await inner()
+    await sleep(0.001)
+    async with lock("k"):
+        await asyncio.gather(work(1), work(2), work(3))
+    got = await wait_signal("go")
+    await sleep(0.001)
+    return str(got)
+
+
+PROGRAMS = [busy, inner]
+
+
+class Boom(Exception):
+    pass
+
+
+@dataclass
+class Fault:
+    """Makes a function of the engine raise when it is about one run."""
+
+    run_ids: set[str] = field(default_factory=set)
+    armed: bool = False
+    raised: int = 0
+
+    def about(self, *things: object) -> bool:
+        return any(self._run_id(thing) in self.run_ids for thing in things)
+
+    def _run_id(self, thing: Any) -> object:
+        if isinstance(thing, str):
+            return thing
+        if isinstance(thing, Channel):
+            thing = thing._channels
+        if isinstance(thing, Attempts):
+            thing = thing._driver
+        if isinstance(thing, Channels):
+            thing = thing.driver
+        if isinstance(thing, Outbox):
+            thing = thing._state
+        if isinstance(thing, Replay):
+            thing = thing.state
+        call = getattr(thing, "context", None)
+        return getattr(thing, "run_id", None) or getattr(call, "run_id", None)
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def raising(*args: Any, **kwargs: Any) -> Any:
+            if self.armed and self.about(*args):
+                self.raised += 1
+                raise Boom("boom")
+            return function(*args, **kwargs)
+
+        return raising
+
+
+# A function by where it is: whatever calls it must not leave the run standing still.
+INSIDE: list[tuple[Any, str]] = [
+    (Replay, "fold"),
+    (Replay, "take_wishes"),
+    (Body, "advance"),
+    (RunState, "fold"),
+    (driver_module, "plan"),
+    (driver_module, "wake"),
+    (driver_module, "deliver"),
+    (Driver, "record"),
+    (Driver, "record_as"),
+    (Driver, "wake"),
+    (Driver, "take"),
+    (Driver, "committed"),
+    (Driver, "moment"),
+    (Driver, "report"),
+    (Driver, "accept"),
+    (Driver, "offload"),
+    (Driver, "_pump"),
+    (Driver, "_act"),
+    (Driver, "_touch"),
+    (Driver, "_set_alarm"),
+    (Driver, "_keep_value"),
+    (Outbox, "take"),
+    (Outbox, "settle"),
+    (Attempts, "launch_planned"),
+    (Attempts, "plan"),
+    (Attempts, "_make"),
+    (Attempts, "_kept"),
+    (Attempts, "_failed"),
+    (Attempts, "_stored"),
+    (Attempts, "expects"),
+    (Channel, "_take"),
+    (Channel, "_record"),
+    (Channel, "_set_timer"),
+    (Channels, "settle"),
+    (Channels, "committed"),
+    (StepRunner, "start"),
+    (StepRunner, "_timeout"),
+    (Orchestrator, "_committed"),
+    (Orchestrator, "_settle"),
+    (RunLocks, "committed"),
+    (RunLocks, "_take"),
+    (Quarantine, "committed"),
+]
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
+    global gate
+    gate = asyncio.Event()
+    return Fault()
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, fault: Fault, where: Any, name: str) -> None:
+    monkeypatch.setattr(where, name, fault.wrap(getattr(where, name)))
+
+
+async def send(engine: Engine, id: str) -> None:
+    """Tell a run to go on, whether or not it can."""
+    async with asyncio.timeout(PATIENCE):
+        await engine.signal(id, "go", "done")
+
+
+@pytest.mark.parametrize(("where", "name"), INSIDE, ids=[f"{w.__name__.split('.')[-1]}.{n}" for w, n in INSIDE])
+async def test_an_error_in_a_callback_parks_its_run_and_stops_no_other(
+    where: Any, name: str, fault: Fault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inject(monkeypatch, fault, where, name)
+    store = MemoryStore()
+    caplog.set_level(logging.ERROR)
+    async with Engine(store, PROGRAMS, name="w", recovery=AT_ONCE) as engine:
+        other = await engine.start(busy(), id="other")
+        victim = await engine.start(busy(), id="victim")
+        fault.run_ids.add(victim.run_id)
+        fault.armed = True
+        waiting = asyncio.create_task(victim.outcome(PATIENCE))
+        gate.set()
+        await send(engine, "other")
+        with suppress(Boom):  # where it is the caller's own code that raises
+            await send(engine, "victim")
+        ended = await waiting
+        assert fault.raised, "the scenario does not come by here"
+        fault.armed = False
+        view = await engine.get("victim")
+        assert view is not None
+        if ended.status is RunStatus.FAILED:
+            # What launches a step is part of its attempt: the step failed, and says why.
+            assert isinstance(ended.error, Boom)
+        else:
+            assert isinstance(ended.error, RunParked)
+            assert "boom" in str(ended.error)
+            assert view.status is RunStatus.PARKED
+            told = [r for r in caplog.records if "'victim' is parked" in r.getMessage()]
+            assert len(told) == 1
+        assert (await other.outcome(PATIENCE)).output == "done"
+        after = await engine.start(busy(), id="after")
+        await send(engine, "after")
+        assert (await after.outcome(PATIENCE)).output == "done"
+    if ended.status is RunStatus.PARKED:
+        async with Engine(store, PROGRAMS, name="w", recovery=AT_ONCE) as again:
+            handle = again.handle("victim")
+            await send(again, "victim")
+            assert (await handle.outcome(PATIENCE)).output == "done"
+
+
+@pytest.mark.parametrize("durability", ["async", "exit", "relaxed"])
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(Replay, "fold"), (Driver, "committed"), (Driver, "take"), (Attempts, "_kept"), (Driver, "wake")],
+)
+async def test_in_every_durability_an_error_in_a_callback_parks_its_run(
+    where: Any, name: str, durability: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inject(monkeypatch, fault, where, name)
+    async with Engine(MemoryStore(), PROGRAMS, recovery=AT_ONCE, durability=durability) as engine:
+        victim = await engine.start(busy(), id="victim")
+        fault.run_ids.add(victim.run_id)
+        fault.armed = True
+        gate.set()
+        await send(engine, "victim")
+        ended = await victim.outcome(PATIENCE)
+        assert isinstance(ended.error, RunParked)
+        fault.armed = False
+        await engine.resolve("victim")
+        await send(engine, "victim")
+        assert (await engine.handle("victim").outcome(PATIENCE)).output == "done"
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/runs.db", "file:///{}"])
+async def test_a_run_that_was_stopped_in_its_first_moment_is_refused_or_parked(
+    url: str, fault: Fault, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    gate.set()
+    for where, name in [(Replay, "fold"), (Driver, "take"), (Driver, "committed"), (Orchestrator, "_committed")]:
+        (tmp_path / name).mkdir()
+        store: Store = open_store(url.format(tmp_path / name))
+        with monkeypatch.context() as patch:
+            inject(patch, fault, where, name)
+            patch.setattr(Fault, "about", lambda self, *things: True)
+            async with Engine(store, PROGRAMS, recovery=AT_ONCE) as engine:
+                fault.armed = True
+                async with asyncio.timeout(PATIENCE):
+                    try:
+                        handle = await engine.start(busy(), id="victim")
+                    except Boom:
+                        assert await engine.get("victim") is None
+                    else:
+                        assert isinstance((await handle.outcome()).error, RunParked)
+                fault.armed = False
+                await engine.start(busy(), id="other")
+                await send(engine, "other")
+                assert (await engine.handle("other").outcome(PATIENCE)).output == "done"
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (Loading, "_install"),
+        (Loading, "_is_for_us"),
+        (Loading, "_claim_of"),
+        (Orchestrator, "replay"),
+        (Orchestrator, "driver"),
+        (Driver, "adopt"),
+        (RunLocks, "join"),
+        (Payloads, "with_input"),
+        (Payloads, "inflate"),
+    ],
+)
+async def test_an_error_while_a_run_is_loaded_parks_it_and_loads_the_others(
+    where: Any, name: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    async with Engine(store, PROGRAMS, name="w", recovery=AT_ONCE) as engine:
+        victim, _ = await engine.start(busy(), id="victim"), await engine.start(busy(), id="other")
+    gate.set()
+    fault.run_ids.add(victim.run_id)
+    fault.armed = True
+    batches = await store.journal.read(victim.run_id)
+    with monkeypatch.context() as patch:
+        inject(patch, fault, where, name)
+
+        def about(self: Fault, *things: Any) -> bool:
+            named = any(isinstance(thing, str) and thing == victim.run_id for thing in things)
+            of_it = any(getattr(thing, "run_id", "") == victim.run_id for thing in things)
+            replayed = any(isinstance(thing, Replay) and thing.state.run_id == victim.run_id for thing in things)
+            return named or of_it or replayed or any(isinstance(thing, list) and thing == batches for thing in things)
+
+        patch.setattr(Fault, "about", about)
+        async with Engine(store, PROGRAMS, name="w", recovery=AT_ONCE) as engine:
+            await send(engine, "other")
+            assert (await engine.handle("other").outcome(PATIENCE)).output == "done"
+            ended = await engine.handle("victim").outcome(PATIENCE)
+            assert isinstance(ended.error, RunParked)
+            assert "boom" in str(ended.error)
+    async with Engine(store, PROGRAMS, name="w", recovery=AT_ONCE) as engine:
+        await send(engine, "victim")
+        assert (await engine.handle("victim").outcome(PATIENCE)).output == "done"
+
+
+async def test_an_error_while_what_others_wrote_is_taken_in_parks_the_run(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    for where, name in [(Tails, "_catch_up"), (Tails, "_read_tail"), (Orchestrator, "rejoin")]:
+        with monkeypatch.context() as patch:
+            if name == "rejoin":
+                patch.setattr(Driver, "catch_up", lambda self, tail: False)
+            inject(patch, fault, where, name)
+            async with Engine(url, PROGRAMS, recovery=AT_ONCE) as engine, Engine(url) as client:
+                victim = await engine.start(busy(), id=name)
+                fault.run_ids.add(victim.run_id)
+                fault.armed = True
+                await client.signal(name, "unrelated", 1)
+                ended = await victim.outcome(PATIENCE)
+                assert isinstance(ended.error, RunParked)
+                fault.armed = False
+
+
+async def test_a_service_of_the_engine_that_raises_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perdure.orchestrator import service
+
+    monkeypatch.setattr(service, "AGAIN_SECONDS", 0.001)
+    began = 0
+    whole = Service._due_runs
+
+    async def fails_at_first(self: Service) -> None:
+        nonlocal began
+        began += 1
+        if began < 3:
+            raise Boom("boom")
+        await whole(self)
+
+    @workflow
+    async def sleeper() -> str:
+        await sleep(1.2)  # for so long that it leaves memory
+        return "awake"
+
+    monkeypatch.setattr(Service, "_due_runs", fails_at_first)
+    async with Engine(MemoryStore(), [sleeper], recovery=AT_ONCE) as engine:
+        assert (await (await engine.start(sleeper())).outcome(PATIENCE)).output == "awake"
+    assert began == 3
