@@ -21,6 +21,7 @@ from perdure.engine.outbox import Outbox
 from perdure.engine.payloads import Payloads
 from perdure.engine.steps import StepRunner
 from perdure.engine.streams import Channel, Channels
+from perdure.kernel.commands import Program
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from perdure.orchestrator.loading import Loading
@@ -86,7 +87,7 @@ async def busy() -> str:
     return str(got)
 
 
-PROGRAMS = [busy, inner]
+PROGRAMS: list[Program] = [busy, inner]
 
 
 class Boom(Exception):
@@ -169,7 +170,7 @@ INSIDE: list[tuple[Any, str]] = [
     (Channels, "settle"),
     (Channels, "committed"),
     (StepRunner, "start"),
-    (StepRunner, "_timeout"),
+    (StepRunner, "_count"),
     (Orchestrator, "_committed"),
     (Orchestrator, "_settle"),
     (RunLocks, "committed"),

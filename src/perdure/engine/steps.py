@@ -94,6 +94,7 @@ class Attempt:
             self.give_up(HeartbeatTimeout(self.call.command.op, heartbeat))
 
     def give_up(self, error: Exception | None) -> None:
+        """End it now, with this error; with none, where its run ends anyway."""
         # An outcome at once: a step that ignores its cancellation must not hold up the run.
         done, self.done = self.done, None
         self.context.cancel()
