@@ -225,7 +225,7 @@ async def test_an_error_in_a_callback_parks_its_run_and_stops_no_other(
             assert isinstance(ended.error, RunParked)
             assert "boom" in str(ended.error)
             assert view.status is RunStatus.PARKED
-            told = [r for r in caplog.records if "'victim' is parked" in r.getMessage()]
+            told = [r for r in caplog.records if "'victim' is stopped" in r.getMessage()]
             assert len(told) == 1
         assert (await other.outcome(PATIENCE)).output == "done"
         after = await engine.start(busy(), id="after")
@@ -282,7 +282,7 @@ async def test_a_run_that_was_stopped_in_its_first_moment_is_refused_or_parked(
                     else:
                         assert isinstance((await handle.outcome()).error, RunParked)
                 fault.armed = False
-                await engine.start(busy(), id="other")
+                _ = await engine.start(busy(), id="other")
                 await send(engine, "other")
                 assert (await engine.handle("other").outcome(PATIENCE)).output == "done"
 

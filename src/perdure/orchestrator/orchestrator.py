@@ -312,13 +312,14 @@ class Orchestrator:
             accepted = self._accepting.pop(run_id, None) if run_id not in self.active else None
             if accepted is not None and not accepted.done():
                 accepted.set_exception(error)
-            log.error("run %r: an error in what is left of it in memory; it goes on", driver.id, exc_info=error)
+            _log_fault(error, "run %r: an error in what is left of it in memory; it goes on", driver.id)
             return
         self.drop(driver)
-        self.stop_broken(run_id, error)
+        self.stop_broken(run_id, error, driver.id)
 
-    def stop_broken(self, run_id: str, error: Exception) -> None:
+    def stop_broken(self, run_id: str, error: Exception, id: str = "") -> None:
         """Park a run that is not in memory: an error inside the engine keeps it from getting there."""
+        _log_fault(error, "run %r is stopped by an error inside the engine, and is parked", id or run_id)
         accepted = self._accepting.pop(run_id, None)
         # Until it is parked nothing here loads it again.
         self.loading.under_way.add(run_id)
@@ -509,7 +510,12 @@ class Orchestrator:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("orchestrator %s: an unexpected error in the background; it goes on", self.name, exc_info=error)
+            _log_fault(error, "orchestrator %s: an unexpected error in the background; it goes on", self.name)
+
+
+def _log_fault(error: BaseException, message: str, *args: object) -> None:
+    """Log an error of the engine's own, marked as such for those who test it."""
+    log.error(message, *args, exc_info=error, extra={"fault": True})
 
 
 def _may_leave(state: RunState) -> bool:

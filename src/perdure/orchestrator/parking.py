@@ -135,7 +135,6 @@ class Parking:
                     return found
                 append = await self._parking(found, parked)
                 if append is None or await self._append(append):
-                    log.error("run %r is parked: %s", found.id, parked.reason, exc_info=error)
                     row = append.row if append is not None and append.row is not None else found
                     self._on_parked(row)
                     return row
