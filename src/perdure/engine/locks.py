@@ -318,6 +318,8 @@ class Locker:
                         self._wake(key)
             except StoreUnavailable:
                 pass
+            except Exception:
+                log.exception("an unexpected error while locks are watched; they are polled meanwhile")
             await asyncio.sleep(RETRY_SECONDS * 5)
 
     def look_soon(self) -> None:
@@ -335,6 +337,9 @@ class Locker:
             for key in await self._free(list(self._outside)):
                 self._wake(key)
         except StoreUnavailable:
+            self._seen = object()
+        except Exception:
+            log.exception("an unexpected error while locks are looked at; they are looked at again")
             self._seen = object()
 
     async def _free(self, keys: Sequence[str]) -> list[str]:

@@ -514,8 +514,11 @@ class Orchestrator:
 
 
 def _log_fault(error: BaseException, message: str, *args: object) -> None:
-    """Log an error of the engine's own, marked as such for those who test it."""
-    log.error(message, *args, exc_info=error, extra={"fault": True})
+    """Log an error of the engine's own. A loop that has a handler for errors in callbacks is told as well."""
+    log.error(message, *args, exc_info=error)
+    loop = asyncio.get_running_loop()
+    if loop.get_exception_handler() is not None:
+        loop.call_exception_handler({"message": message % args, "exception": error, "fault": True})
 
 
 def _may_leave(state: RunState) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -14,19 +13,6 @@ from perdure.engine.step_context import StepContext, current
 from perdure.errors import UsageError
 
 Wrap = Callable[[StepContext, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]]
-
-
-class _Faults(logging.Handler):
-    """Hears of errors of the engine's own, which it outlives and logs."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__(logging.ERROR)
-        self._loop = loop
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take note of it, if it happened on this machine."""
-        if getattr(record, "fault", False) and record.exc_info and events._get_running_loop() is self._loop:
-            self._loop.problems.append(f"the engine went wrong: {record.exc_info[1]!r}")
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -49,8 +35,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._fatal: BaseException | None = None
         self._inner: dict[asyncio.Task[Any], Coroutine[Any, Any, Any]] = {}
         self.set_exception_handler(lambda _, context: self._problem(context))
-        self._faults = _Faults(self)
-        logging.getLogger("perdure").addHandler(self._faults)
 
     # --- driving --------------------------------------------------------------------------------------------------
 
@@ -98,7 +82,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def dispose(self) -> None:
         """Close whatever never ended."""
-        logging.getLogger("perdure").removeHandler(self._faults)
         self._ready.clear()
         self._scheduled.clear()
         tasks, self._all = self._all, []
@@ -118,7 +101,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _problem(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if "handle" not in context:
+        if "handle" not in context and "fault" not in context:
             return
         if isinstance(error, Exception | asyncio.CancelledError):
             self.problems.append(f"a callback raised: {error!r}")
