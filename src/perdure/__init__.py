@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         AlreadyExists,
         AnswerRejected,
         ApprovalRejected,
+        BrokenProgram,
         CannotRetry,
         CompensationFailed,
         Corrupt,
@@ -138,6 +139,7 @@ __all__ = [
     "AnswerRejected",
     "ApprovalRejected",
     "ApprovalView",
+    "BrokenProgram",
     "BulkItem",
     "BulkReport",
     "Cancelled",
@@ -317,7 +319,8 @@ _HOMES = {
         "perdure.context": ("run_context"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
-            "AlreadyExists AnswerRejected ApprovalRejected CannotRetry CompensationFailed Corrupt DeadlineExceeded "
+            "AlreadyExists AnswerRejected ApprovalRejected BrokenProgram CannotRetry CompensationFailed Corrupt "
+            "DeadlineExceeded "
             "Diverged ExecutorBroken FailedByHand ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule "
             "InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp NoSuchRun "
             "NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown "

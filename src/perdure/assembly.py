@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
+from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
@@ -25,7 +26,7 @@ from perdure.client.views import RunResult
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery, Retention
 from perdure.engine.remote import RemoteStep, Report
-from perdure.errors import Corrupt, PerdureError, UsageError
+from perdure.errors import BrokenProgram, Corrupt, PerdureError, UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -36,8 +37,10 @@ from perdure.kernel.invocation import Invocation, Recorded
 from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue, check_queue
 from perdure.kernel.reach import check_program, engine_strangers
+from perdure.kernel.reuse import Reuse
 from perdure.kernel.rules import RulesLike, rules_of
 from perdure.kernel.state import RunState
+from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.versions import Programs
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.ownership import Ownership
@@ -70,10 +73,12 @@ class Engine(Client):
     def __init__(
         self,
         store: str | os.PathLike[str] | Store = DEFAULT_STORE,
-        programs: Iterable[Program] = (),
+        programs: Iterable[Program | str] = (),
         *,
         name: str | None = None,
         durability: str | Durability = "sync",
+        reuse: Reuse = "return_existing",
+        stream: str | StreamMode = "immediate",
         max_concurrency: int = 1000,
         queues: Iterable[Queue] = (),
         serves: Iterable[str] | None = None,
@@ -91,7 +96,7 @@ class Engine(Client):
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
         opened = with_leases(open_store(store), leases)
-        super().__init__(opened, limits=limits, codecs=codecs, clock=clock, durability=durability)
+        super().__init__(opened, limits=limits, codecs=codecs, clock=clock, durability=durability, reuse=reuse)
         if max_concurrency < 1:
             raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
         # A name of its own by default: two processes on one store are two orchestrators.
@@ -103,7 +108,13 @@ class Engine(Client):
         # What a sweep that has this engine for itself may still take up.
         self._counts: Counts | None = None
         remote = _remote_steps(steps, self._report).values()
-        self._programs = Programs([*_checked(programs), *remote, schedule_program(self._scheduled)])
+        given = list(programs)
+        at_hand = _checked(program for program in given if not isinstance(program, str))
+        lazy = lazy_programs([place for place in given if isinstance(place, str)], self._check_loaded)
+        if twice := lazy.keys() & {program.name for program in at_hand}:
+            raise UsageError(f"the program {min(twice)!r} is given twice, as a workflow and as the place of one")
+        self._programs = Programs([*at_hand, *remote, schedule_program(self._scheduled)], lazy)
+        self._stream_mode = stream_mode(stream)
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, on_commit
@@ -119,10 +130,16 @@ class Engine(Client):
 
     @classmethod
     def from_config(
-        cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program] = (), **options: Any
+        cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program | str] = (), **options: Any
     ) -> Self:
         """An engine as perdure.yaml, or another file of settings, and the environment say; `options` go over both."""
         return cls(programs=programs, **(load_settings(path).options() | options))
+
+    def _check_loaded(self, program: Program) -> None:
+        """What is checked when the engine is made and opened, for a program that came later."""
+        _ = _checked([program])
+        check_program(program)
+        _check_types(program, self)
 
     def _check_rules(self) -> None:
         programs = [program for program in self._programs.every() if not program.name.startswith(BUILT_IN)]
@@ -179,6 +196,7 @@ class Engine(Client):
             serves=self._serves,
         )
         self.superseded = orchestrator.retired
+        orchestrator.services.stream = self._stream_mode
         if self._on_complete:
             self._completions = Completions(self._on_complete, self._result)
             orchestrator.on_completed = self._completed
@@ -302,7 +320,10 @@ class Engine(Client):
         return self._programs.find(invocation.name, own.version if own is not None else "")
 
     def _known(self, program: str) -> Program | None:
-        return self._programs.get(program)
+        try:
+            return self._programs.get(program)
+        except BrokenProgram:
+            return None
 
     def _accepting(self) -> Orchestrator:
         orchestrator = self._orchestrator
@@ -444,7 +465,7 @@ def run(
     *,
     id: str | None = None,
     store: str | os.PathLike[str] | Store = DEFAULT_STORE,
-    programs: Iterable[Program] = (),
+    programs: Iterable[Program | str] = (),
     progress: bool | None = None,
     **options: Any,
 ) -> R:
@@ -467,7 +488,7 @@ async def _run(
     invocation: Invocation[R],
     id: str | None,
     store: str | os.PathLike[str] | Store,
-    programs: Iterable[Program],
+    programs: Iterable[Program | str],
     progress: bool | None,
     options: dict[str, Any],
 ) -> R:

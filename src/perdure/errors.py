@@ -115,6 +115,16 @@ class UnknownProgram(UsageError):
         super().__init__(f"this engine has no program named {name!r} ({has}); {cure}")
 
 
+class BrokenProgram(UnknownProgram):
+    """A program that is loaded when it is first needed cannot be loaded."""
+
+    def __init__(self, name: str, place: str, reason: str) -> None:
+        self.place, self.reason = place, reason
+        cure = f"correct it and start the engine again; other programs are not affected. It is {place!r}: {reason}"
+        super().__init__(name, (), cure)
+        self.args = (f"the program {name!r} cannot be loaded from {place!r}: {reason}",)
+
+
 class UnknownVersion(UsageError):
     """A run needs a version of its program that this engine was not given."""
 

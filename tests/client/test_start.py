@@ -407,3 +407,21 @@ async def test_options_that_make_no_sense_are_refused_and_nothing_is_written(job
         with pytest.raises(UsageError):
             _ = await engine.start(jobs.quick(1), id="it", **options)
         assert await engine.get("it") is None
+
+
+# --- the engine's own policy ----------------------------------------------------------------------------------------
+
+
+@workflow
+async def echo(n: int) -> int:
+    return n
+
+
+async def test_the_engine_says_what_becomes_of_an_id_that_exists_unless_the_start_does() -> None:
+    async with Engine("memory://", [echo], reuse="reject_duplicate") as engine:
+        _ = await engine.run(echo(1), id="r")
+        with pytest.raises(AlreadyExists, match="reject_duplicate"):
+            _ = await engine.start(echo(2), id="r")
+        assert (await engine.run(echo(2), id="r", reuse="return_existing")).output == 1
+    with pytest.raises(ValueError, match="reuse='maybe' is none of"):
+        _ = Engine("memory://", reuse="maybe")  # type: ignore[arg-type]

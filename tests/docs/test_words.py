@@ -36,6 +36,7 @@ WORDS = {
     "remote step": "",
     "signal": "event, message",
     "approval": "task, ticket",
+    "interrupt, rest": "suspend",
     "capsule": "dump, archive",
     "snapshot": "checkpoint",
     "fork": "branch, clone",

@@ -34,6 +34,7 @@ from perdure import (
 )
 from perdure.engine import streams
 from perdure.kernel.events import Batch, ChunkAppended, SignalReceived, StepSucceeded
+from perdure.kernel.streams import stream_mode
 from perdure.ports.journal import Append
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, eventually, go_on_from_everywhere, run
@@ -874,3 +875,38 @@ async def test_the_stream_of_a_child_ends_with_the_child() -> None:
         assert [item[2] for item in await shown(engine, "inner")] == ["a", "b"]
         gates.open("end")
         await handle
+
+
+# --- the engine's own mode ------------------------------------------------------------------------------------------
+
+
+async def test_the_engine_says_when_chunks_are_written_unless_the_step_does() -> None:
+    @step
+    async def shows() -> None:
+        for n in range(6):
+            step_context().emit(n)
+            await asyncio.sleep(0)
+
+    @step(stream="immediate")
+    async def shows_at_once() -> None:
+        for n in range(6):
+            step_context().emit(n)
+            await asyncio.sleep(0)
+
+    @workflow
+    async def both() -> None:
+        await shows()
+        await shows_at_once()
+
+    async with Engine("memory://", [both], stream="on_complete") as engine:
+        _ = await engine.run(both(), id="r")
+        sizes: dict[str, list[int]] = {}
+        for entry in await engine.journal("r"):
+            if isinstance(entry.event, ChunkAppended):
+                sizes.setdefault(entry.event.op, []).append(len(entry.event.chunks))
+        assert sizes["shows:0"] == [6]
+        assert sum(sizes["shows_at_once:0"]) == 6
+        assert len(sizes["shows_at_once:0"]) > 1
+    assert str(stream_mode("batched(20, 0.5)")) == "batched(20, 0.5)"
+    with pytest.raises(ValueError, match="is not a mode"):
+        _ = Engine("memory://", stream="sometimes")

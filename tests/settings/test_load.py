@@ -303,6 +303,8 @@ def test_a_file_that_cannot_be_meant_says_why(place: Path, name: str, content: A
         ("queues:\n  a:\n    concurrency: 0", "line 3: Queue('a', concurrency=0) must be an integer"),
         ("queues:\n  a:\n    rate: {per: 1s}", "line 3: queues.a.rate needs a count"),
         ("durability: strong", "line 1: "),
+        ("reuse: sometimes", "line 1: "),
+        ("stream: sometimes", "line 1: "),
         (
             "recovery:\n  check_interval: 1\n  checkIntervalSecs: 2",
             "line 3: recovery.check_interval is given twice; it was in",

@@ -64,6 +64,7 @@ from perdure.kernel.invocation import Invocation
 from perdure.kernel.queues import Queue
 from perdure.kernel.reuse import Reuse
 from perdure.kernel.rules import RulesLike
+from perdure.kernel.streams import StreamMode
 from perdure.orchestrator.sweep import SweepReport
 from perdure.ports.blobs import Blobs as AsyncBlobs
 from perdure.ports.clock import Clock
@@ -296,10 +297,12 @@ class Engine(Client):
     def __init__(
         self,
         store: str | os.PathLike[str] | Store = DEFAULT_STORE,
-        programs: Iterable[Program] = (),
+        programs: Iterable[Program | str] = (),
         *,
         name: str | None = None,
         durability: str | Durability = "sync",
+        reuse: Reuse = "return_existing",
+        stream: str | StreamMode = "immediate",
         max_concurrency: int = 1000,
         queues: Iterable[Queue] = (),
         serves: Iterable[str] | None = None,
@@ -321,6 +324,8 @@ class Engine(Client):
             programs,
             name=name,
             durability=durability,
+            reuse=reuse,
+            stream=stream,
             max_concurrency=max_concurrency,
             queues=queues,
             serves=serves,
@@ -343,7 +348,7 @@ class Engine(Client):
 
     @classmethod
     def from_config(
-        cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program] = (), **options: Any
+        cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program | str] = (), **options: Any
     ) -> Self:
         """An engine as perdure.yaml, or another file of settings, and the environment say; `options` go over both."""
         return cls(programs=programs, **(load_settings(path).options() | options))

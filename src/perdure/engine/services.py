@@ -11,6 +11,7 @@ from perdure.engine.payloads import Payloads
 from perdure.engine.steps import StepRunner
 from perdure.engine.writer import Writer
 from perdure.kernel.codec import Codec
+from perdure.kernel.streams import IMMEDIATE
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 
@@ -31,6 +32,7 @@ class Services:
         "on_commit",
         "payloads",
         "runner",
+        "stream",
         "thread",
         "writer",
     )
@@ -53,4 +55,6 @@ class Services:
         self.on_broken = on_broken
         # Told of runs elsewhere that nobody waits for any more.
         self.on_abandoned: Callable[[str], None] = lambda id: None
+        # When what a step shows is written, where the step does not say.
+        self.stream = IMMEDIATE
         self.closing = False

@@ -102,6 +102,7 @@ class Channel:
         "_lock",
         "_looked",
         "_mark",
+        "_mode",
         "_next",
         "_op",
         "_own",
@@ -124,6 +125,7 @@ class Channel:
     def __init__(self, channels: Channels, context: StepContext, call: Call) -> None:
         self._channels, self._services, self._context, self._call = channels, channels.services, context, call
         self._op = call.command.op
+        self._mode = call.command.spec.stream or channels.services.stream
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._waiting: list[asyncio.Future[None]] = []
@@ -158,7 +160,7 @@ class Channel:
         limits = services.payloads.limits
         if len(data) > limits.payload:
             raise PayloadTooLarge(f"a chunk of {op}", len(data), limits.payload)
-        mode = self._call.command.spec.stream
+        mode = self._mode
         now = self._context.beat = services.loop.time()
         with self._lock:
             self._check_open()
@@ -189,7 +191,7 @@ class Channel:
         with self._lock:
             self._check_open()
             self._begin_again()
-            if self._mark and self._call.command.spec.stream.count:
+            if self._mark and self._mode.count:
                 self._due = True
                 self._schedule()
 
@@ -228,7 +230,7 @@ class Channel:
     @property
     def full(self) -> bool:
         """Whether too much waits for the store. What waits for the step's end is bounded by the journal's limit."""
-        if not self._call.command.spec.stream.count:
+        if not self._mode.count:
             return False
         return self._unsaved >= MOST_CHUNKS or self._bytes >= MOST_BYTES
 
@@ -304,7 +306,7 @@ class Channel:
     def _set_timer(self) -> None:
         moments = []
         with self._lock:
-            if self._pending and self._call.command.spec.stream.count:
+            if self._pending and self._mode.count:
                 moments.append(self._flush_at)
             if self._progress is not None:
                 moments.append(self._progress_at + PROGRESS_SECONDS)
@@ -318,7 +320,7 @@ class Channel:
         events: list[Report] = []
         op, attempt = self._op, self._call.attempt
         with self._lock:
-            by_time = bool(self._call.command.spec.stream.count) and now >= self._flush_at
+            by_time = bool(self._mode.count) and now >= self._flush_at
             if (self._due or by_time or everything) and (self._pending or self._mark):
                 chunk = ChunkAppended(op, attempt, self._next, tuple(self._pending), self._mark)
                 self._valid = len(self._pending) + (0 if self._mark else self._valid)
@@ -341,7 +343,7 @@ class Channel:
 
     def flush(self) -> None:
         """Record what could be shown later."""
-        self._due |= self._call.command.spec.stream.count > 0
+        self._due |= self._mode.count > 0
         self._progress_at = -PROGRESS_SECONDS
         if not self.handed_over and self._channels.driver.attempts.expects(self._call):
             self._record(self._take(everything=False))
@@ -352,7 +354,7 @@ class Channel:
             return
         with self._lock:
             self._settled = True
-            if not succeeded and not self._call.command.spec.stream.count:
+            if not succeeded and not self._mode.count:
                 self._begin_again()
                 self._mark = False
             if self._timer is not None:

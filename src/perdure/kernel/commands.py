@@ -14,7 +14,7 @@ from perdure.kernel.events import NULL, AnyEvent, RunStarted, RunStatus
 from perdure.kernel.failures import Failure
 from perdure.kernel.past import Past
 from perdure.kernel.retry import ONCE, Retry
-from perdure.kernel.streams import IMMEDIATE, StreamMode
+from perdure.kernel.streams import StreamMode
 
 OnFailure = Literal["halt", "skip"]
 # The name of the wish for the end of a run.
@@ -34,7 +34,8 @@ class StepSpec:
     asynchronous: bool = False
     # Whether `fn` yields what it makes, piece by piece; its result is the list of that.
     generator: bool = False
-    stream: StreamMode = IMMEDIATE
+    # When what it shows is written; None: as the engine says.
+    stream: StreamMode | None = None
     # Seconds without a sign of life after which an attempt is given up.
     heartbeat: float | None = None
     types: tuple[tuple[str, Any], ...] = ()

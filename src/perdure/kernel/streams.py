@@ -6,6 +6,7 @@ seen the numbers up to n goes on with n + 1, and misses nothing and sees nothing
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -61,6 +62,8 @@ def stream_mode(mode: str | StreamMode) -> StreamMode:
     if isinstance(mode, StreamMode):
         return mode
     known = {"immediate": IMMEDIATE, "on_complete": ON_COMPLETE}
+    if isinstance(mode, str) and (batch := re.fullmatch(r"batched\((\d+), *(\d+(?:\.\d+)?)\)", mode)):
+        return batched(int(batch[1]), float(batch[2]))
     if mode not in known:
         raise ValueError(f"stream={mode!r} is not a mode; write 'immediate', 'on_complete' or batched(20, 0.5)")
     return known[mode]

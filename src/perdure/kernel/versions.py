@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from perdure.errors import UnknownProgram, UnknownVersion, UsageError
 from perdure.kernel.commands import Program
@@ -12,11 +12,15 @@ from perdure.kernel.ids import BUILT_IN, check_version, version_order
 class Programs(Mapping[str, Program]):
     """Programs by name, in all their versions. As a mapping: the newest of each name."""
 
-    __slots__ = ("_newest", "_versions")
+    __slots__ = ("_newest", "_unloaded", "_versions")
 
-    def __init__(self, programs: Iterable[Program] = ()) -> None:
+    def __init__(
+        self, programs: Iterable[Program] = (), lazy: Mapping[str, Callable[[], Program]] | None = None
+    ) -> None:
         self._versions: dict[str, dict[str, Program]] = {}
         self._newest: dict[str, Program] = {}
+        # Programs that are loaded when they are first needed, by name.
+        self._unloaded: dict[str, Callable[[], Program]] = dict(lazy or {})
         for program in programs:
             self.add(program)
 
@@ -31,16 +35,29 @@ class Programs(Mapping[str, Program]):
         self._newest[program.name] = versions[max(versions, key=version_order)]
 
     def __getitem__(self, name: str) -> Program:
+        if self._unloaded:
+            self._load(name)
         return self._newest[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._newest)
+        return iter(self._newest if not self._unloaded else {**self._newest, **self._unloaded})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._newest or name in self._unloaded
 
     def __len__(self) -> int:
-        return len(self._newest)
+        return len(self._newest.keys() | self._unloaded.keys())
+
+    def _load(self, name: str) -> None:
+        """Load a program that is needed now. Raises what its loader raises, each time."""
+        load = self._unloaded.get(name)
+        if load is not None:
+            program = load()
+            del self._unloaded[name]
+            self.add(program)
 
     def every(self) -> list[Program]:
-        """All programs, in all versions."""
+        """All programs that are loaded, in all versions."""
         return [program for versions in self._versions.values() for program in versions.values()]
 
     def find(self, name: str, version: str) -> Program:
@@ -49,6 +66,8 @@ class Programs(Mapping[str, Program]):
         A run that was started by name alone has no version; the newest takes it. Raises UnknownProgram or
         UnknownVersion where there is none.
         """
+        if self._unloaded:
+            self._load(name)
         versions = self._versions.get(name)
         if versions is None:
             raise UnknownProgram(name, tuple(known for known in self if not known.startswith(BUILT_IN)))

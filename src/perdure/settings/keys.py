@@ -143,6 +143,8 @@ KEYS = Section(
         "name": Key(TEXT, "the orchestrator's name"),
         "module": Key(TEXT, "the module or file whose workflows a worker executes"),
         "durability": Key(TEXT, "sync, relaxed, async, exit, every(n) or manual"),
+        "reuse": Key(TEXT, "what a start does under an id that exists: return_existing, reject_duplicate, ..."),
+        "stream": Key(TEXT, "when what steps show is written: immediate, on_complete or batched(20, 0.5)"),
         "max_concurrency": Key(COUNT, "how many steps run at once"),
         "serves": Key(NAMES, "the queues whose runs are taken; otherwise all runs"),
         "recovery": Section(RECOVERY, "how runs that lost their owner are looked after"),

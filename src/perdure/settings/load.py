@@ -13,6 +13,8 @@ from perdure.config import Limits, Queue, Rate, Recovery, Retention
 from perdure.errors import UsageError
 from perdure.kernel.durability import durability
 from perdure.kernel.policy import suggest
+from perdure.kernel.reuse import decide
+from perdure.kernel.streams import stream_mode
 from perdure.settings.keys import KEYS, Key, Section, Values, read
 from perdure.settings.problems import InvalidSettings
 from perdure.settings.toml import read_toml
@@ -48,6 +50,8 @@ class Settings:
     name: str | None = None
     module: str | None = None
     durability: str | None = None
+    reuse: str | None = None
+    stream: str | None = None
     max_concurrency: int | None = None
     serves: tuple[str, ...] | None = None
     limits: Limits | None = None
@@ -208,6 +212,10 @@ def _settings(values: Values, places: dict[str, str], source: str) -> Settings:
     _check_scheme("leases", ("etcd", "etcds", "none"), values, places)
     if "durability" in values:
         _made(lambda: durability(values["durability"]), "durability", places)
+    if "reuse" in values:
+        _made(lambda: decide(values["reuse"], None), "reuse", places)
+    if "stream" in values:
+        _made(lambda: stream_mode(values["stream"]), "stream", places)
     if values.get("max_concurrency", 1) < 1:
         raise InvalidSettings(places["max_concurrency"], "max_concurrency must be at least 1")
     limits = _made(lambda: Limits(**values["limits"]), "limits", places) if "limits" in values else None
@@ -218,6 +226,8 @@ def _settings(values: Values, places: dict[str, str], source: str) -> Settings:
         name=values.get("name"),
         module=values.get("module"),
         durability=values.get("durability"),
+        reuse=values.get("reuse"),
+        stream=values.get("stream"),
         max_concurrency=values.get("max_concurrency"),
         serves=values.get("serves"),
         limits=limits,

@@ -19,7 +19,7 @@ from perdure.kernel.ids import check_name
 from perdure.kernel.policy import CODE_FOR_WORKER, policy_data
 from perdure.kernel.queues import check_queue
 from perdure.kernel.retry import ONCE, Retry
-from perdure.kernel.streams import IMMEDIATE, StreamMode, stream_mode
+from perdure.kernel.streams import StreamMode, stream_mode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -143,7 +143,7 @@ def step(
     at_most_once: bool = False,
     cpu: bool = False,
     heartbeat: float | timedelta | None = None,
-    stream: str | StreamMode = "immediate",
+    stream: str | StreamMode | None = None,
     queue: str | None = None,
 ) -> _StepDecorator: ...
 def step(
@@ -156,7 +156,7 @@ def step(
     at_most_once: bool = False,
     cpu: bool = False,
     heartbeat: float | timedelta | None = None,
-    stream: str | StreamMode = "immediate",
+    stream: str | StreamMode | None = None,
     queue: str | None = None,
 ) -> Any:
     """Make a function a step: `@step` or `@step(retry=Retry(...), timeout=10)`.
@@ -164,10 +164,12 @@ def step(
     `at_most_once`: never try again an attempt whose process died; the workflow gets OutcomeUnknown instead.
     `cpu`: run it in a process of its own, for work that would hold the interpreter.
     `heartbeat`: give an attempt up that does not call `step_context().heartbeat()` or emit anything for so long.
-    `stream`: when the chunks that it emits or yields are written: "immediate", "on_complete" or `batched(20, 0.5)`.
+    `stream`: when the chunks that it emits or yields are written: "immediate", "on_complete" or `batched(20, 0.5)`;
+    left out, as `Engine(stream=...)` says.
     `queue`: have it executed by whoever takes it from that queue: an engine that was given it as one of its `steps`.
     """
-    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, stream_mode(stream), queue)
+    mode = None if stream is None else stream_mode(stream)
+    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, mode, queue)
     return decorator if fn is None else decorator._make(fn, 2)
 
 
@@ -182,7 +184,7 @@ class _StepDecorator:
         at_most_once: bool,
         cpu: bool,
         heartbeat: float | timedelta | None = None,
-        stream: StreamMode = IMMEDIATE,
+        stream: StreamMode | None = None,
         queue: str | None = None,
     ) -> None:
         self._queue = "" if queue is None else check_queue(queue)

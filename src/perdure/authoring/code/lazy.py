@@ -1,0 +1,64 @@
+"""Programs that are imported when they are first needed. One that cannot be costs its own runs, and no others."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from perdure.errors import BrokenProgram, UsageError
+from perdure.kernel.commands import Program
+from perdure.kernel.ids import check_name
+
+log = logging.getLogger("perdure")
+
+_PLACE = re.compile(r"(?:([^=]+?) *= *)?([\w.]+):(\w+)")
+
+
+def lazy_programs(places: Sequence[str], check: Callable[[Program], None]) -> dict[str, Callable[[], Program]]:
+    """What loads each program, by its name: `shop.flows:fulfil`, or `fulfil=shop.flows:fulfil_order`."""
+    found: dict[str, Callable[[], Program]] = {}
+    for place in places:
+        parts = _PLACE.fullmatch(place.strip())
+        if parts is None:
+            raise UsageError(
+                f"Engine(store, [{place!r}]): write the place of a workflow as 'module:workflow', as in "
+                "'shop.flows:fulfil', or 'name=module:workflow' where its name is another one"
+            )
+        name = check_name(parts[1] or parts[3], "the name of a workflow")
+        if name in found:
+            raise UsageError(f"the program {name!r} is given twice; write 'name=module:workflow' for one of them")
+        found[name] = _Loader(name, parts[2], parts[3], check)
+    return found
+
+
+class _Loader:
+    """Imports one program. What went wrong is remembered: a module that failed half way is not imported again."""
+
+    def __init__(self, name: str, module: str, attribute: str, check: Callable[[Program], None]) -> None:
+        self._name, self._module, self._attribute, self._check = name, module, attribute, check
+        self._broken: BrokenProgram | None = None
+
+    def __call__(self) -> Program:
+        if self._broken is not None:
+            raise BrokenProgram(self._broken.name, self._broken.place, self._broken.reason)
+        try:
+            return self._load()
+        # SystemExit too: a module that ends the process at its import is broken, and the engine is not.
+        except (Exception, SystemExit) as error:
+            reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+            self._broken = BrokenProgram(self._name, f"{self._module}:{self._attribute}", reason)
+            log.error("%s; its runs wait or are parked, others are not affected", self._broken, exc_info=error)
+            raise self._broken from error
+
+    def _load(self) -> Program:
+        program: Any = getattr(importlib.import_module(self._module), self._attribute)
+        if not hasattr(program, "open") or not hasattr(program, "name"):
+            raise UsageError(f"{program!r} is no workflow; decorate it with @workflow")
+        if program.name != self._name:
+            raise UsageError(f"its name is {program.name!r}: write '{program.name}={self._module}:{self._attribute}'")
+        self._check(program)
+        found: Program = program
+        return found
