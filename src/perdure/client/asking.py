@@ -29,6 +29,7 @@ from perdure.client.views import (
 from perdure.client.why import Why, World, by_name, ended, explain, registrations, unread
 from perdure.errors import Corrupt, UsageError
 from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
+from perdure.kernel.ids import flaw_of
 from perdure.kernel.locking import lease_key
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import RunState, fold
@@ -45,6 +46,8 @@ JOURNALS_READ = 8 * 1024 * 1024
 QUEUED_READ = 1000
 # How many runs that ask something are read at a time.
 ASKING_PAGE = 200
+# No name is longer; those of children are made of several.
+MAX_ASKED = 10_000
 
 
 class Asking(Connection):
@@ -83,6 +86,8 @@ class Asking(Connection):
         self._check_open()
         if limit < 1:
             raise UsageError(f"list(limit={limit}): ask for at least one run")
+        if cursor is not None and (not isinstance(cursor, str) or not cursor.isascii() or not cursor.isprintable()):
+            raise UsageError(f"list(cursor={cursor!r:.60}): give the cursor of the page before")
         filter = await self._run_filter(
             "list", status, program, tags, since, until, owner, parent, root, queue, id_prefix
         )
@@ -110,7 +115,7 @@ class Asking(Connection):
         wanted = [status] if isinstance(status, str) else [*(status or ())]
         return RunFilter(
             status=[_status(s) for s in wanted],
-            program=program,
+            program=_named(program, f"{call}(program", "the name of a workflow"),
             tags=checked_tags(tags),
             since=_timestamp(since, f"{call}(since"),
             until=_timestamp(until, f"{call}(until"),
@@ -379,8 +384,9 @@ def _prefix(prefix: str | None, what: str) -> str | None:
 
 def _check_text(text: str, what: str) -> None:
     """Refuse what no name has, and what stores would compare in ways of their own."""
-    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise UsageError(f"{what}={text!r}): it has a character that no name can have")
+    flaw = flaw_of(text, MAX_ASKED)
+    if flaw is not None:
+        raise UsageError(f"{what}={text[:60]!r}): it {flaw}, which no name can have")
 
 
 def _of(run: RunRow, found: list[Entry]) -> list[Entry]:

@@ -28,6 +28,7 @@ from perdure.kernel.codec_annotations import Annotations, is_plain
 from perdure.kernel.codec_models import is_model, model_from, model_json, ordered_model
 from perdure.kernel.codec_types import Shapes, TypeCodec, base_value, name_of
 from perdure.kernel.migrations import CannotMigrate
+from perdure.kernel.payload import Limits
 
 __all__ = ["Codec", "TypeCodec"]
 
@@ -37,7 +38,9 @@ Decode = Callable[[bytes | msgspec.Raw], Any]
 class Codec:
     """The codec of one engine: msgspec, plus the types that were registered."""
 
-    def __init__(self, codecs: Iterable[TypeCodec[Any]] = ()) -> None:
+    def __init__(self, codecs: Iterable[TypeCodec[Any]] = (), limit: int = Limits().payload) -> None:
+        # How many bytes a value may have that a body publishes or shows: it stays in the journal itself.
+        self.limit = limit
         self._shapes = Shapes(codecs)
         self._annotations = Annotations(self._shapes)
         self._decoders: dict[Any, Decode] = {}

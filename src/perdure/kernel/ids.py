@@ -12,6 +12,7 @@ from perdure.errors import InvalidId, InvalidName, UsageError
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 MAX_ID = 255
 MAX_VERSION = 100
+ODD = "holds a control character or a lone surrogate"
 # How the names of perdure's own programs begin.
 BUILT_IN = "perdure."
 # The program of a remote step: its name follows.
@@ -40,6 +41,18 @@ def check_id(id: str) -> str:
     return id
 
 
+def check_asked_id(id: str) -> str:
+    """Return the id of a run that a caller asks about, or raise InvalidId for one that no run can have.
+
+    Children have longer ids than callers may give, so the length is not checked.
+    """
+    if not isinstance(id, str):
+        raise InvalidId(str(id), f"is not a string but of type {type(id).__name__}")
+    if not (id.isascii() and id.isprintable()) and _is_odd(id):
+        raise InvalidId(id, ODD)
+    return id
+
+
 def flaw_of(key: object, limit: int) -> str | None:
     """Why callers cannot name something like this, to follow the name in a sentence; None when they can."""
     if not isinstance(key, str):
@@ -48,7 +61,7 @@ def flaw_of(key: object, limit: int) -> str | None:
         return "is empty"
     if len(key) > limit:
         return f"has {len(key):,} characters, and {limit} is the limit"
-    return "holds a control character or a lone surrogate" if _is_odd(key) else None
+    return ODD if _is_odd(key) else None
 
 
 def _is_odd(text: str) -> bool:

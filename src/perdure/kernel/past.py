@@ -23,12 +23,14 @@ from perdure.kernel.events import (
 from perdure.kernel.state import RunState
 
 PATCH = "patch"
+# Values up to this are within any limit that makes sense.
+LARGE = 4096
 
 
 class Past:
     """The past of one execution: of a run, or of a child in its journal."""
 
-    __slots__ = ("_forks", "_last", "_marks", "_path", "_state")
+    __slots__ = ("_forks", "_last", "_marks", "_path", "_state", "_taken")
 
     def __init__(
         self,
@@ -37,10 +39,13 @@ class Past:
         last: int = -1,
         path: str = "",
         forks: Sequence[tuple[int, RunForked]] = (),
+        taken: frozenset[str] = frozenset(),
     ) -> None:
         self._state, self._marks, self._last, self._path = state, marks, last, path
         # Where the past of other runs ends, by the numbers of the events that say so.
         self._forks = forks
+        # The ops whose large values the journal has taken.
+        self._taken = taken
 
     @property
     def replaying(self) -> bool:
@@ -51,9 +56,13 @@ class Past:
         """Whether the journal bears a mark for this op, wherever it stands."""
         return self._path + op in self._marks
 
+    def took(self, op: str) -> bool:
+        """Whether the journal holds a large value of this op: it was within the limits then."""
+        return self._path + op in self._taken
+
     def within(self, path: str) -> Past:
         """The past of the child at an op path."""
-        return Past(self._state, self._marks, self._last, f"{path}/", self._forks)
+        return Past(self._state, self._marks, self._last, f"{path}/", self._forks, self._taken)
 
     def context(self) -> RunContext | None:
         """The run that the code is part of now: while it repeats the past of another run, that one."""
@@ -72,16 +81,20 @@ NO_PAST = Past()
 
 def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
     """The past that `batches` tell of, for the replay that folds them into `state`."""
-    marks, last, forks = set(), -1, []
+    marks, taken, last, forks = set(), set(), -1, []
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             if _was_wished_for(event):
                 last = number
             if type(event) is ValueRecorded and event.kind == PATCH:
                 marks.add(event.op)
+            elif (type(event) is StateSet and len(event.value) > LARGE) or (
+                type(event) is WaitOpened and len(event.request) > LARGE
+            ):
+                taken.add(event.op)
             elif type(event) is RunForked:
                 forks.append((number, event))
-    return Past(state, frozenset(marks), last, forks=forks)
+    return Past(state, frozenset(marks), last, forks=forks, taken=frozenset(taken))
 
 
 def _was_wished_for(event: AnyEvent) -> bool:

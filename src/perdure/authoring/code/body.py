@@ -33,6 +33,7 @@ from perdure.errors import (
     LockTimeout,
     NotDecodable,
     NotDurable,
+    PayloadTooLarge,
     PerdureError,
     RunCancelled,
     SignalTimeout,
@@ -329,6 +330,8 @@ class Body:
         if self.loop.closing:
             return self._refuse()
         op = self.loop.scope().path(wait.name)
+        if "request" in question:
+            self.check_size(op, f"the request of {wait.name!r}", len(question["request"]))
         future = self._future(op, wait)
         self._commands.append(OpenWait(op, wait.kind, wait.name, deadline, self._line(), **question))
         return future
@@ -403,7 +406,15 @@ class Body:
         if self.loop.closing:
             raise Closing
         op = self.loop.scope().path("state")
-        self._commands.append(SetState(op, key, Raw(self.codec.encode(value, f"the state {key!r}")), self._line()))
+        data = self.codec.encode(value, f"the state {key!r}")
+        self.check_size(op, f"the state {key!r}", len(data))
+        self._commands.append(SetState(op, key, Raw(data), self._line()))
+
+    def check_size(self, op: str, what: str, size: int) -> None:
+        """Raise PayloadTooLarge for a value that the journal does not take."""
+        # What it took once it takes again: the limits may be others by now.
+        if size > self.codec.limit and not self._past.took(op):
+            raise PayloadTooLarge(what, size, self.codec.limit)
 
     def checkpoint(self) -> OpFuture:
         """Wish that everything so far be durable."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, Never, NoReturn, TypeVar, overload
 from perdure.authoring.code.body import current_body, require_body
 from perdure.authoring.code.step import seconds
 from perdure.errors import UsageError
-from perdure.kernel.ids import check_id
+from perdure.kernel.ids import MAX_ID, check_id, flaw_of
 from perdure.kernel.invocation import Invocation
 
 R = TypeVar("R", covariant=True)
@@ -32,6 +32,9 @@ def call(name: str, *args: Any, **kwargs: Any) -> Invocation[Any]:
     """An invocation of a program known only by name."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"call() needs the name of a program, not {name!r}")
+    flaw = flaw_of(name, MAX_ID)
+    if flaw is not None:
+        raise UsageError(f"call({name[:60]!r}): the name of the program {flaw}; give the name of a workflow")
     return Called(name, None, args, kwargs)
 
 
