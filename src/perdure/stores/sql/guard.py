@@ -80,6 +80,8 @@ class Guard:
         """
         import sqlite3
 
+        if self.armed:
+            return  # another store of this process was quicker
         assert self._connection is not None
         try:
             self._connection.execute("begin immediate")
