@@ -72,6 +72,9 @@ imports: $(INSTALLED) ## the layers: imports point inward
 compiled: $(INSTALLED)
 	@$(BIN)/python -m compileall -q $(CODE)
 
+# pytest keeps what it has rewritten for its assertions, which every process of the suite would make again otherwise.
+pytest soak test-fast: export PYTHONDONTWRITEBYTECODE =
+
 pytest: compiled ## the test suite
 	$(SAY) "tests: pytest"
 	@$(BIN)/python -m tests.services --provide

@@ -195,29 +195,31 @@ def run_of(id: str, order: Order) -> str:
     return tick_id(id, order.tick)
 
 
+@step(name="survey", retry=_PATIENT)
+def _survey(spec: ScheduleSpec, id: str, after: float, until: float, now: float) -> Survey:
+    return kernel.survey(spec, id, after, until, now)
+
+
+@step(name="between", retry=_PATIENT)
+def _between(spec: ScheduleSpec, start: float, end: float) -> list[float]:
+    return kernel.between(spec, start, end)
+
+
 class Steps:
     """What a schedule does outside its body."""
 
     def __init__(self, runs: Runs) -> None:
-        @step(name="survey", retry=_PATIENT)
-        def survey(spec: ScheduleSpec, id: str, after: float, until: float, now: float) -> Survey:
-            return kernel.survey(spec, id, after, until, now)
-
         @step(name="fire", retry=_PATIENT)
         async def fire(errand: Errand) -> Fired:
             return await runs.carry_out(errand)
-
-        @step(name="between", retry=_PATIENT)
-        def between(spec: ScheduleSpec, start: float, end: float) -> list[float]:
-            return kernel.between(spec, start, end)
 
         @step(name="previous_ended", retry=_PATIENT)
         async def ended(id: str) -> bool:
             return await runs.ended(id)
 
-        self.survey: Callable[..., Coroutine[object, Any, Survey]] = survey
+        self.survey: Callable[..., Coroutine[object, Any, Survey]] = _survey
         self.fire: Callable[..., Coroutine[object, Any, Fired]] = fire
-        self.between: Callable[..., Coroutine[object, Any, list[float]]] = between
+        self.between: Callable[..., Coroutine[object, Any, list[float]]] = _between
         self.ended: Callable[..., Coroutine[object, Any, bool]] = ended
 
 

@@ -19,7 +19,7 @@ def hints_of(fn: Callable[..., Any], depth: int) -> dict[str, Any]:
     annotations = getattr(fn, "__annotations__", {})
     if not any(isinstance(value, str) for value in annotations.values()):
         return dict(typing.get_type_hints(fn, include_extras=True)) if annotations else {}
-    local = _locals(sys._getframe(depth))
+    local = _locals(fn, sys._getframe(depth))
     try:
         return dict(typing.get_type_hints(fn, localns=local or None, include_extras=True))
     except NameError as error:
@@ -34,14 +34,19 @@ def local_errors(fn: Callable[..., Any], depth: int) -> dict[str, type[BaseExcep
     """Exception classes that live beside a function inside another function, where no module leads to them."""
     if "<locals>" not in getattr(fn, "__qualname__", ""):
         return {}
-    found = _locals(sys._getframe(depth)).values()
+    found = _locals(fn, sys._getframe(depth)).values()
     return {type_name(c): c for c in found if isinstance(c, type) and issubclass(c, Exception)}
 
 
-def _locals(frame: FrameType | None) -> dict[str, Any]:
-    """The local names of a frame and of those around it, up to the module; the nearest wins."""
-    local: dict[str, Any] = {}
-    while frame is not None and frame.f_code.co_name != "<module>":
-        local = {**frame.f_locals, **local}
+def _locals(fn: Callable[..., Any], frame: FrameType | None) -> dict[str, Any]:
+    """The local names of a frame and of the functions and classes around `fn` beyond it; the nearest wins."""
+    local = {} if frame is None or frame.f_code.co_name == "<module>" else dict(frame.f_locals)
+    name: str = getattr(fn, "__qualname__", "")
+    while frame is not None and (code := frame.f_code).co_name != "<module>":
+        # Only what is around it: to copy the names of every caller costs more than the rest of a declaration.
+        if name.startswith(f"{code.co_qualname}."):
+            local = {**frame.f_locals, **local}
+            if "<locals>" not in code.co_qualname:
+                break
         frame = frame.f_back
     return local
