@@ -78,7 +78,7 @@ pytest soak test-fast: export PYTHONDONTWRITEBYTECODE =
 pytest: compiled ## the test suite
 	$(SAY) "tests: pytest"
 	@$(BIN)/python -m tests.services --provide
-	@$(BIN)/pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(BIN)/pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 soak: compiled ## long storms of crashes and load
 	@$(BIN)/python -m tests.services --provide

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import islice
 from zoneinfo import ZoneInfo
 
@@ -45,8 +46,13 @@ def between(expression: str, where: str, start: datetime, end: datetime) -> list
     return found
 
 
+@cache
+def parsed(expression: str) -> CronSim:
+    return CronSim(expression, datetime(2000, 1, 1))  # noqa: DTZ001
+
+
 def shows(expression: str, wall: datetime) -> bool:
-    fields = CronSim(expression, datetime(2000, 1, 1))  # noqa: DTZ001
+    fields = parsed(expression)
     return wall.minute in fields.minutes and wall.hour in fields.hours and fields.match_day(wall.date())
 
 
