@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import Raw
 
-from perdure import Engine, RunStatus, sleep_until, workflow
-from perdure.kernel.events import AnyEvent, WaitOpened, WaitResolved
+from perdure import Engine, Recovery, RunStatus, connect, sleep_until, workflow
+from perdure.engine.outbox import extend
+from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted, WaitOpened, WaitResolved
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Appended, append_all
+from perdure.ports.leases import ORCHESTRATOR, holder
+from perdure.ports.timers import Ahead
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
 from tests.engine.harness import PATIENCE, FakeClock, eventually
@@ -129,3 +137,84 @@ async def test_a_clock_set_back_while_an_engine_is_down_wakes_nobody_early() -> 
         clock.advance(2)
         assert await run.result(PATIENCE) == "rang"
         check(await journal(engine, "it"), 1)
+
+
+# --- several engines ------------------------------------------------------------------------------------------------
+
+
+def test_a_timer_is_on_time_though_a_run_of_another_engine_is_due_before_it() -> None:
+    """Also of one that came later, and whose timers the first engine takes for anyone's."""
+    sim = Simulation(seed=3)
+
+    async def scenario() -> None:
+        recovery = Recovery(check_interval=600, lease=600)
+        async with sim.engine([alarm], name="a", recovery=recovery) as first:
+            run = await first.start(alarm(sim.now() + timedelta(seconds=60)), id="a")
+            async with sim.engine([alarm], name="b", recovery=recovery) as second:
+                others = [
+                    await second.start(alarm(sim.now() + timedelta(seconds=n)), id=f"b{n}") for n in (20, 40, 59, 60)
+                ]
+                await sim.advance(seconds=100)
+                for one, engine in [(run, first), *((other, second) for other in others)]:
+                    [late] = check(await journal(engine, one.id), 1)
+                    assert late < 2
+
+    sim.play(scenario())
+
+
+async def test_the_own_timer_is_known_after_a_run_of_another_engine_was_due() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    now = clock.now()
+    due = [WaitOpened("sleep:0", "timer", now + 20)]
+    theirs = [RunStarted("b", "alarm", "1", Raw(b"{}")), RunClaimed("b", 1, "s"), *due]
+    async with Engine(store, [alarm], clock=clock, recovery=Recovery(check_interval=3600, grace=0)) as engine:
+        run = await engine.start(alarm(datetime.fromtimestamp(now + 60, UTC)), id="a")
+        await eventually(lambda: store.journal.rows[run.run_id].wake_at == now + 60)
+        service = engine._service
+        assert service is not None
+        _ = await store.leases.acquire(ORCHESTRATOR + "b", holder("b", "s"), 1e6, now)
+        [outcome] = await append_all(store.journal, [extend(RunState("b"), theirs, now)])
+        assert outcome == Appended()
+        await service._look(around=False)
+        clock.advance(21)
+        await service._look(around=False)
+        assert service._upcoming() == now + 60, "the engine b looks after its own"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
+async def test_on_every_store_a_timer_is_not_forgotten_for_that_of_another_engine(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    if kind in ("postgres", "redis"):
+        url = request.getfixturevalue(f"{kind}_url")
+    rare = Recovery(check_interval=3600, lease=3600, grace=0)
+    async with asyncio.timeout(PATIENCE * 4), Engine(url, [alarm], name="a", recovery=rare) as first:
+        at = datetime.now(UTC) + timedelta(seconds=3)
+        run = await first.start(alarm(at), id="a")
+        async with Engine(url, [alarm], name="b", recovery=rare) as second, connect(url) as client:
+            others = [await second.start(alarm(at - timedelta(seconds=n / 2)), id=f"b{n}") for n in (1, 2)]
+            while {await other.status() for other in others} != {RunStatus.WAITING}:
+                await asyncio.sleep(0)
+            # Both engines are told of it, and the first finds what is due next, whoever looks after it.
+            soon = await client.start(alarm(datetime.now(UTC)))
+            for one in [soon, *others, run]:
+                assert await one.result() == "rang"
+
+
+async def test_what_is_noted_while_the_store_is_asked_is_not_forgotten() -> None:
+    """A run leaves memory after the store has answered, and before the answer is read."""
+    store, clock = MemoryStore(), FakeClock()
+    async with Engine(store, [alarm], clock=clock, recovery=Recovery(check_interval=3600, grace=0)) as engine:
+        service = engine._service
+        assert service is not None
+        ahead = store.timers.ahead
+
+        async def late(*arguments: Any) -> Ahead:
+            found = await ahead(*arguments)
+            service.note(clock.now() + 5)
+            return found
+
+        store.timers.ahead = late  # type: ignore[method-assign]
+        await service._look(around=False)
+        assert service._upcoming() == clock.now() + 5

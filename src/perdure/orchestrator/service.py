@@ -29,6 +29,10 @@ log = logging.getLogger("perdure")
 # How often the store's version is looked at, and how often at most its runs are asked for.
 WATCH_SECONDS = 0.05
 LOOK_SECONDS = 0.1
+# The longest pause after a look that found something due and nothing to take.
+VAIN_SECONDS = 0.5
+# And where what is due cannot be read.
+DAMAGED_SECONDS = 5.0
 # How many due runs are taken at a time.
 DUE_LIMIT = 1_000
 # After how many of them their garbage is collected, however many wait.
@@ -69,7 +73,11 @@ class Service:
         # The store's version when orphans were looked for last and none was found; and how many short looks came since.
         self._searched: object = object()
         self._quiet = 0
+        # The next moment by the last answer of the store, and the next one of runs that left memory since.
         self._next_due: float | None = None
+        self._noted: float | None = None
+        # How many looks in a row found something due and nothing to take: another orchestrator is at it.
+        self._vain = 0
         # The queues that have queued runs, as of the last look.
         self._waiting: Sequence[Waiting] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -107,9 +115,15 @@ class Service:
 
     def note(self, at: float) -> None:
         """A run that left memory is due at `at`."""
-        if self._next_due is None or at < self._next_due:
-            self._next_due = at
+        upcoming = self._upcoming()
+        if self._noted is None or at < self._noted:
+            self._noted = at
+        if upcoming is None or at < upcoming:
             self._stir.set()
+
+    def _upcoming(self) -> float | None:
+        """The next moment at which a run is due."""
+        return min((at for at in (self._next_due, self._noted) if at is not None), default=None)
 
     async def _every(self, first: float, interval: float, work: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(max(0.01, first))
@@ -224,7 +238,8 @@ class Service:
                 await asyncio.sleep(WATCH_SECONDS)
                 continue
             now, current = clock.now(), store.version()
-            due = self._next_due is not None and self._next_due <= now
+            upcoming = self._upcoming()
+            due = upcoming is not None and upcoming <= now
             changed = current != self._version and loop.time() - looked >= LOOK_SECONDS
             stale = loop.time() - looked >= self._orchestrator.recovery.check_interval
             if changed or stale:
@@ -242,7 +257,7 @@ class Service:
             if self.admission.due(now):
                 await self._guarded(self.admission.look)
                 continue
-            moments = [at for at in (self._next_due, self.admission.next_look) if at is not None]
+            moments = [at for at in (self._upcoming(), self.admission.next_look) if at is not None]
             wait = min(WATCH_SECONDS, max(0.001, min(moments, default=now + WATCH_SECONDS) - now))
             self._stir.clear()
             try:
@@ -268,7 +283,8 @@ class Service:
     ) -> None:
         orchestrator = self._orchestrator
         while orchestrator.at_work:
-            self._next_due = None
+            # What is noted from now on may be missing in the answer.
+            self._next_due = self._noted = None
             ahead = await orchestrator.store.timers.ahead(programs, skip, queues)
             self._next_due, self._waiting = ahead.next_due, ahead.waiting
             now = orchestrator.clock.now()
@@ -280,15 +296,23 @@ class Service:
             if any(due.owner not in (None, orchestrator.name, *skip) for due in found):
                 # Somebody new, or somebody dead: find out before taking a run from an owner that looks after it.
                 await self._ownership.look_around()
-                skip = self._ownership.others
+                known_before, skip = skip, self._ownership.others
+                if any(due.owner in skip and due.owner not in known_before for due in found):
+                    # What is due belongs to somebody who looks after it: what is due first without that?
+                    continue
             ours = [due.run_id for due in found if due.owner not in skip]
             dead = {due.owner for due in found if due.owner not in skip}
             known = self._known()
             asleep = [run_id for run_id in ours if run_id not in known][:DUE_LIMIT]
             if not asleep:
-                # All of it is in memory and has its own alarm: look again when those have had their turn.
-                self._next_due = now + LOOK_SECONDS if ours else None
+                # All of it is in memory and has its own alarm, or another orchestrator is about to take it. Look again
+                # when those have had their turn: what is due later was not asked for.
+                busy = any(run_id not in orchestrator.unreadable for run_id in ours)
+                self._vain = 0 if busy else min(self._vain + 1, 10)
+                longest = DAMAGED_SECONDS if ours and not busy else VAIN_SECONDS
+                self._next_due = now + min(LOOK_SECONDS * 2**self._vain, longest)
                 return
+            self._vain = 0
             crowd.came(len(asleep))
             await orchestrator.loading.load(asleep, dead)
             await asyncio.sleep(0)
