@@ -20,6 +20,8 @@ from perdure.client.client import Client, moment_of
 from perdure.client.completions import Completions, OnComplete, callbacks_of
 from perdure.client.forking import refused
 from perdure.client.handle import run_result
+from perdure.client.observing import Observer, OnCommit
+from perdure.client.observing import checked as checked_observer
 from perdure.client.pruning import PruneReport
 from perdure.client.schedules import Schedule
 from perdure.client.views import RunResult
@@ -92,7 +94,7 @@ class Engine(Client):
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
         clock: Clock | None = None,
-        on_commit: Callable[[str, Append], None] | None = None,
+        on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
         opened = with_leases(open_store(store), leases)
@@ -117,7 +119,8 @@ class Engine(Client):
         self._stream_mode = stream_mode(stream)
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
-        self._executor, self._on_commit = executor, on_commit
+        self._executor, self._on_commit = executor, checked_observer(on_commit)
+        self._observer: Observer | None = None
         self._retention = retention
         self._schedules = _declared(schedules)
         self._on_complete = callbacks_of(on_complete)
@@ -167,6 +170,9 @@ class Engine(Client):
                 await self._service.stop()
             if self._orchestrator is not None:
                 self._orchestrator.abort()
+            if self._observer is not None:
+                await self._observer.close()
+            self._observer = None
             if self._completions is not None:
                 await self._completions.close(0)
             self._completions = None
@@ -197,6 +203,8 @@ class Engine(Client):
         )
         self.superseded = orchestrator.retired
         orchestrator.services.stream = self._stream_mode
+        if self._on_commit is not None:
+            self._observer = Observer(self._on_commit)
         if self._on_complete:
             self._completions = Completions(self._on_complete, self._result)
             orchestrator.on_completed = self._completed
@@ -267,8 +275,8 @@ class Engine(Client):
     def _committed(self, id: str, append: Append) -> None:
         if self._news.followed:
             self._news.committed(append.run_id, append.next_seq)
-        if self._on_commit is not None:
-            self._on_commit(id, append)
+        if self._observer is not None:
+            self._observer.committed(id, append)
 
     async def _retain(self, retention: Retention) -> PruneReport:
         return await self.prune(retention.older_than, retention.statuses, archive=retention.archive)
@@ -308,6 +316,9 @@ class Engine(Client):
             await orchestrator.close()
             await self._ownership.leave()
         finally:
+            observer, self._observer = self._observer, None
+            if observer is not None:
+                await observer.close()
             completions, self._completions = self._completions, None
             if completions is not None:
                 await completions.close(self._recovery.grace)

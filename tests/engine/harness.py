@@ -61,18 +61,21 @@ class Recorded:
         self.events: list[AnyEvent] = []
         self.appends: list[Append] = []
         self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, id: str, append: Append) -> None:
         self.appends.append(append)
         for batch in append.batches:
             self.events.extend(batch.events)
-        self._changed.set()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     async def until(self, wanted: Callable[[AnyEvent], bool]) -> AnyEvent:
         """The first event that is wanted, once it is in the store."""
+        self._loop = asyncio.get_running_loop()
         async with asyncio.timeout(PATIENCE):
             while True:
-                for event in self.events:
+                for event in list(self.events):
                     if wanted(event):
                         return event
                 self._changed.clear()

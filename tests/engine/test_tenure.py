@@ -99,13 +99,14 @@ async def test_a_step_that_is_launched_and_has_not_begun_when_the_time_is_up_doe
     async def flow() -> list[int]:
         return [await note(1), await note(2)]
 
-    def stand_still(id: str, append: Append) -> None:
-        # After the launch and before its first moment: where a process may be stopped as anywhere else.
-        assert engine._orchestrator is not None
-        if any(isinstance(e, StepStarted) and e.op == "note:1" for batch in append.batches for e in batch.events):
-            engine._orchestrator.tenure.until = 0.0
+    class StandingStill(Engine):
+        def _committed(self, id: str, append: Append) -> None:
+            # After the launch and before its first moment: where a process may be stopped as anywhere else.
+            assert self._orchestrator is not None
+            if any(isinstance(e, StepStarted) and e.op == "note:1" for batch in append.batches for e in batch.events):
+                self._orchestrator.tenure.until = 0.0
 
-    async with Engine("memory://", [flow], recovery=AT_ONCE, on_commit=stand_still) as engine:
+    async with StandingStill("memory://", [flow], recovery=AT_ONCE) as engine:
         _ = await engine.start(flow())
         orchestrator = engine._orchestrator
         assert orchestrator is not None

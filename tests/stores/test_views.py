@@ -221,7 +221,11 @@ class Watched(Engine):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.written = asyncio.Event()
-        super().__init__(*arguments, on_commit=lambda *_: self.written.set(), **options)
+
+        async def note(*_: Any) -> None:
+            self.written.set()
+
+        super().__init__(*arguments, on_commit=note, **options)
 
 
 async def until(engine: Engine, id: str, wanted: Callable[[RunView], bool]) -> RunView:

@@ -40,6 +40,7 @@ from perdure.client import client as asynchronous
 from perdure.client.completions import OnComplete
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
+from perdure.client.observing import OnCommit
 from perdure.client.resting import Answers, Until
 from perdure.client.schedules import Schedule
 from perdure.client.views import (
@@ -68,7 +69,6 @@ from perdure.kernel.streams import StreamMode
 from perdure.orchestrator.sweep import SweepReport
 from perdure.ports.blobs import Blobs as AsyncBlobs
 from perdure.ports.clock import Clock
-from perdure.ports.journal import Append
 from perdure.ports.leases import HeldBy, Leases
 from perdure.ports.store import Store
 from perdure.settings.load import load_settings
@@ -316,7 +316,7 @@ class Engine(Client):
         codecs: Iterable[TypeCodec[Any]] = (),
         executor: Executor | None = None,
         clock: Clock | None = None,
-        on_commit: Callable[[str, Append], None] | None = None,
+        on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
         engine = assembly.Engine(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 
 from perdure import Engine
 from perdure.cli.demo_flow import Order, fulfil
+from perdure.client.observing import OnCommit
 from perdure.kernel.events import WaitOpened
 from perdure.ports.journal import Append
 
@@ -19,14 +19,14 @@ ID = "order-42"
 HELD = "held"
 
 
-def hold(id: str, append: Append) -> None:
-    """Called after each commit: keeps the whole process still once the sleep is durable."""
+async def hold(id: str, append: Append) -> None:
+    """Called on the loop after each commit: keeps the whole process still once the sleep is durable."""
     if any(isinstance(event, WaitOpened) for batch in append.batches for event in batch.events):
         print(HELD, flush=True)
         sys.stdin.read()
 
 
-async def main(store: str, on_commit: Callable[[str, Append], None] | None) -> None:
+async def main(store: str, on_commit: OnCommit | None) -> None:
     async with Engine(store, [fulfil], on_commit=on_commit) as engine:
         run = await engine.start(fulfil(Order("order-42", "espresso machine", 389.0)), id=ID)
         await run.result()
