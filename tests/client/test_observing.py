@@ -144,7 +144,7 @@ async def test_an_observer_that_is_too_far_behind_misses_commits_and_the_log_say
 
 async def test_an_observer_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(UsageError, match="on_commit takes a function"):
-        Engine("memory://", [count], on_commit=[1])  # type: ignore[arg-type]
+        _ = Engine("memory://", [count], on_commit=[1])  # type: ignore[arg-type]
 
 
 async def test_without_an_observer_there_is_no_thread_for_one(caplog: pytest.LogCaptureFixture) -> None:
