@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from perdure.authoring.code.saga import Saga, saga
     from perdure.authoring.code.step import Step, step, step_inline
-    from perdure.authoring.code.waits import approval, set_state, wait_signal
+    from perdure.authoring.code.waits import Inputs, approval, inputs, set_state, wait_signal
     from perdure.authoring.code.workflow import Workflow, workflow
     from perdure.client.bulk import BulkItem, BulkReport, RunFilters, Start
     from perdure.client.client import Client
@@ -166,6 +166,7 @@ __all__ = [
     "HeartbeatTimeout",
     "HeldBy",
     "HistoryTooLarge",
+    "Inputs",
     "Interrupt",
     "InvalidCapsule",
     "InvalidId",
@@ -262,6 +263,7 @@ __all__ = [
     "deprecate_patch",
     "every",
     "fast_fail",
+    "inputs",
     "instead",
     "io",
     "kind",
@@ -301,7 +303,7 @@ _HOMES = {
         "perdure.authoring.code.saga": ("Saga saga"),
         "perdure.authoring.code.step": ("Step step step_inline"),
         "perdure.authoring.code.child": ("call child continue_as"),
-        "perdure.authoring.code.waits": ("approval set_state wait_signal"),
+        "perdure.authoring.code.waits": ("Inputs approval inputs set_state wait_signal"),
         "perdure.authoring.code.workflow": ("Workflow workflow"),
         "perdure.client.bulk": ("BulkItem BulkReport RunFilters Start"),
         "perdure.client.client": ("Client"),

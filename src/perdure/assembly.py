@@ -391,6 +391,24 @@ class Engine(Client):
         if self._counts is not None:
             self._counts.begun.set()
 
+    async def _flush(self, run: RunRow) -> int | None:
+        orchestrator, run_id = self._orchestrator, run.run_id
+        if orchestrator is None or run.status.finished or run.status is RunStatus.PARKED:
+            return None
+        if run_id not in orchestrator.active and run.owner == self.name:
+            await orchestrator.loading.load([run_id])
+        written: int | None = None
+        for then in (orchestrator.snapshots.take_now, None):
+            while (driver := orchestrator.active.get(run_id)) is not None:
+                written = await orchestrator.teller.tell(run_id, lambda state: state.next_seq)
+                if written is not None:
+                    break
+            if driver is None:
+                break
+            if then is not None:
+                await then(orchestrator, driver)
+        return written
+
     async def _at_hand(self, id: str) -> str | None:
         orchestrator = self._orchestrator
         run_id = orchestrator.lingering.find(id) if orchestrator is not None and isinstance(id, str) else None

@@ -35,6 +35,7 @@ WORDS = {
     "admit": "dequeue, pop",
     "remote step": "",
     "signal": "event, message",
+    "input": "event, message",
     "approval": "task, ticket",
     "interrupt, rest": "suspend",
     "capsule": "dump, archive",

@@ -60,6 +60,7 @@ from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.durations import Duration
 from perdure.kernel.events import Entry, RunStatus
+from perdure.kernel.ids import INPUT
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.queues import Queue
@@ -188,6 +189,12 @@ class Client(Scheduling, InBulk, Forking, Capsules, Resolving, Upkeep):
         """Send a run a signal, durably."""
         return self._loop.wait(self._client.signal(id, name, payload, signal_id))
 
+    def feed(
+        self, id: str, input: Any, input_id: str | None = None, name: str = INPUT
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Give a run its next input, durably."""
+        return self._loop.wait(self._client.feed(id, input, input_id, name))
+
     def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
@@ -211,6 +218,10 @@ class Client(Scheduling, InBulk, Forking, Capsules, Resolving, Upkeep):
     def resume(self, id: str) -> Accepted | Finished:
         """Let a paused run go on."""
         return self._loop.wait(self._client.resume(id))
+
+    def checkpoint(self, id: str) -> int:
+        """Make everything durable that a run has done so far."""
+        return self._loop.wait(self._client.checkpoint(id))
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -273,6 +284,10 @@ class Client(Scheduling, InBulk, Forking, Capsules, Resolving, Upkeep):
     def steps(self, id: str) -> Sequence[StepView]:
         """The steps of a run with their attempts, in the order they began."""
         return self._loop.wait(self._client.steps(id))
+
+    def get_checkpoint(self, id: str) -> int | None:
+        """The number before which a snapshot stands for the events of a run, or None."""
+        return self._loop.wait(self._client.get_checkpoint(id))
 
     def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
         """The events of a run from number `start` on."""

@@ -10,6 +10,7 @@ from perdure.client.handle import RunHandle as AsyncRunHandle
 from perdure.client.resting import Answers, Until
 from perdure.client.views import Chunk, RunResult
 from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import INPUT
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 
 R = TypeVar("R")
@@ -58,6 +59,12 @@ class RunHandle(Generic[R]):
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
         return self._loop.wait(self._handle.signal(name, payload, signal_id))
+
+    def feed(
+        self, input: Any, input_id: str | None = None, name: str = INPUT
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Give the run its next input."""
+        return self._loop.wait(self._handle.feed(input, input_id, name))
 
     def approve(
         self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None

@@ -32,6 +32,7 @@ from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, R
 from perdure.kernel.ids import flaw_of
 from perdure.kernel.locking import lease_key
 from perdure.kernel.projection import RunRow, child_path
+from perdure.kernel.snapshot import newest
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.steps import steps as steps_of
 from perdure.kernel.streams import Reading
@@ -266,11 +267,17 @@ class Asking(Connection):
             return False
         return await self._leases.get(ORCHESTRATOR + owner, self.clock.now()) is not None
 
+    async def get_checkpoint(self, id: str) -> int | None:
+        """The number before which a run need not be replayed from its events: a snapshot stands for them. Or None."""
+        run, _ = await self._require(id)
+        taken = newest(await self.store.journal.read(run.root or run.run_id))
+        return None if taken is None else taken.seq
+
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
         """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
         run, _ = await self._require(id)
         root = run.root or run.run_id
-        return _of(run, entries(root, await self.store.journal.read(root, start), start))
+        return _of(run, entries(root, await self.store.journal.read(root, start), start, run.run_id))
 
     async def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
         """The events of a run from number `start` on, as they come, until it ends.
@@ -290,7 +297,7 @@ class Asking(Connection):
         with self._news.follow(root) as news:
             over = False
             while True:
-                found = entries(root, await self.store.journal.read(root, start, PAGE), start)
+                found = entries(root, await self.store.journal.read(root, start, PAGE), start, run.run_id)
                 for entry in _of(run, found):
                     yield entry
                     if isinstance(entry.event, RunFinished) or _ends(run, entry):

@@ -257,6 +257,34 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
         return await (await self.start(invocation, **options)).outcome(until=until, answers=answers, by=by)
 
+    async def checkpoint(self, id: str) -> int:
+        """Make everything durable that a run has done so far, and say before which number its events are in the store.
+
+        For the lazy durability modes; in the others everything is. An engine that owns the run stores a snapshot as
+        well, so that whoever loads the run next need not replay what is over. A client cannot reach into the memory of
+        another process: UsageError says which one owns the run.
+        """
+        run, head = await self._require(id)
+        run_id = run.root or run.run_id
+        if run.root:
+            run = await self.store.runs.get(run_id) or run
+        flushed = await self._flush(run)
+        if flushed is not None:
+            return flushed
+        began = fold(run_id, await self.store.journal.read(run_id, 0, 1)).started
+        lazy = began is not None and not durability_of(began.durability).waits
+        if lazy and run.status is RunStatus.RUNNING:
+            owner = f"{run.owner!r} owns it" if run.owner else "no engine has it at the moment"
+            raise UsageError(
+                f"run {run.id!r} is under way in another process ({owner}), whose memory cannot be written from here; "
+                "call checkpoint() there, or `await checkpoint()` in the workflow"
+            )
+        return head.next_seq
+
+    async def _flush(self, run: RunRow) -> int | None:
+        """Have written what is only in memory here; None where the run is not here."""
+        return None
+
     def _program(self, invocation: Invocation[Any]) -> Program | None:
         return invocation.program
 

@@ -12,6 +12,7 @@ from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepEr
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStarted, RunStatus
 from perdure.kernel.failures import add_note, rebuild
+from perdure.kernel.ids import INPUT
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.projection import RunRow
 
@@ -163,6 +164,12 @@ class RunHandle(Generic[R]):
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
         return await self._tell(lambda run: self._client.signal(run, name, payload, signal_id))
+
+    async def feed(
+        self, input: Any, input_id: str | None = None, name: str = INPUT
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Give the run its next input: what `async for input in inputs()` in its body takes."""
+        return await self.signal(name, input, input_id)
 
     async def approve(
         self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None

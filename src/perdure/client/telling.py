@@ -17,7 +17,7 @@ from perdure.errors import NoSuchRun, StepCancelled
 from perdure.kernel import inbound
 from perdure.kernel.events import StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.failures import describe
-from perdure.kernel.ids import REMOTE, check_name, check_text
+from perdure.kernel.ids import INPUT, REMOTE, check_name, check_text
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.projection import RunRow, child_path, row
 from perdure.kernel.state import RunState
@@ -45,6 +45,15 @@ class Telling(Connection):
             return inbound.signal(state, name, Raw(data), key, child, check)
 
         return _own(await self._tell(id, decide), signal_id)
+
+    async def feed(
+        self, id: str, input: Any, input_id: str | None = None, name: str = INPUT
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Give a run its next input, durably: what `async for input in inputs()` in its body takes, in order.
+
+        An `input_id` makes it count once. Raises SignalRejected when the run waits for an input of another type.
+        """
+        return await self.signal(id, name, input, input_id)
 
     async def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None

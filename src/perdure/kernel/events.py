@@ -456,12 +456,14 @@ class Entry(msgspec.Struct, frozen=True):
     run_id: str
     at: datetime
     event: AnyEvent
+    # The run at the top, whose journal it is in: its own run, or the root of the child that was asked about.
+    root_run_id: str = ""
 
 
-def entries(run_id: str, batches: Sequence[Batch], start: int = 0) -> list[Entry]:
-    """The events of `batches` one by one, from number `start` on."""
+def entries(root: str, batches: Sequence[Batch], start: int = 0, run_id: str = "") -> list[Entry]:
+    """The events of `batches`, of the journal of `root`, one by one and from number `start` on."""
     return [
-        Entry(batch.seq + i, run_id, moment(batch.at), event)
+        Entry(batch.seq + i, run_id or root, moment(batch.at), event, root)
         for batch in batches
         for i, event in enumerate(batch.events)
         if batch.seq + i >= start

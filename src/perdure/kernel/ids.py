@@ -17,6 +17,8 @@ ODD = "holds a control character or a lone surrogate"
 BUILT_IN = "perdure."
 # The program of a remote step: its name follows.
 REMOTE = "perdure.step."
+# The signal under which a run gets its inputs, unless another name is chosen.
+INPUT = "input"
 
 
 def run_id(now: float, entropy: int, after: str = "") -> str:

@@ -81,6 +81,12 @@ class Snapshots:
             self._taking.add(driver.run_id)
             orchestrator.spawn(self._take(orchestrator, driver))
 
+    async def take_now(self, orchestrator: Orchestrator, driver: Driver) -> None:
+        """Take a snapshot that was asked for, unless there are to be none or one is under way."""
+        if self._every and driver.run_id not in self._taking and not orchestrator.closing:
+            self._taking.add(driver.run_id)
+            await self._take(orchestrator, driver)
+
     async def _take(self, orchestrator: Orchestrator, driver: Driver) -> None:
         run_id = driver.run_id
         try:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, get_origin, overload
+from typing import Any, Generic, TypeVar, get_origin, overload
 
 import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body, Wait, require_body
 from perdure.authoring.code.step import seconds
-from perdure.errors import UsageError
-from perdure.kernel.ids import check_name, check_text
+from perdure.errors import SignalTimeout, UsageError
+from perdure.kernel.ids import INPUT, check_name, check_text
 
 T = TypeVar("T")
 
@@ -34,6 +34,42 @@ async def wait_signal(name: str, timeout: float | timedelta | None = None, type:
     wanted = _json_schema(_checked(type, "wait_signal(type=...)"))
     question = {} if wanted is None else {"schema": Raw(msgspec.json.encode(wanted))}
     return await body.wait(Wait("signal", name, Any if type is None else type), _deadline(body, timeout), **question)
+
+
+class Inputs(Generic[T]):
+    """The inputs of a run, one after the other: `async for order in inputs(Order)`. `count` is how many have come."""
+
+    def __init__(self, type: Any, name: str, idle: float | timedelta | None) -> None:
+        self._type, self._name, self._idle = type, name, idle
+        self.count = 0
+
+    def __aiter__(self) -> Inputs[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        try:
+            value: T = await wait_signal(self._name, self._idle, self._type)
+        except SignalTimeout:
+            raise StopAsyncIteration from None
+        self.count += 1
+        return value
+
+
+@overload
+def inputs(type: None = None, *, name: str = INPUT, idle: float | timedelta | None = None) -> Inputs[Any]: ...
+@overload
+def inputs(type: type[T], *, name: str = INPUT, idle: float | timedelta | None = None) -> Inputs[T]: ...
+def inputs(type: Any = None, *, name: str = INPUT, idle: float | timedelta | None = None) -> Inputs[Any]:
+    """What `engine.feed(id, input)` gives the run, in order and without an end: `async for order in inputs(Order)`.
+
+    With `idle` the loop ends when no input has come for so long. Many inputs make a long journal: look at `.count`, and
+    `continue_as` from time to time; what has not been taken goes along.
+    """
+    require_body("inputs()")
+    check_name(name, "the name of an input")
+    if idle is not None:
+        seconds(idle, "inputs(idle=...)")
+    return Inputs(_checked(type, "inputs(type)"), name, idle)
 
 
 @overload
