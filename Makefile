@@ -5,7 +5,9 @@
 #   make pytest ARGS="-k timers"   a part of the suite
 
 PYTHON ?= python3
-JOBS   ?= 3
+CORES  := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# More than there are cores: much of the suite waits, for leases, servers and processes.
+JOBS   ?= $(shell expr $(CORES) + 2)
 ARGS   ?=
 
 ifeq ($(PYTHON),python3)
@@ -31,7 +33,7 @@ CODE := $(wildcard src tests bench examples)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types imports compiled pytest soak services bench bench-peers bench-postgres test-all format lock clean
+.PHONY: help setup demo test test-fast lint types imports compiled pytest soak services bench bench-peers bench-postgres test-all format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +81,16 @@ pytest: compiled ## the test suite
 	$(SAY) "tests: pytest"
 	@$(BIN)/python -m tests.services --provide
 	@$(BIN)/pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+# What most changes break: without servers, other processes, documents and searches that take their time.
+FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
+SLOW := tests/engine/test_soak.py tests/engine/test_garbage.py tests/kernel/test_hostile_capsules.py \
+	tests/orchestrator/test_recovery_at_scale.py tests/orchestrator/test_recovery_on_postgres.py
+
+test-fast: lint types compiled ## an answer within a minute; make test has the rest
+	$(SAY) "tests: pytest, a part"
+	@$(BIN)/pytest -q -n $(CORES) --dist worksteal -k "not postgres and not redis and not etcd" \
+	    $(addprefix --ignore=,$(SLOW)) $(ARGS) $(FAST) $(wildcard tests/test_*.py)
 
 soak: compiled ## long storms of crashes and load
 	@$(BIN)/python -m tests.services --provide

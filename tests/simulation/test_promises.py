@@ -103,7 +103,7 @@ def survives_two_crashes(tree: Tree, seed: int, first: int, second: int) -> None
     check(Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes, limit=LIMIT))
 
 
-@search(40)
+@search(30)
 @given(trees, seeds)
 def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
     survives_every_crash(tree, seed)
@@ -120,13 +120,13 @@ def test_a_run_survives_every_crash_in_a_mode_that_does_not_wait(tree: Tree, see
     survives_every_crash_in_a_lazy_mode(tree, seed, mode)
 
 
-@search(18)
+@search(14)
 @given(trees, seeds)
 def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree: Tree, seed: int) -> None:
     survives_every_crash_of_a_slow_store(tree, seed)
 
 
-@search(40)
+@search(30)
 @given(trees, trees, seeds)
 # An attempt that begins to show something after its run gave it up, which then is taken back: others wrote first.
 @example(
@@ -147,7 +147,7 @@ def test_runs_survive_lost_replies_refusals_interference_and_clocks_that_jump(
     survives_storms(tree, other, seed)
 
 
-@search(22)
+@search(16)
 @given(trees, seeds)
 def test_a_machine_paused_past_its_lease_at_any_append_writes_nothing_afterwards(tree: Tree, seed: int) -> None:
     survives_zombies(tree, seed)
