@@ -166,7 +166,7 @@ async def test_the_own_timer_is_known_after_a_run_of_another_engine_was_due() ->
     store, clock = MemoryStore(), FakeClock()
     now = clock.now()
     due = [WaitOpened("sleep:0", "timer", now + 20)]
-    theirs = [RunStarted("b", "alarm", "1", Raw(b"{}")), RunClaimed("b", 1, "s"), *due]
+    theirs: list[AnyEvent] = [RunStarted("b", "alarm", "1", Raw(b"{}")), RunClaimed("b", 1, "s"), *due]
     async with Engine(store, [alarm], clock=clock, recovery=Recovery(check_interval=3600, grace=0)) as engine:
         run = await engine.start(alarm(datetime.fromtimestamp(now + 60, UTC)), id="a")
         await eventually(lambda: store.journal.rows[run.run_id].wake_at == now + 60)
@@ -215,6 +215,6 @@ async def test_what_is_noted_while_the_store_is_asked_is_not_forgotten() -> None
             service.note(clock.now() + 5)
             return found
 
-        store.timers.ahead = late  # type: ignore[method-assign]
+        store.timers.ahead = late  # type: ignore[assignment, method-assign]
         await service._look(around=False)
         assert service._upcoming() == clock.now() + 5

@@ -102,10 +102,10 @@ def test_what_somebody_said_is_heard_although_the_store_was_out_of_reach_when_it
         Simulation(seed, faults=faults).run(interpret(["steps", [1, 2]]), senders=[Sender(messages)], limit=LIMIT)
 
 
-def while_told(tree: Tree, mode: str | Durability, seeds: Sequence[int], **faults: float) -> None:
+def while_told(tree: Tree, mode: str | Durability, seeds: Sequence[int], refusals: float = 0.0) -> None:
     """Run a tree while people tell it things, on an engine that looks for that all the time."""
     for seed in seeds:
-        shaky = Faults(delays=(0.0, 0.0, 0.002, 0.1, 0.3), interference=0.3, lost_replies=0.05, **faults)
+        shaky = Faults(delays=(0.0, 0.0, 0.002, 0.1, 0.3), interference=0.3, lost_replies=0.05, refusals=refusals)
         check(
             Simulation(f"{seed} told", faults=shaky).run(
                 interpret(tree), senders=tellers(seed), limit=LONG, limits=LIMITS, watch=0.05, durability=mode
