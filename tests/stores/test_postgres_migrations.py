@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from perdure.stores.postgres import migrating, store
 from perdure.stores.postgres.store import PostgresStore
 from perdure.stores.sql.schema import migration
 from perdure.testing.conformance.history import History, write_all
+from tests.services.binaries import binaries
 from tests.stores.postgres import opened, sql
 
 TABLES = "select tablename from pg_tables where schemaname = 'flows' order by 1"
@@ -111,3 +115,78 @@ async def test_settings_of_the_session_in_the_url_go_before_ours(postgres_url: s
     async with opened(f"{postgres_url}?application_name=shop&jit=on") as store:
         rows = await store._database.ask("select current_setting('application_name'), current_setting('jit')")
         assert [tuple(row) for row in rows] == [("shop", "on")]
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+FILES = [Path(migrating.__file__).parent / "migrations" / f"{one.name}.sql" for one in migrating.MIGRATIONS]
+
+
+def psql(url: str, *files: Path, schema: str = "public") -> str:
+    """What `psql -f` says to these files."""
+    program = binaries("postgres") / "psql"
+    said = []
+    for file in files:
+        done = subprocess.run(
+            [str(program) if program.exists() else "psql", url.partition("?")[0], "-f", str(file)],
+            env={**os.environ, "PGOPTIONS": f"-c search_path={schema}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said.append(done.stdout + done.stderr)
+    return "\n".join(said)
+
+
+async def test_the_files_are_what_their_migrations_say() -> None:
+    assert [file.read_text() for file in FILES] == [migrating.file_of(one) for one in migrating.MIGRATIONS]
+
+
+async def test_the_files_can_be_applied_by_hand_one_after_the_other(postgres_url: str) -> None:
+    migrations = PostgresStore(postgres_url).migrations
+    for number, file in enumerate(FILES, 1):
+        assert "ERROR" not in psql(postgres_url, file)
+        assert [one.number for one in await migrations.applied()] == list(range(1, number + 1))
+        assert len(await migrations.pending()) == len(FILES) - number
+    assert list(await migrations.apply()) == []
+    async with opened(postgres_url) as store:
+        await write_all(store, History("r1").begin())
+
+
+async def test_some_files_by_hand_and_the_rest_by_the_command(postgres_url: str) -> None:
+    psql(postgres_url, FILES[0])
+    assert [one.number for one in await PostgresStore(postgres_url).migrations.apply()] == [2, 3][: len(FILES) - 1]
+    async with opened(postgres_url) as store:
+        await write_all(store, History("r1").begin())
+
+
+async def test_files_that_are_applied_twice_or_out_of_order_change_nothing(postgres_url: str) -> None:
+    assert "ERROR" in psql(postgres_url, *FILES[1:])
+    assert list(await PostgresStore(postgres_url).migrations.applied()) == []
+    psql(postgres_url, FILES[0])
+    assert "ERROR" in psql(postgres_url, FILES[2])
+    assert [one.number for one in await PostgresStore(postgres_url).migrations.applied()] == [1]
+    psql(postgres_url, *FILES[1:])
+    async with opened(postgres_url) as store:
+        await write_all(store, History("r1").begin())
+    assert psql(postgres_url, *FILES).count("ROLLBACK") == len(FILES)
+    async with opened(postgres_url) as store:
+        assert await store.journal.head("r1") is not None
+
+
+async def test_the_files_serve_another_schema_and_another_prefix(postgres_url: str, tmp_path: Path) -> None:
+    await sql(postgres_url, "create schema flows")
+    for file in FILES:
+        (tmp_path / file.name).write_text(file.read_text().replace("perdure_", "of_"))
+    psql(postgres_url, *(tmp_path / file.name for file in FILES), schema="flows")
+    by_hand = f"{postgres_url}?schema=flows&table_prefix=of_"
+    assert list(await PostgresStore(by_hand).migrations.pending()) == []
+    async with opened(by_hand) as store:
+        await write_all(store, History("r1").begin())
+
+
+async def test_tables_without_a_note_of_their_migration_are_left_alone(postgres_url: str) -> None:
+    await sql(postgres_url, "create table perdure_journal (x int)")
+    for migrate in (PostgresStore(postgres_url).migrations.apply(), PostgresStore(postgres_url).open(migrate=True)):
+        with pytest.raises(SchemaMismatch, match='"perdure_journal" already exists, and no migration is noted'):
+            await migrate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -253,3 +254,50 @@ async def test_processes_that_migrate_at_once_do_it_once(path: Path) -> None:
     store = await opened(path)
     assert len(await store.journal.read("r1")) == 1
     await store.close()
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+FILES = [Path(migrating.__file__).parent / "migrations" / f"{one.name}.sql" for one in migrating.MIGRATIONS]
+
+
+def shell(path: Path, *files: Path) -> list[int]:
+    """Feed files to SQLite's shell, and say how it ended each time."""
+    command = [sys.executable, "-m", "apsw", str(path)]
+    return [subprocess.run(command, input=file.read_bytes(), capture_output=True).returncode for file in files]
+
+
+def test_the_files_are_what_their_migrations_say() -> None:
+    assert [file.read_text() for file in FILES] == [migrating.file_of(one) for one in migrating.MIGRATIONS]
+
+
+async def test_the_files_can_be_applied_by_hand_one_after_the_other(path: Path) -> None:
+    migrations = SqliteStore(str(path)).migrations
+    for number, file in enumerate(FILES, 1):
+        assert shell(path, file) == [0]
+        assert [one.number for one in await migrations.applied()] == list(range(1, number + 1))
+    assert list(await migrations.apply()) == []
+    store = SqliteStore(str(path))
+    await store.open(migrate=True)
+    await write_all(store, History("r1").begin())
+    await store.close()
+
+
+async def test_some_files_by_hand_and_the_rest_by_an_engine(path: Path) -> None:
+    assert shell(path, *FILES[:2]) == [0, 0]
+    store = SqliteStore(str(path))
+    await store.open(migrate=True)
+    await write_all(store, History("r1").begin())
+    await store.close()
+    assert [one.number for one in await store.migrations.applied()] == list(range(1, len(FILES) + 1))
+
+
+async def test_files_that_are_applied_twice_or_out_of_order_change_nothing(path: Path) -> None:
+    migrations = SqliteStore(str(path)).migrations
+    assert shell(path, FILES[0]) == [0]
+    assert 0 not in shell(path, *FILES[2:])
+    assert [one.number for one in await migrations.applied()] == [1]
+    assert shell(path, *FILES[1:]) == [0] * (len(FILES) - 1)
+    assert 0 not in shell(path, *FILES)
+    assert [one.number for one in await migrations.applied()] == list(range(1, len(FILES) + 1))
+    assert list(await migrations.pending()) == []

@@ -14,8 +14,8 @@ from perdure.errors import SchemaMismatch, StoreUnavailable
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.names import quoted
-from perdure.stores.postgres.troubles import is_driver_error, is_taken, means
-from perdure.stores.sql.schema import Applied, Migration, load_migrations, pending
+from perdure.stores.postgres.troubles import is_driver_error, is_taken, is_there_already, means
+from perdure.stores.sql.schema import BEGINS, ENDS, Applied, Migration, load_migrations, pending
 
 MIGRATIONS = load_migrations(resources.files(__package__) / "migrations")
 # Building an index over millions of runs takes as long as it takes.
@@ -29,8 +29,24 @@ _HAS_SCHEMA = "select exists (select 1 from pg_namespace where nspname = $1)"
 _APPLIED = "select number, name, checksum, works_with, applied_at from perdure_migrations order by number"
 _LOCK = "select pg_advisory_xact_lock(hashtextextended('perdure migrations', 0))"
 _NOTE = "insert into perdure_migrations (number, name, checksum, works_with, applied_at) values ($1, $2, $3, $4, $5)"
-_SCRIPT = Template("""insert into perdure_migrations (number, name, checksum, works_with, applied_at)
-    values ($number, '$name', '$checksum', $works_with, extract(epoch from clock_timestamp()));""")
+# The same for people, who have no parameters to bind. Without the one before it a migration has no name: refused.
+_SCRIPT = Template("""insert into perdure_migrations (number, name, checksum, works_with, applied_at) values (
+    $number, (select '$name' where (select count(*) from perdure_migrations) = $number - 1),
+    '$checksum', $works_with, extract(epoch from clock_timestamp()));""")
+_FILE = Template("""-- To be applied by `perdure migrate`, or by hand:
+-- PGOPTIONS='-c search_path=SCHEMA' psql -f $name.sql DATABASE
+begin;
+$lock;
+$begins$sql$ends$note
+commit;
+""")
+
+
+def file_of(one: Migration) -> str:
+    """The file of a migration: with what `psql -f` needs around it."""
+    values = {field: str(getattr(one, field)) for field in one.__struct_fields__}
+    note = _SCRIPT.substitute(values)
+    return _FILE.substitute(values, lock=_LOCK, begins=BEGINS, ends=ENDS, note=note)
 
 
 class PostgresMigrations:
@@ -118,6 +134,14 @@ class PostgresMigrations:
     def _meaning(self, error: Exception) -> Exception:
         if is_taken(error):
             return StoreUnavailable(self.url, "another process sets it up at this moment; try again when it is done")
+        if is_there_already(error):
+            return SchemaMismatch(
+                self.url,
+                0,
+                len(MIGRATIONS),
+                f"{error}, and no migration is noted that made it: it was made by hand, or is something else. Use "
+                "another schema or table_prefix, or remove what is empty, and apply the files of this version",
+            )
         return means(error, self.url) if is_driver_error(error) else error
 
     def missing(self, schema: str | None) -> SchemaMismatch:

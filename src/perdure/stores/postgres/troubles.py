@@ -48,6 +48,11 @@ def is_taken(error: BaseException) -> bool:
     return isinstance(error, asyncpg.PostgresError) and _state(error) == "23505"
 
 
+def is_there_already(error: BaseException) -> bool:
+    """Whether a table, index or view that should be made is there already."""
+    return isinstance(error, asyncpg.PostgresError) and _state(error) in ("42P07", "42710")
+
+
 def is_missing(error: BaseException) -> bool:
     """Whether a table or schema is not there."""
     return isinstance(error, asyncpg.PostgresError) and _state(error) in ("42P01", "3F000")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import apsw
 
 from perdure.errors import NotAStore, SchemaMismatch
-from perdure.stores.sql.schema import Applied, Migration, load_migrations, pending
+from perdure.stores.sql.schema import BEGINS, ENDS, Applied, Migration, load_migrations, pending
 
 if TYPE_CHECKING:
     from perdure.stores.sql.database import Database
@@ -26,10 +26,33 @@ _APPLIED_FIRST = "select number, name, checksum, 1, applied_at from perdure_migr
 _NOTE = "insert into perdure_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)"
 _SAY_WORKS_WITH = "update perdure_migrations set works_with = ? where number = ?"
 # The same for people, who have no parameters to bind.
-_SCRIPT = Template("""insert into perdure_migrations (number, name, checksum, applied_at)
-    values ($number, '$name', '$checksum', (julianday('now') - 2440587.5) * 86400.0);
+# Without the one before it a migration has no name, and is refused.
+_SCRIPT = Template("""insert into perdure_migrations (number, name, checksum, applied_at) values (
+    $number, (select '$name' where (select count(*) from perdure_migrations) = $number - 1),
+    '$checksum', (julianday('now') - 2440587.5) * 86400.0);
 pragma user_version = $number;""")
 _SCRIPT_WORKS_WITH = Template("update perdure_migrations set works_with = $works_with where number = $number;")
+
+
+_FILE = Template("""-- To be applied by an engine, by `perdure migrate`, or by hand: sqlite3 FILE < $name.sql
+.bail on
+begin immediate;
+$begins$sql$ends$note
+pragma application_id = $ours;
+commit;
+""")
+
+
+def file_of(one: Migration) -> str:
+    """The file of a migration: with what SQLite's shell needs around it."""
+    values = {field: str(getattr(one, field)) for field in one.__struct_fields__}
+    return _FILE.substitute(values, begins=BEGINS, ends=ENDS, note=_note(one), ours=APPLICATION_ID)
+
+
+def _note(one: Migration) -> str:
+    values = {field: str(getattr(one, field)) for field in one.__struct_fields__}
+    templates = [_SCRIPT, _SCRIPT_WORKS_WITH] if one.number > 1 else [_SCRIPT]
+    return "\n".join(template.substitute(values) for template in templates)
 
 
 def applied(db: apsw.Connection, url: str) -> list[Applied]:
@@ -75,10 +98,7 @@ def script(migrations: Sequence[Migration]) -> str:
         return ""
     lines = ["begin immediate;"]
     for one in migrations:
-        values = {field: str(getattr(one, field)) for field in one.__struct_fields__}
-        lines += [f"\n-- {one.name}", one.sql.strip(), _SCRIPT.substitute(values)]
-        if one.number > 1:
-            lines.append(_SCRIPT_WORKS_WITH.substitute(values))
+        lines += [f"\n-- {one.name}", one.sql.strip(), _note(one)]
     return "\n".join([*lines, f"\npragma application_id = {APPLICATION_ID};", "commit;"]) + "\n"
 
 

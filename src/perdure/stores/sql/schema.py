@@ -1,8 +1,10 @@
 """Numbered migrations: which there are, which a database has, and which it needs. Touches no database.
 
 A migration is a file `NNNN_name.sql` that never changes once it was released; its checksum is recorded where it was
-applied. A line `-- works with: 3` in it says that code which knows migrations only up to 3 can share the database with
-code that knows this one: the two versions of a rolling upgrade. Without the line, older code is shut out.
+applied. The migration is what lies between two marks; what is around it lets a shell apply the file by hand, in one
+transaction and with the same record. A line `-- works with: 3` in it says that code which knows migrations only up to 3
+can share the database with code that knows this one: the two versions of a rolling upgrade. Without the line, older
+code is shut out.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import msgspec
 
 from perdure.errors import SchemaMismatch
 
+BEGINS, ENDS = "-- >>> migration\n", "-- <<< migration\n"
 _FILE = re.compile(r"([0-9]{4})_[a-z0-9_]+\.sql")
 _WORKS_WITH = re.compile(r"^-- works with: ([0-9]+)$", re.MULTILINE)
 
@@ -82,6 +85,8 @@ def load_migrations(folder: Traversable) -> list[Migration]:
 
 def migration(file: str, sql: str) -> Migration:
     """What a file of that name and content is."""
+    if BEGINS in sql:
+        sql = sql.partition(BEGINS)[2].partition(ENDS)[0]
     named = _FILE.fullmatch(file)
     assert named is not None, file
     number, says = int(named[1]), _WORKS_WITH.search(sql)

@@ -1,3 +1,8 @@
+-- To be applied by `perdure migrate`, or by hand:
+-- PGOPTIONS='-c search_path=SCHEMA' psql -f 0001_initial.sql DATABASE
+begin;
+select pg_advisory_xact_lock(hashtextextended('perdure migrations', 0));
+-- >>> migration
 -- The journal is the only truth; heads and runs are projections of it that can be rebuilt. Texts that are compared or
 -- put in order are of collation "C": order must not depend on how a database was created.
 
@@ -109,3 +114,8 @@ create unlogged table perdure_offers (
     taker text not null,
     until double precision not null
 );
+-- <<< migration
+insert into perdure_migrations (number, name, checksum, works_with, applied_at) values (
+    1, (select '0001_initial' where (select count(*) from perdure_migrations) = 1 - 1),
+    '8c244ea3d7e51a385683cadc330cd49e2b479a2e8ca1d790021f1a94f8597529', 1, extract(epoch from clock_timestamp()));
+commit;

@@ -1,3 +1,8 @@
+-- To be applied by `perdure migrate`, or by hand:
+-- PGOPTIONS='-c search_path=SCHEMA' psql -f 0002_views.sql DATABASE
+begin;
+select pg_advisory_xact_lock(hashtextextended('perdure migrations', 0));
+-- >>> migration
 -- What people and dashboards may query: docs/sql-views.md describes every column. Tables may change; these stay.
 -- works with: 1
 
@@ -156,3 +161,8 @@ union all
 select run_id, id, program, 'start', null, to_timestamp(coalesce(not_before, wake_at))
 from perdure_runs
 where status = 'queued' and root = '' and coalesce(not_before, wake_at) > created_at;
+-- <<< migration
+insert into perdure_migrations (number, name, checksum, works_with, applied_at) values (
+    2, (select '0002_views' where (select count(*) from perdure_migrations) = 2 - 1),
+    'a4bd53e4fbff2c05db3b349db667f9309a9b90e4949165567dff9f2dfdd43112', 1, extract(epoch from clock_timestamp()));
+commit;

@@ -1,3 +1,7 @@
+-- To be applied by an engine, by `perdure migrate`, or by hand: sqlite3 FILE < 0001_initial.sql
+.bail on
+begin immediate;
+-- >>> migration
 -- The journal is the only truth; heads and runs are projections of it that can be rebuilt.
 
 create table perdure_migrations (
@@ -84,3 +88,10 @@ create table perdure_blobs (
     id text primary key,
     data blob not null
 );
+-- <<< migration
+insert into perdure_migrations (number, name, checksum, applied_at) values (
+    1, (select '0001_initial' where (select count(*) from perdure_migrations) = 1 - 1),
+    '4ea145dead5530fac4cf0500088da2e9ff5bd0e3093dceadfb7ce0f7583c5ae9', (julianday('now') - 2440587.5) * 86400.0);
+pragma user_version = 1;
+pragma application_id = 1885696612;
+commit;

@@ -1,3 +1,7 @@
+-- To be applied by an engine, by `perdure migrate`, or by hand: sqlite3 FILE < 0002_upkeep.sql
+.bail on
+begin immediate;
+-- >>> migration
 -- What may go when runs are pruned: which blobs journals refer to, and when each was last put.
 -- works with: 1
 
@@ -31,3 +35,11 @@ create trigger perdure_blobs_put_again before insert on perdure_blobs
 begin
     update perdure_blob_puts set put_at = (julianday('now') - 2440587.5) * 86400.0 where blob_id = new.id;
 end;
+-- <<< migration
+insert into perdure_migrations (number, name, checksum, applied_at) values (
+    2, (select '0002_upkeep' where (select count(*) from perdure_migrations) = 2 - 1),
+    '208f2c402b78ebe38ee5964402dca2a0a8c766bf4ace93d390f1daf075b35abd', (julianday('now') - 2440587.5) * 86400.0);
+pragma user_version = 2;
+update perdure_migrations set works_with = 1 where number = 2;
+pragma application_id = 1885696612;
+commit;

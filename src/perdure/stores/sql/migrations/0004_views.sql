@@ -1,3 +1,7 @@
+-- To be applied by an engine, by `perdure migrate`, or by hand: sqlite3 FILE < 0004_views.sql
+.bail on
+begin immediate;
+-- >>> migration
 -- What people and dashboards may query: docs/sql-views.md describes every column. Tables may change; these stay.
 -- works with: 1
 
@@ -157,3 +161,11 @@ select run_id, id, program, 'start', null,
     strftime('%Y-%m-%dT%H:%M:%fZ', coalesce(not_before, wake_at), 'unixepoch')
 from perdure_runs
 where status = 'queued' and root = '' and coalesce(not_before, wake_at) > created_at;
+-- <<< migration
+insert into perdure_migrations (number, name, checksum, applied_at) values (
+    4, (select '0004_views' where (select count(*) from perdure_migrations) = 4 - 1),
+    '214fc8d47471fe8d642276b190aa3816e40f255fcdef31859145e058ad2bb1ea', (julianday('now') - 2440587.5) * 86400.0);
+pragma user_version = 4;
+update perdure_migrations set works_with = 1 where number = 4;
+pragma application_id = 1885696612;
+commit;
