@@ -66,7 +66,7 @@ def entries_of(*events: AnyEvent) -> list[Entry]:
 
 def test_a_run_that_is_resumed_is_counted_from_its_beginning() -> None:
     progress = Progress("order")
-    before = [
+    before: list[AnyEvent] = [
         StepStarted("a:0"),
         StepSucceeded("a:0", Raw(b"1")),
         StepStarted("b:0"),

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         RunSummary,
         RunView,
         StepView,
+        StreamView,
     )
     from perdure.client.why import Why
     from perdure.config import Limits, Queue, Rate, Recovery, Retention
@@ -242,6 +243,7 @@ __all__ = [
     "StepView",
     "StoreUnavailable",
     "StreamMode",
+    "StreamView",
     "SweepReport",
     "Truncated",
     "TypeCodec",
@@ -314,7 +316,8 @@ _HOMES = {
         "perdure.client.rebuilding": ("DamagedJournal Difference RebuildReport"),
         "perdure.client.schedules": ("Schedule ScheduleHandle ScheduleView"),
         "perdure.client.views": (
-            "ApprovalView Chunk Interrupt OrchestratorView QueueView RunPage RunResult RunSummary RunView StepView"
+            "ApprovalView Chunk Interrupt OrchestratorView QueueView RunPage RunResult RunSummary RunView StepView "
+            "StreamView"
         ),
         "perdure.client.why": ("Why"),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
+from perdure.authoring.code.inspection import arguments
 from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
@@ -465,6 +466,20 @@ class Engine(Client):
 
     def _code_of(self, program: str, version: str) -> Program | None:
         return self._programs.find(program, version) if self._programs.serves(program, version) else None
+
+    async def _arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
+        orchestrator = self._orchestrator
+        found: dict[str, dict[str, Any]] = {}
+        started = await self.payloads.with_input(batches)
+        if orchestrator is None or not self._programs.serves(started.program, started.version):
+            return {}
+        whole = await self.payloads.inflate(batches)
+
+        def replay() -> None:
+            found.update(arguments(self._programs, self.codec, run.root or run.run_id, started, whole))
+
+        await orchestrator.in_callback(replay)
+        return found
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         orchestrator = self._orchestrator

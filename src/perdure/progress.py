@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from perdure.errors import PerdureError
 from perdure.kernel.events import (
@@ -20,11 +20,14 @@ from perdure.kernel.events import (
 )
 from perdure.ports.journal import Append
 
-if TYPE_CHECKING:
-    from perdure.client.asking import Asking
-
 Observer = Callable[[str, Append], None]
 ENDS = (StepSucceeded, StepFailed, StepSkipped)
+
+
+class HasJournals(Protocol):
+    """A client, as far as it is needed here."""
+
+    async def journal(self, id: str, start: int = 0) -> Sequence[Entry]: ...
 
 
 class Progress:
@@ -95,7 +98,7 @@ class Line:
         if self._progress.text != before:
             self._show(self._progress.text)
 
-    async def recall(self, client: Asking, id: str) -> None:
+    async def recall(self, client: HasJournals, id: str) -> None:
         """Count from the beginning of a run that this process goes on with, if there is one of that id."""
         with suppress(PerdureError):  # whatever is wrong with it, its result says
             self._progress.recall(id, await client.journal(id))

@@ -281,9 +281,9 @@ class Client(Scheduling, InBulk, Forking, Capsules, Resolving, Upkeep):
         """Queues with runs that wait or are under way, by name."""
         return self._loop.wait(self._client.queues())
 
-    def steps(self, id: str) -> Sequence[StepView]:
+    def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
         """The steps of a run with their attempts, in the order they began."""
-        return self._loop.wait(self._client.steps(id))
+        return self._loop.wait(self._client.steps(id, inputs=inputs))
 
     def get_checkpoint(self, id: str) -> int | None:
         """The number before which a snapshot stands for the events of a run, or None."""

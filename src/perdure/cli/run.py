@@ -96,7 +96,7 @@ class _Task:
                 options = engine_options(self._store, self._module.queues)
                 async with Engine(self._store, programs, on_commit=observer, **options) as engine:
                     result = await self._result(engine, line)
-                    view, steps = await engine.get(result.run_id), await engine.steps(result.run_id)
+                    view, steps = await engine.get(result.run_id), await engine.steps(result.run_id, inputs=False)
                     output = engine.codec.encode(result.output, "the result")
         except asyncio.CancelledError:
             if self._terminated:

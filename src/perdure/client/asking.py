@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -26,14 +27,16 @@ from perdure.client.views import (
     run_view,
     step_view,
 )
-from perdure.client.why import Why, World, by_name, ended, explain, registrations, unread
+from perdure.client.why import Why, World, alive, ended, explain, registrations, unread
 from perdure.errors import Corrupt, UsageError
-from perdure.kernel.events import AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
+from perdure.kernel.arguments import by_name
+from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, Entry, RunFinished, RunStatus, entries
 from perdure.kernel.ids import flaw_of
 from perdure.kernel.locking import lease_key
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.steps import StepRecord
 from perdure.kernel.steps import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION
@@ -41,6 +44,8 @@ from perdure.ports.runs import RunFilter
 
 # How many events of a journal are read at a time by whoever follows it.
 PAGE = 1000
+# How many events are replayed without being asked, to tell the arguments of steps: the engine stands still meanwhile.
+REPLAYED = 2000
 # How many bytes of journals are read to say why the runs of a page do not go on.
 JOURNALS_READ = 8 * 1024 * 1024
 # How many queued runs are counted to say how many are ahead of one.
@@ -190,7 +195,7 @@ class Asking(Connection):
         stats = await self.store.queues.stats() if queues else ()
         return World(
             now=now,
-            orchestrators=by_name(await self._leases.live(ORCHESTRATOR, now)),
+            orchestrators=alive(await self._leases.live(ORCHESTRATOR, now)),
             registered=registrations(await self._leases.live(REGISTRATION, now)),
             holders=await self._holders({lock.key for state in states for lock in state.lock_waits.values()}),
             queued=queued,
@@ -225,8 +230,12 @@ class Asking(Connection):
         live = await self._leases.live(ORCHESTRATOR, self.clock.now())
         return orchestrator_views(live, await self.store.upkeep.loads())
 
-    async def steps(self, id: str) -> Sequence[StepView]:
-        """The steps of a run and of its children with their attempts, in the order they began."""
+    async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
+        """The steps of a run and of its children with their attempts, in the order they began.
+
+        `inputs`: whether an Engine that has the code replays the run to tell the arguments of its steps. Without it, it
+        does unless the journal is long.
+        """
         run, _ = await self._require(id)
         root = await self.store.runs.get(run.root) if run.root else run
         lives = run.status.finished or (root is not None and await self._lives(root.owner))
@@ -235,10 +244,28 @@ class Asking(Connection):
             records = steps_of(batches)
             if run.root:
                 records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
-            return [step_view(r, await self.payloads.load(r.output_blob, r.output), lives or r.remote) for r in records]
+            told = await self._arguments(run, batches) if inputs or (inputs is None and _is_short(batches)) else {}
+            return [
+                step_view(
+                    record,
+                    await self.payloads.load(record.output_blob, record.output),
+                    lives or record.remote,
+                    told[record.path] if record.path in told else await self._recorded(record),
+                )
+                for record in records
+            ]
         except (LookupError, msgspec.MsgspecError, RecursionError) as error:
             reason = f"it is none that an engine could have written ({type(error).__name__}: {error})"
             raise Corrupt(f"the journal of run {run.id!r}", reason, run.root or run.run_id) from error
+
+    async def _arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
+        """The arguments of steps by op path, where the code is at hand to tell them."""
+        return {}
+
+    async def _recorded(self, record: StepRecord) -> dict[str, Any] | None:
+        if not record.names and not record.input_blob and record.input == NULL:
+            return None
+        return by_name(record.names, await self.payloads.load(record.input_blob, record.input))
 
     async def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
@@ -352,6 +379,10 @@ class Asking(Connection):
         if step is not None:
             names = ", ".join(dict.fromkeys(begun[:10])) or "none"
             raise UsageError(f"run {run.id!r} ended without a step {step!r}; its steps: {names}")
+
+
+def _is_short(batches: Sequence[Batch]) -> bool:
+    return sum(len(batch.events) for batch in batches) <= REPLAYED
 
 
 def _status(value: RunStatus | str) -> RunStatus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -144,6 +144,27 @@ class StepView:
     source: str
     started_at: datetime
     finished_at: datetime | None
+    duration: timedelta | None = None
+    """From the beginning of its first attempt to its end; None while it has none."""
+    inputs: dict[str, Any] | None = None
+    """Its arguments by name, as plain values: told by replay where the code is at hand, or recorded because of
+    `@step(record_inputs=True)`; None where neither is so."""
+    replayed: bool = False
+    """Whether its outcome was recorded before the present owner took the run up, or comes with a fork: the program got
+    it from the journal, and the step was not executed again."""
+    chunks: tuple[Any, ...] = ()
+    """What it has shown so far and not taken back by a restart."""
+    stream: StreamView | None = None
+    """How its stream stands; None when it has shown nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """The stream of a step. `stream(id, step, start=next)` goes on after what there is now."""
+
+    next: int
+    restarts: int
+    open: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +402,9 @@ def approval_views(row: RunRow, state: RunState, now: float) -> list[ApprovalVie
     return views
 
 
-def step_view(record: StepRecord, output: msgspec.Raw, owner_lives: bool) -> StepView:
+def step_view(
+    record: StepRecord, output: msgspec.Raw, owner_lives: bool, inputs: dict[str, Any] | None = None
+) -> StepView:
     """A step as callers see it. A step that runs without a living owner is unknown."""
     status = record.status
     if status is StepStatus.RUNNING and not owner_lives and record.attempts[-1].status is StepStatus.RUNNING:
@@ -405,6 +428,11 @@ def step_view(record: StepRecord, output: msgspec.Raw, owner_lives: bool) -> Ste
         source=record.source,
         started_at=attempts[0].started_at,
         finished_at=_moment(record.finished_at),
+        duration=None if record.finished_at is None else moment(record.finished_at) - attempts[0].started_at,
+        inputs=inputs,
+        replayed=record.replayed,
+        chunks=tuple(msgspec.json.decode(chunk) for chunk in record.chunks),
+        stream=StreamView(record.shown, record.restarts, record.finished_at is None) if record.shown else None,
     )
 
 

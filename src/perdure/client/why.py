@@ -92,7 +92,7 @@ def registrations(leases: Iterable[Lease]) -> dict[str, Registration]:
     return found
 
 
-def by_name(leases: Iterable[Lease]) -> dict[str, Lease]:
+def alive(leases: Iterable[Lease]) -> dict[str, Lease]:
     """The orchestrators that live."""
     return {orchestrator_name(lease.key): lease for lease in leases}
 

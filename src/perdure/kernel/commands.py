@@ -47,6 +47,8 @@ class StepSpec:
     fallback: Callable[..., Any] | None = None
     # The queue from which another process takes it.
     queue: str = ""
+    # Whether the journal keeps its arguments, for people to look at.
+    record_inputs: bool = False
     # Of a remote step: the policy that options of the call and rules gave it, which its worker is sent.
     sent: tuple[tuple[str, Any], ...] = ()
 
@@ -61,7 +63,7 @@ class RunStep(msgspec.Struct, frozen=True, gc=False):
     positional: int = 0
     keywords: tuple[str, ...] = ()
     source: str = ""
-    # For a remote step: where its inputs lie apart, and why it cannot be called.
+    # For a remote step, and one whose inputs are recorded: where they lie apart, and why it cannot be called.
     blob: str = ""
     refused: Failure | None = None
 

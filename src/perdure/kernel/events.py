@@ -154,7 +154,9 @@ class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
 class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
     """An attempt of a step is about to be made. `source` is the file and line that asked for it.
 
-    With a `queue`, a run of its own was started there, which makes the attempts and reports what came of them.
+    With a `queue`, a run of its own was started there, which makes the attempts and reports what came of them. `inputs`
+    is their fingerprint; `input` are the arguments themselves, called `names`, where the step asks for them to be
+    recorded.
     """
 
     op: str
@@ -162,6 +164,9 @@ class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
     inputs: str = ""
     source: str = ""
     queue: str = ""
+    input: Raw = NULL
+    input_blob: str = ""
+    names: tuple[str, ...] = ()
 
 
 class StepsHeld(Event, frozen=True, tag=True, omit_defaults=True):

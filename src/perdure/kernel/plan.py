@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import DeadlineExceeded, OutcomeUnknown, StepCancelled, UsageError
+from perdure.kernel.arguments import names_of
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
     FINISH,
@@ -101,7 +102,13 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         if type(command) is RunStep and command.spec.queue:
             _start_remote(state, command, now, result)
         elif type(command) is RunStep:
-            events.append(StepStarted(command.op, 1, command.inputs_hash, command.source))
+            event = StepStarted(command.op, 1, command.inputs_hash, command.source)
+            if command.spec.record_inputs:
+                event = _with_inputs(event, command)
+            events.append(event)
+            if command.refused is not None:
+                events.append(StepFailed(command.op, 1, command.refused))
+                continue
             calls.append(Call(command, 1))
             if command.spec.at_most_once:
                 # Whoever comes after a crash must know that it began.
@@ -196,10 +203,19 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan)
     result.barrier = True
 
 
+def _with_inputs(event: StepStarted, command: RunStep) -> StepStarted:
+    """The beginning of a step that asks for its arguments to be recorded; not those that are too large to be kept."""
+    if command.refused is not None:
+        return event
+    input = NULL if command.blob else Raw(command.inputs)
+    return msgspec.structs.replace(event, input=input, input_blob=command.blob, names=names_of(command))
+
+
 def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -> None:
     assert state.started is not None
     op = command.op
-    result.events.append(StepStarted(op, 1, command.inputs_hash, command.source, command.spec.queue))
+    event = StepStarted(op, 1, command.inputs_hash, command.source, command.spec.queue)
+    result.events.append(_with_inputs(event, command) if command.spec.record_inputs else event)
     if command.refused is not None:
         result.events.append(StepFailed(op, 1, command.refused))
         return

@@ -248,7 +248,7 @@ class Replay:
             elif isinstance(command, RunStep):
                 if rules is not None:
                     command = rules(command)
-                if command.spec.queue:
+                if command.spec.queue or command.spec.record_inputs:
                     self.bulky.add(command.op)
             if self._inputs and command.op in self._inputs:
                 command = with_inputs(command, self._inputs[command.op])

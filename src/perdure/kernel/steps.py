@@ -11,7 +11,10 @@ from perdure.kernel.events import (
     NULL,
     AttemptFailed,
     Batch,
+    ChunkAppended,
+    RunClaimed,
     RunFinished,
+    RunForked,
     StepFailed,
     StepProgressed,
     StepSkipped,
@@ -52,6 +55,16 @@ class StepRecord(msgspec.Struct):
     remote: bool = False
     # Whether the last attempt of its own has failed, and the fallback has its turn.
     fallback: bool = False
+    # Its arguments, where it has them recorded, and what they are called.
+    input: Raw = NULL
+    input_blob: str = ""
+    names: tuple[str, ...] = ()
+    # Whether its outcome was there before the present owner took the run up, or before the fork that it is part of.
+    replayed: bool = False
+    # What it has shown and not taken back, how many numbers that took, and how often it began anew.
+    chunks: list[Raw] = []
+    shown: int = 0
+    restarts: int = 0
 
 
 def steps(batches: Iterable[Batch]) -> list[StepRecord]:
@@ -63,6 +76,7 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
                 record = found.get(event.op)
                 if record is None:
                     record = StepRecord(event.op, event.inputs, event.source, [], remote=event.queue != "")
+                    record.input, record.input_blob, record.names = event.input, event.input_blob, event.names
                     found[event.op] = record
                 elif record.attempts[-1].status is StepStatus.RUNNING:
                     # Another attempt without an outcome of the last: its owner died.
@@ -81,6 +95,15 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
             elif isinstance(event, StepFailed):
                 status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
                 _end(found[event.op], status, batch.at, event.error)
+            elif isinstance(event, ChunkAppended):
+                record = found[event.op]
+                if event.restart:
+                    record.chunks, record.restarts = [], record.restarts + 1
+                record.chunks += event.chunks
+                record.shown = event.end
+            elif isinstance(event, RunClaimed | RunForked):
+                for record in found.values():
+                    record.replayed |= record.finished_at is not None
             elif isinstance(event, StepProgressed):
                 found[event.op].progress = event.progress
             elif isinstance(event, StepSkipped):

@@ -11,9 +11,10 @@ import msgspec
 
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.loop import BodyTask, OpFuture, source_of, waiting_frames
+from perdure.kernel.arguments import by_name, names_of
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Execution
-from perdure.kernel.events import Batch, RunFinished, RunStarted
+from perdure.kernel.events import Batch, RunFinished, RunStarted, StepStarted
 from perdure.kernel.fork import find, ops
 from perdure.kernel.replay import open_replay
 from perdure.kernel.versions import Programs
@@ -65,6 +66,29 @@ def inspect(
         return found
     finally:
         replay.close()
+
+
+def arguments(
+    programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]
+) -> dict[str, dict[str, Any]]:
+    """The arguments of every step by op path, as far as the code fits the journal. Drives bodies: call it from no task.
+
+    Raises UnknownProgram or UnknownVersion where no program fits.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    replay = open_replay(programs, run_id, started, codec, batches)
+    try:
+        for batch in batches:
+            for event in batch.events:
+                replay.fold(event, batch.at)
+                if isinstance(event, StepStarted) and event.op in replay.open_steps and event.op not in found:
+                    command = replay.open_steps[event.op]
+                    found[event.op] = by_name(names_of(command), command.inputs)
+    except Exception:
+        pass
+    finally:
+        replay.close()
+    return found
 
 
 def _end(batches: Sequence[Batch], at: str | int | None) -> int:

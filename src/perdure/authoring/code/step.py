@@ -158,6 +158,7 @@ def step(
     heartbeat: float | timedelta | None = None,
     stream: str | StreamMode | None = None,
     queue: str | None = None,
+    record_inputs: bool = False,
 ) -> Any:
     """Make a function a step: `@step` or `@step(retry=Retry(...), timeout=10)`.
 
@@ -167,9 +168,10 @@ def step(
     `stream`: when the chunks that it emits or yields are written: "immediate", "on_complete" or `batched(20, 0.5)`;
     left out, as `Engine(stream=...)` says.
     `queue`: have it executed by whoever takes it from that queue: an engine that was given it as one of its `steps`.
+    `record_inputs`: keep its arguments in the journal, for `steps(id)` to show where the code is not at hand.
     """
     mode = None if stream is None else stream_mode(stream)
-    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, mode, queue)
+    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, mode, queue, record_inputs)
     return decorator if fn is None else decorator._make(fn, 2)
 
 
@@ -186,7 +188,9 @@ class _StepDecorator:
         heartbeat: float | timedelta | None = None,
         stream: StreamMode | None = None,
         queue: str | None = None,
+        record_inputs: bool = False,
     ) -> None:
+        self._record_inputs = record_inputs
         self._queue = "" if queue is None else check_queue(queue)
         self._name, self._retry, self._at_most_once, self._cpu = name, retry, at_most_once, cpu
         self._heartbeat, self._stream = heartbeat, stream
@@ -232,6 +236,7 @@ class _StepDecorator:
                 returns=list[(get_args(returns) or (Any,))[0]] if generator else returns,  # type: ignore[misc]
                 errors=local_errors(fn, depth + 1),
                 queue=self._queue,
+                record_inputs=self._record_inputs,
             )
         )
 

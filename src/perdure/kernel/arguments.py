@@ -1,0 +1,31 @@
+"""The arguments of steps by name, for people who look at a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.commands import RunStep
+
+
+def names_of(command: RunStep) -> tuple[str, ...]:
+    """What the encoded arguments of a call are called, in their order; `*rest` for each that a `*rest` takes."""
+    known = [name for name, _ in command.spec.types]
+    plain = [name for name in known if not name.startswith(("*", "="))]
+    rest = next((name for name in known if name.startswith("*") and not name.startswith("**")), "")
+    positional = (plain[n] if n < len(plain) else rest or f"{n}" for n in range(command.positional))
+    return (*positional, *command.keywords)
+
+
+def by_name(names: Sequence[str], inputs: bytes | Raw) -> dict[str, Any]:
+    """Encoded arguments as plain values by name; those of a `*rest` are a list."""
+    found: dict[str, Any] = {}
+    for name, value in zip(names, msgspec.json.decode(inputs), strict=True):
+        if name.startswith("*"):
+            found.setdefault(name[1:], []).append(value)
+        else:
+            found[name] = value
+    return found
