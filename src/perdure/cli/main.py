@@ -51,6 +51,7 @@ COMMANDS = {
     "check": ("perdure.cli.check:check", "Look for what a workflow body must not do."),
     "prune": ("perdure.cli.upkeep:prune", "Remove runs that ended long ago, and what only they needed."),
     "rebuild": ("perdure.cli.upkeep:rebuild", "Compute what is known about runs from their journals anew."),
+    "backup": ("perdure.cli.backup:backup", "Copy an SQLite store while engines work on it."),
     "migrate": ("perdure.cli.migrate:migrate", "Bring the schema of a store up to date."),
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }

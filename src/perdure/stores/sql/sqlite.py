@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable
 
 from perdure.errors import InvalidStoreUrl
 from perdure.kernel.durability import Durability
 from perdure.ports.store import Survives
+from perdure.stores.sql.backup import Backup, back_up
 from perdure.stores.sql.blobs import SqlBlobs
 from perdure.stores.sql.database import Database
 from perdure.stores.sql.journal import SqlJournal
@@ -54,6 +57,10 @@ class SqliteStore:
         """Disconnect."""
         self.leases.close()
         self._database.close()
+
+    async def backup(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> Backup:
+        """Copy the store into another file, whole and checked, while engines work. It need not be open here."""
+        return await asyncio.to_thread(back_up, self._database, target, overwrite=overwrite)
 
     def promise(self, durability: Durability) -> None:
         """Every commit is as durable as it is asked to be."""
