@@ -84,13 +84,14 @@ pytest: compiled ## the test suite
 
 # What most changes break: without servers, other processes, documents and searches that take their time.
 FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
-SLOW := tests/engine/test_soak.py tests/engine/test_garbage.py tests/kernel/test_hostile_capsules.py \
-	tests/orchestrator/test_recovery_at_scale.py tests/orchestrator/test_recovery_on_postgres.py
+SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engine/test_soak.py kernel/test_cron.py \
+	kernel/test_hostile_capsules.py orchestrator/test_eviction.py orchestrator/test_parking.py \
+	orchestrator/test_recovery_at_scale.py orchestrator/test_recovery_on_postgres.py test_processes.py)
 
 test-fast: lint types compiled ## an answer within a minute; make test has the rest
 	$(SAY) "tests: pytest, a part"
 	@$(BIN)/pytest -q -n $(CORES) --dist worksteal -k "not postgres and not redis and not etcd" \
-	    $(addprefix --ignore=,$(SLOW)) $(ARGS) $(FAST) $(wildcard tests/test_*.py)
+	    $(addprefix --ignore=,$(SLOW)) $(ARGS) $(FAST) $(filter-out $(SLOW),$(wildcard tests/test_*.py))
 
 soak: compiled ## long storms of crashes and load
 	@$(BIN)/python -m tests.services --provide

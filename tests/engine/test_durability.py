@@ -177,7 +177,7 @@ async def test_everything_is_in_the_store_while_a_run_waits(mode: Any) -> None:
         handle = await engine.start(flow())
         await recorded.until(lambda e: type(e).__name__ == "WaitOpened")
         assert store.journal.rows[handle.run_id].status is RunStatus.WAITING
-        assert len([e for e in recorded.events if isinstance(e, StepSucceeded)]) == 5
+        await eventually(lambda: len([e for e in recorded.events if isinstance(e, StepSucceeded)]) == 5)
 
 
 # --- lazy modes behave like the others -------------------------------------------------------------------------------
