@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     )
     from perdure.client.why import Why
     from perdure.config import Limits, Queue, Rate, Recovery, Retention
-    from perdure.context import run_context
+    from perdure.context import resource, run_context
+    from perdure.engine.resources import per_process
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
         AlreadyExists,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         LockLost,
         LockTimeout,
         NoSuchOp,
+        NoSuchResource,
         NoSuchRun,
         NoSuchSchedule,
         NotAStore,
@@ -185,6 +187,7 @@ __all__ = [
     "LockView",
     "Locks",
     "NoSuchOp",
+    "NoSuchResource",
     "NoSuchRun",
     "NoSuchSchedule",
     "NotAStore",
@@ -275,9 +278,11 @@ __all__ = [
     "migrates",
     "now",
     "patched",
+    "per_process",
     "prepend",
     "random",
     "replace",
+    "resource",
     "retry_with",
     "rule",
     "run",
@@ -321,13 +326,15 @@ _HOMES = {
         ),
         "perdure.client.why": ("Why"),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),
-        "perdure.context": ("run_context"),
+        "perdure.context": ("resource run_context"),
+        "perdure.engine.resources": ("per_process"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected BrokenProgram CannotRetry CompensationFailed Corrupt "
             "DeadlineExceeded "
             "Diverged ExecutorBroken FailedByHand ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule "
-            "InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp NoSuchRun "
+            "InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp "
+            "NoSuchResource NoSuchRun "
             "NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown "
             "PayloadTooLarge PerdureError ProcessDied RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalRejected SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable "

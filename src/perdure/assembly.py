@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,6 +29,7 @@ from perdure.client.views import RunResult
 from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery, Retention
 from perdure.engine.remote import RemoteStep, Report
+from perdure.engine.resources import resources_of
 from perdure.errors import BrokenProgram, Corrupt, PerdureError, UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
@@ -93,6 +94,7 @@ class Engine(Client):
         retention: Retention | None = None,
         rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
+        resources: Mapping[str, Any] | None = None,
         executor: Executor | None = None,
         clock: Clock | None = None,
         on_commit: OnCommit | None = None,
@@ -118,6 +120,8 @@ class Engine(Client):
             raise UsageError(f"the program {min(twice)!r} is given twice, as a workflow and as the place of one")
         self._programs = Programs([*at_hand, *remote, schedule_program(self._scheduled)], lazy)
         self._stream_mode = stream_mode(stream)
+        self.resources = resources_of(resources)
+        """What the steps of this engine look up by name."""
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._on_commit = executor, checked_observer(on_commit)
@@ -204,6 +208,7 @@ class Engine(Client):
         )
         self.superseded = orchestrator.retired
         orchestrator.services.stream = self._stream_mode
+        orchestrator.services.resources = self.resources
         if self._on_commit is not None:
             self._observer = Observer(self._on_commit)
         if self._on_complete:
@@ -511,6 +516,7 @@ def run(
     store: str | os.PathLike[str] | Store = DEFAULT_STORE,
     programs: Iterable[Program | str] = (),
     progress: bool | None = None,
+    resources: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> R:
     """Run a workflow to its end and return its result, in the manner of `asyncio.run`.
@@ -525,7 +531,7 @@ def run(
             "perdure.run() returns the result, and waits for it; `await engine.run(..., until='rest')` comes back with "
             "what the run asks for"
         )
-    return asyncio.run(_run(invocation, id, store, programs, progress, options))
+    return asyncio.run(_run(invocation, id, store, programs, progress, resources, options))
 
 
 async def _run(
@@ -534,13 +540,14 @@ async def _run(
     store: str | os.PathLike[str] | Store,
     programs: Iterable[Program | str],
     progress: bool | None,
+    resources: Mapping[str, Any] | None,
     options: dict[str, Any],
 ) -> R:
     from perdure.progress import progress_line
 
     known = [p for p in (invocation.program, *programs) if p is not None]
     with progress_line(invocation.name, progress) as line:
-        async with Engine(store, known, on_commit=line) as engine:
+        async with Engine(store, known, on_commit=line, resources=resources) as engine:
             if line is not None and id is not None:
                 await line.recall(engine, id)
             result = await engine.run(invocation, id=id, **options)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar, overload
+
 from perdure.authoring.code.body import current_body
 from perdure.engine.step_context import current
-from perdure.errors import PerdureError
+from perdure.errors import PerdureError, UsageError
 from perdure.kernel.context import RunContext
+
+T = TypeVar("T")
 
 
 def run_context() -> RunContext:
@@ -20,3 +24,23 @@ def run_context() -> RunContext:
     if step is None:
         raise PerdureError("run_context() works only inside a workflow, or a step that a workflow called")
     return step.run
+
+
+@overload
+def resource(name: str) -> Any: ...
+@overload
+def resource(name: str, type: type[T]) -> T: ...
+def resource(name: str, type: Any = None) -> Any:
+    """What `Engine(resources={name: ...})` gives the steps of the engine that runs this one: a pool, a client, a model.
+
+    It works in steps. A workflow body has none: what it does must be the same on every replay.
+    """
+    if current_body() is not None:
+        raise UsageError(f"resource({name!r}) works in a step, and this is a workflow body; get it in a @step")
+    step = current.get(None)
+    if step is None:
+        raise PerdureError(f"resource({name!r}) works only inside a step that a workflow called")
+    found = step.resources[name]
+    if type is not None and not isinstance(found, type):
+        raise UsageError(f"the resource {name!r} is a {found.__class__.__name__}, and not a {type.__name__}")
+    return found

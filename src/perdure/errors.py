@@ -115,6 +115,17 @@ class UnknownProgram(UsageError):
         super().__init__(f"this engine has no program named {name!r} ({has}); {cure}")
 
 
+class NoSuchResource(UsageError, KeyError):
+    """A step looks a resource up that is not where the step runs."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"the resource {name!r} {reason}")
+
+    def __str__(self) -> str:
+        return f"the resource {self.name!r} {self.reason}"
+
+
 class BrokenProgram(UnknownProgram):
     """A program that is loaded when it is first needed cannot be loaded."""
 

@@ -33,6 +33,7 @@ WORDS = {
     "lock, token": "mutex, semaphore",
     "queue, key": "topic, channel",
     "admit": "dequeue, pop",
+    "resource": "dependency, service",
     "remote step": "",
     "signal": "event, message",
     "input": "event, message",

@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from perdure import Retry, RunContext, run_context, step, step_context, workflow
+from perdure import Retry, RunContext, resource, run_context, step, step_context, workflow
 
 
 @dataclass
@@ -150,3 +150,20 @@ def fails_fussily() -> None:
 def returns_a_lock() -> object:
     """Returns what cannot leave its process."""
     return threading.Lock()
+
+
+def load_model() -> list[int]:
+    """A resource that each process makes for itself."""
+    return [os.getpid(), 0]
+
+
+@step(cpu=True)
+def use_model() -> list[int]:
+    model: list[int] = resource("model", list)
+    model[1] += 1
+    return model
+
+
+@step(cpu=True)
+def use_db() -> str:
+    return str(resource("db"))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime, timedelta
@@ -329,6 +329,7 @@ class Engine(Client):
         retention: Retention | None = None,
         rules: RulesLike = (),
         codecs: Iterable[TypeCodec[Any]] = (),
+        resources: Mapping[str, Any] | None = None,
         executor: Executor | None = None,
         clock: Clock | None = None,
         on_commit: OnCommit | None = None,
@@ -352,6 +353,7 @@ class Engine(Client):
             retention=retention,
             rules=rules,
             codecs=codecs,
+            resources=resources,
             executor=executor,
             clock=clock,
             on_commit=on_commit,
@@ -359,6 +361,7 @@ class Engine(Client):
         )
         super().__init__(engine)
         self.name = engine.name
+        self.resources = engine.resources
         self._engine = engine
 
     @classmethod

@@ -31,7 +31,14 @@ def sweep(
     if not target.programs and not target.steps:
         raise Problem(f"{module} has no workflows; decorate an `async def` with @workflow, or import some into it")
     options = engine_options(store, target.queues)
-    engine = Engine(store, target.programs.values(), steps=target.steps, schedules=target.schedules, **options)
+    engine = Engine(
+        store,
+        target.programs.values(),
+        steps=target.steps,
+        schedules=target.schedules,
+        resources=target.resources,
+        **options,
+    )
     report = asyncio.run(
         engine.sweep(max_timers=max_timers, max_schedules=max_schedules, max_runs=max_runs, until=until)
     )

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ class Target:
     steps: tuple[Step[..., Any], ...] = ()
     codecs: tuple[TypeCodec[Any], ...] = ()
     schedules: tuple[Schedule, ...] = ()
+    resources: Mapping[str, Any] | None = None
 
     def pick(self, name: str) -> Program:
         """The program of that name, or the only one there is when `name` is empty."""
@@ -86,7 +87,17 @@ def load(place: str) -> Target:
     steps = {id(s): s for s in vars(module).values() if isinstance(s, Step) and s.spec.queue}
     codecs = tuple(value for value in vars(module).values() if isinstance(value, TypeCodec))
     schedules = {id(s): s for s in vars(module).values() if isinstance(s, Schedule)}
-    return Target(place, programs, own, queues, tuple(steps.values()), codecs, tuple(schedules.values()))
+    resources = getattr(module, "resources", None)
+    return Target(
+        place,
+        programs,
+        own,
+        queues,
+        tuple(steps.values()),
+        codecs,
+        tuple(schedules.values()),
+        resources if isinstance(resources, Mapping) else None,
+    )
 
 
 def _is_program(value: Any) -> bool:

@@ -34,7 +34,8 @@ def worker(
     """Execute runs of a module's workflows until SIGTERM or Ctrl-C; then hand over what is under way.
 
     Queues that the module declares, such as emails = Queue("emails", concurrency=5), have their limits, and
-    schedules, such as nightly = Schedule("nightly", report(), cron="30 2 * * *"), are made or changed.
+    schedules, such as nightly = Schedule("nightly", report(), cron="30 2 * * *"), are made or changed. Its steps find
+    what resources = {"db": ...} in it holds.
 
     Parameters
     ----------
@@ -60,6 +61,7 @@ def worker(
         {id(program): program for program in target.programs.values()}.values(),
         steps=target.steps,
         schedules=target.schedules,
+        resources=target.resources,
         **options,
     )
     asyncio.run(_work(engine, target, options["queues"], options.get("serves")))

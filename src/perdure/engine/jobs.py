@@ -7,6 +7,7 @@ sends the job there in its own way; it then carries the *name* of its function, 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.engine.resources import Place, resources_here
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import drain_in_thread
 from perdure.errors import UsageError
@@ -77,7 +79,13 @@ class Job:
                 f"the step {name} is defined inside a function and cannot be found from another process; "
                 "define it at the top of a module"
             )
-        step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends, self.step.run)
+        if inspect.ismethod(self.fn):
+            raise UsageError(
+                f"the step {name} is a method of an object, which is not in another process; make it a function at the "
+                "top of a module, and get what it needs with resource()"
+            )
+        places = self.step.resources.places()
+        step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends, self.step.run, places)
         return _Named, (module, name, self.args, self.kwargs, step, self.timeout)
 
 
@@ -112,8 +120,9 @@ def follow_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-# What a step knows of its attempt in another process: its key, its run, the number, when it is timed out, and its run.
-Sent = tuple[str, str, int, float | None, RunContext]
+# What a step knows of its attempt in another process: its key, its run_id, the number, when it is timed out, its run,
+# and where it finds resources.
+Sent = tuple[str, str, int, float | None, RunContext, dict[str, Place]]
 
 
 class _Named:
@@ -142,12 +151,12 @@ class _Named:
         return partial(self._perform, getattr(found, "fn", found))
 
     def _perform(self, fn: Callable[..., Any]) -> Any:
-        id, run_id, attempt, ends, run = self._step
+        id, run_id, attempt, ends, run, places = self._step
         if self._timeout is not None:
             late = time.time() + self._timeout
             ends = late if ends is None else min(ends, late)
         context = Context()
-        context.run(current.set, StepContext(id, run_id, attempt, ends, run=run))
+        context.run(current.set, StepContext(id, run_id, attempt, ends, run=run, resources=resources_here(places)))
         try:
             return context.run(_call, fn, self._args, self._kwargs)
         except BaseException as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perdure.engine.payloads import Payloads
+from perdure.engine.resources import Resources
 from perdure.engine.steps import StepRunner
 from perdure.engine.writer import Writer
 from perdure.kernel.codec import Codec
@@ -31,6 +32,7 @@ class Services:
         "on_broken",
         "on_commit",
         "payloads",
+        "resources",
         "runner",
         "stream",
         "thread",
@@ -57,4 +59,6 @@ class Services:
         self.on_abandoned: Callable[[str], None] = lambda id: None
         # When what a step shows is written, where the step does not say.
         self.stream = IMMEDIATE
+        # What steps look up by name.
+        self.resources = Resources()
         self.closing = False

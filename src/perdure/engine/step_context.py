@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.engine.locks import Locker
+from perdure.engine.resources import Resources
 from perdure.errors import PerdureError, UsageError
 from perdure.kernel.context import RunContext
 from perdure.kernel.context import run_context as context_of_run
@@ -28,6 +29,7 @@ class StepContext:
         "_cancelled",
         "_channel",
         "_channels",
+        "_resources",
         "_run",
         "attempt",
         "beat",
@@ -48,6 +50,7 @@ class StepContext:
         channels: Channels | None = None,
         call: Call | None = None,
         run: RunContext | None = None,
+        resources: Resources | None = None,
     ) -> None:
         self.id = id
         """The idempotency key: the same for every attempt, on every machine."""
@@ -59,7 +62,7 @@ class StepContext:
         self.capped = False
         # When it gave its last sign of life, on the loop's clock.
         self.beat = 0.0
-        self._channels, self._call, self._run = channels, call, run
+        self._channels, self._call, self._run, self._resources = channels, call, run, resources
         self._channel: Channel | None = None
         self._cancelled = False
         # Takes locks for the step; None in another process.
@@ -86,6 +89,14 @@ class StepContext:
             state = self._channels.state
             self._run = context_of_run(state, state.child_of(self._call.command.op))
         return self._run
+
+    @property
+    def resources(self) -> Resources:
+        """What `Engine(resources={...})` gives the steps of the engine that runs this one, by name. Never stored."""
+        if self._resources is not None:
+            return self._resources
+        assert self._channels is not None
+        return self._channels.services.resources
 
     # --- showing what there is before the end ---------------------------------------------------------------------
 

@@ -208,8 +208,16 @@ class _StepDecorator:
         return self._make(fn, 2)
 
     def _make(self, fn: Callable[..., Any], depth: int) -> Step[..., Any]:
+        if isinstance(fn, staticmethod):
+            fn = fn.__func__
+        refuse_method(fn, "step")
         if not callable(fn) or isinstance(fn, Step):
             raise TypeError(f"@step needs a function, not {fn!r}")
+        if self._cpu and inspect.ismethod(fn):
+            raise TypeError(
+                f"@step(cpu=True) {fn.__qualname__} is a method of an object, which is not in another process; make it "
+                "a function at the top of a module"
+            )
         generator = _is_generator(fn)
         if self._cpu and generator:
             raise TypeError(
@@ -238,6 +246,24 @@ class _StepDecorator:
                 queue=self._queue,
                 record_inputs=self._record_inputs,
             )
+        )
+
+
+def refuse_method(fn: Any, what: str) -> None:
+    """Raise TypeError for a function of a class that needs an instance: a replay elsewhere has none to call it on."""
+    plain = fn.__func__ if isinstance(fn, classmethod) else fn
+    name = getattr(plain, "__qualname__", "")
+    inside = name.rpartition(".")[0].rpartition(".")[2]
+    if not inspect.isfunction(plain) or not inside or inside == "<locals>":
+        return
+    first = next(iter(inspect.signature(plain).parameters), "")
+    if isinstance(fn, classmethod) or first in ("self", "cls"):
+        short = plain.__name__
+        raise TypeError(
+            f"@{what} on the method {name}: it is called by its name, in any process, where there is no {inside} to "
+            f"call it on. Write a function, and get what {first or 'cls'} holds with resource() in a step: "
+            f'Engine(resources={{"{inside.lower()}": {inside}(...)}}), and '
+            f'`@step def {short}(...): return resource("{inside.lower()}").{short}(...)`'
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from perdure.authoring.code.child import Called
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.program import CodeProgram
+from perdure.authoring.code.step import refuse_method
 from perdure.kernel.ids import check_name, check_version
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.rules import RulesLike, rules_of
@@ -62,6 +63,9 @@ def workflow(
     """
 
     def make(fn: Callable[..., Coroutine[Any, Any, Any]], depth: int = 1) -> Workflow[..., Any]:
+        if isinstance(fn, staticmethod):
+            fn = fn.__func__
+        refuse_method(fn, "workflow")
         if not inspect.iscoroutinefunction(fn):
             raise TypeError(f"@workflow needs an `async def`; {getattr(fn, '__qualname__', fn)!r} is not one")
         program = check_name(name or fn.__name__, "the name of a workflow")
