@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -10,7 +11,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from perdure.authoring.code.body import Body, BodyLock, current_body
+from perdure.authoring.code.body import Body, BodyLock, check_awaited, current_body
 from perdure.engine.locks import Hold, Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.errors import LockLost, StepCancelled, UsageError
@@ -29,6 +30,7 @@ def lock(key: str, ttl: float | timedelta = 30, timeout: float | timedelta | Non
     It is renewed while its holder lives, and free `ttl` seconds after its holder has died. Raises LockTimeout when it
     does not come free within `timeout`. In a plain `def` step it is `with lock(...)`.
     """
+    check_awaited(sys._getframe(1), f"lock({key!r})", "write `async with lock(...):`")
     check_key(key)
     seconds = check_ttl(ttl, key)
     wait = duration(timeout)

@@ -22,7 +22,7 @@ def check(
     *,
     json: AsJson = False,
 ) -> int:
-    """Look for clocks, chance, I/O, threads and changed globals in workflow bodies. Nothing of the code is run.
+    """Look for clocks, chance, I/O, threads, changed globals and forgotten awaits in workflow bodies. It runs nothing.
 
     Ends with 0 when nothing was found, and with 1 otherwise. `# noqa: perdure` at the end of a line silences it.
     """

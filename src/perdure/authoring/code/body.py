@@ -11,7 +11,7 @@ import inspect
 from asyncio import events
 from collections.abc import Callable, Coroutine, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -24,7 +24,7 @@ from perdure.authoring.code.loop import (
     ChildFuture,
     Closing,
     OpFuture,
-    source_of,
+    call_site,
     user_line,
     waiting_line,
 )
@@ -33,6 +33,7 @@ from perdure.errors import (
     LockTimeout,
     NotDecodable,
     NotDurable,
+    NotSerializable,
     PayloadTooLarge,
     PerdureError,
     RunCancelled,
@@ -74,6 +75,8 @@ from perdure.kernel.invocation import Invocation
 from perdure.kernel.migrations import versions_in
 from perdure.kernel.past import NO_PAST, PATCH, Past
 from perdure.kernel.state import REJECTED
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Bail(BaseException):
@@ -276,6 +279,10 @@ class Body:
                 self.finish(Finish(RunStatus.CANCELLED, reason=self._cancelled.reason))
                 return
             error, value = cancelled, None
+        if error is None and inspect.isawaitable(value):
+            error = UsageError(f"the workflow returned {_named(value)} without awaiting it; write `return await ...`")
+            if inspect.iscoroutine(value):
+                value.close()
         if error is None:
             try:
                 data = self.codec.encode(value, "the result of the workflow")
@@ -301,13 +308,29 @@ class Body:
         """Wish for a call of a step."""
         if self.loop.closing:
             return self._refuse()
+        source, _, forgotten = call_site(frame)
+        if forgotten:
+            self.check_awaited(source, f"{spec.name}(...)")
         op = self.loop.scope().path(spec.name)
         keywords = tuple(kwargs) if kwargs else ()
-        inputs = self.codec.encode_inputs((*args, *kwargs.values()) if kwargs else args, f"an argument of {op}")
+        try:
+            inputs = self.codec.encode_inputs((*args, *kwargs.values()) if kwargs else args, f"an argument of {op}")
+        except NotSerializable:
+            _check_arguments(source, spec.name, args, kwargs)
+            raise
         fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs) + versions_in(inputs)
         future = self._future(op, spec)
-        self._commands.append(RunStep(op, spec, inputs, fingerprint, len(args), keywords, source_of(frame)))
+        self._commands.append(RunStep(op, spec, inputs, fingerprint, len(args), keywords, source))
         return future
+
+    def check_awaited(self, where: str, what: str, instead: str = "") -> None:
+        """Refuse an op that the code does not await: the run would go on without it.
+
+        Not while the journal says what followed: code of before may have begun steps so, and goes on with them.
+        """
+        if not self._past.replaying:
+            write = instead or f"write `await {what}`, or `asyncio.create_task({what})` to have it done beside the rest"
+            raise UsageError(f"{where}: {what} is not awaited, so the workflow would go on without it; {write}")
 
     def start_timer(self, op: str, due: float, timer: BodyTimer) -> None:
         """Wish for a timer that runs a callback."""
@@ -499,6 +522,44 @@ class Body:
     def _line(self) -> str:
         task = asyncio.current_task(self.loop)
         return (task.source if type(task) is BodyTask else "") or user_line(inspect.currentframe())
+
+
+def _check_arguments(where: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say of an argument that cannot be stored that it is not awaited, where that is why."""
+    for given in (*args, *kwargs.values()):
+        if inspect.isawaitable(given):
+            if inspect.iscoroutine(given):
+                given.close()
+            raise UsageError(
+                f"{where}: {name}(...) is given {_named(given)}, which is not awaited; write `{name}(await ...)`"
+            )
+
+
+def _named(awaitable: object) -> str:
+    if isinstance(awaitable, Invocation):
+        return f"{awaitable.name}(...)"
+    if isinstance(awaitable, OpFuture) and awaitable._op:
+        return f"{awaitable._op.rpartition('/')[2].rpartition(':')[0]}(...)"
+    return f"{getattr(awaitable, '__name__', type(awaitable).__name__)}(...)"
+
+
+def check_awaited(frame: FrameType, what: str, instead: str = "") -> None:
+    """Refuse an op of the body that is running which the code in `frame` calls and does not await."""
+    body = current_body()
+    if body is not None and not body.loop.closing:
+        where, _, forgotten = call_site(frame)
+        if forgotten:
+            body.check_awaited(where, what, instead)
+
+
+def named(name: str) -> Callable[[F], F]:
+    """Give a coroutine function the name that tasks of it are called by: it is part of op paths."""
+
+    def rename(function: F) -> F:
+        function.__name__ = function.__qualname__ = name
+        return function
+
+    return rename
 
 
 def plain_error(error: BaseException) -> BaseException:

@@ -1,4 +1,6 @@
-"""Look for what a workflow body must not do: clocks, chance, I/O, threads, changed globals. Reads source, runs nothing.
+"""Look for what a workflow body must not do: clocks, chance, I/O, threads, changed globals, ops that are not awaited.
+
+Reads source, runs nothing.
 
 A look and not a proof: it sees the names that a module uses, in its workflows and in the functions of the module that
 these call; what goes on behind other names it does not see. A line that ends in `# noqa: perdure` is left alone.
@@ -19,6 +21,14 @@ _SLEEP = "use `await sleep(...)` of perdure, which is durable"
 _THREADS = "put the work in a @step: a `def` step runs in a thread, `cpu=True` in a process"
 _GLOBAL = "pass it as an argument, keep it in a local variable, or publish it with set_state()"
 _LOG = "put it in a @step: a replay would write it again"
+# What perdure and asyncio have that does nothing, or is not waited for, unless it is awaited.
+_AWAITED = frozenset(
+    {
+        *("perdure.sleep", "perdure.sleep_until", "perdure.wait_signal", "perdure.approval", "perdure.child"),
+        *("perdure.checkpoint", "perdure.step_inline", "perdure.call"),
+        *("asyncio.sleep", "asyncio.gather", "asyncio.wait", "asyncio.wait_for"),
+    }
+)
 
 # What is looked for, by the full name of what is called: the kind, and what to do instead. A name that ends in a dot
 # stands for all that is in it; the longest that fits counts.
@@ -116,6 +126,8 @@ class _Module:
         self._imports: dict[str, str] = {}
         self._mutable: set[str] = set()
         self._functions: dict[str, _Function] = {}
+        # Its functions whose calls have to be awaited, by name: steps, workflows and coroutine functions.
+        self._awaited: set[str] = set()
         self.workflows: list[_Function] = []
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
@@ -129,6 +141,11 @@ class _Module:
         for node in ast.walk(tree):
             if isinstance(node, _Function) and self._is(node, "workflow"):
                 self.workflows.append(node)
+        for node in ast.walk(tree):
+            if isinstance(node, _Function) and (
+                self._is(node, "step", "workflow") or (isinstance(node, ast.AsyncFunctionDef) and not _yields(node))
+            ):
+                self._awaited.add(node.name)
         for statement in tree.body:
             if isinstance(statement, _Function) and not self._is(statement, "step", "workflow"):
                 self._functions[statement.name] = statement
@@ -156,6 +173,7 @@ class _Module:
 
     def _look_at(self, function: _Function) -> Iterator[_Seen]:
         local = _bound(function)
+        yield from self._look_for_forgotten(function, local)
         for node in self._nodes(function):
             if isinstance(node, ast.Call):
                 yield from self._call(node, local)
@@ -176,6 +194,28 @@ class _Module:
             if isinstance(node, ast.Call) and self._full_name(node.func, frozenset()).endswith("step_inline"):
                 continue  # what it is given runs as a step
             todo.extend(ast.iter_child_nodes(node))
+
+    def _look_for_forgotten(self, function: _Function, local: frozenset[str]) -> Iterator[_Seen]:
+        """Calls whose value is used, or dropped, though they have to be awaited first."""
+        read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not _is_store(node)}
+        is_body = self._is(function, "workflow")
+        for node in self._nodes(function):
+            for value in _values(node, read, is_body):
+                name = self._awaitable(value, local)
+                if name and value is not None:
+                    yield value, "await", f"it does not await {name}()", f"write `await {name}(...)`"
+
+    def _awaitable(self, node: ast.expr | None, local: frozenset[str]) -> str:
+        """The name of what is called, if a call of it has to be awaited."""
+        if not isinstance(node, ast.Call):
+            return ""
+        called = node.func
+        if isinstance(called, ast.Call) and isinstance(called.func, ast.Attribute) and called.func.attr == "options":
+            called = called.func.value  # charge.options(timeout=5)(order)
+        if isinstance(called, ast.Name) and called.id in self._awaited:
+            return called.id
+        name = self._full_name(called, local)
+        return ast.unparse(called) if name in _AWAITED else ""
 
     def _call(self, call: ast.Call, local: frozenset[str]) -> Iterator[_Seen]:
         name = self._full_name(call.func, local)
@@ -213,6 +253,39 @@ class _Module:
         if known is None and (parts or node.id in self._functions):
             return "" if parts or node.id in RULES else node.id
         return ".".join([known or node.id, *reversed(parts)])
+
+
+def _values(node: ast.AST, read: set[str], is_body: bool) -> Iterator[ast.expr | None]:
+    """What a node takes for a value, or drops."""
+    match node:
+        case ast.Expr(value=value) | ast.FormattedValue(value=value) | ast.Subscript(value=value):
+            yield value
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) | ast.Assert(test=test):
+            yield test
+        case ast.UnaryOp(operand=operand):
+            yield operand
+        case ast.BoolOp(values=values):
+            yield from values
+        case ast.Compare(left=left, comparators=others):
+            yield from (left, *others)
+        case ast.BinOp(left=left, right=right):
+            yield from (left, right)
+        case ast.Return(value=value) if is_body:
+            yield value
+        case (
+            ast.Assign(targets=[ast.Name(id=name)], value=value) | ast.AnnAssign(target=ast.Name(id=name), value=value)
+        ):
+            if name not in read and not name.startswith("_"):
+                yield value
+
+
+def _is_store(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
+def _yields(function: ast.AsyncFunctionDef) -> bool:
+    """Whether an async function is a generator, which is iterated over and not awaited."""
+    return any(isinstance(node, ast.Yield) for statement in function.body for node in ast.walk(statement))
 
 
 def _rule(name: str) -> tuple[str, str] | None:

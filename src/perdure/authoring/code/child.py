@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Coroutine, Generator
 from datetime import timedelta
 from typing import Any, Literal, Never, NoReturn, TypeVar, overload
 
-from perdure.authoring.code.body import current_body, require_body
+from perdure.authoring.code.body import check_awaited, current_body, require_body
 from perdure.authoring.code.step import seconds
 from perdure.errors import UsageError
 from perdure.kernel.ids import MAX_ID, check_id, flaw_of
@@ -67,6 +68,7 @@ def child(
     `detached=True` it is a run of its own, which goes its own way; awaiting it gives its run_id once it has begun.
     """
     body = require_body("child()")
+    check_awaited(sys._getframe(1), "child(...)")
     if not isinstance(invocation, Invocation):
         raise UsageError(f"child() needs an invocation such as refund(order), not {invocation!r}")
     if id is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dis
 import os
 import sys
 import sysconfig
@@ -446,16 +447,47 @@ def _called_from(codes: frozenset[CodeType]) -> bool:
 # --- naming the user's line -----------------------------------------------------------------------------------------
 
 # By the identity of the code, which is kept with it: two pieces of code that are equal may stand in different files.
-_sources: dict[tuple[int, int], tuple[str, CodeType]] = {}
+_sources: dict[tuple[int, int], tuple[str, CodeType, bool]] = {}
 
 
 def source_of(frame: FrameType) -> str:
     """`file:line` of a frame, remembered by instruction: a step in a loop asks for the same one again and again."""
+    return call_site(frame)[0]
+
+
+def call_site(frame: FrameType) -> tuple[str, CodeType, bool]:
+    """`file:line` of a call, its code, and whether the code does without what the call returns: it is not awaited."""
     code = frame.f_code
     found = _sources.get((id(code), frame.f_lasti))
     if found is None:
-        found = _sources[id(code), frame.f_lasti] = f"{short(code.co_filename)}:{frame.f_lineno}", code
-    return found[0]
+        where = f"{short(code.co_filename)}:{frame.f_lineno}"
+        found = _sources[id(code), frame.f_lasti] = where, code, _forgets(code, frame.f_lasti)
+    return found
+
+
+# What takes a future for a value: dropped, taken for true, compared, shown or looked into.
+_FORGETTING = frozenset(
+    {
+        *("POP_TOP", "UNARY_NOT", "TO_BOOL", "COMPARE_OP", "FORMAT_VALUE", "FORMAT_SIMPLE", "BINARY_SUBSCR"),
+        *("POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE"),
+        *("POP_JUMP_BACKWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_TRUE", "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP"),
+    }
+)
+
+
+def _forgets(code: CodeType, at: int) -> bool:
+    """Whether what follows a call does without awaiting what it returned."""
+    instructions = list(dis.get_instructions(code))
+    following = next((one for one in instructions if one.offset > at), None)
+    if following is None:
+        return False
+    if following.opname not in ("STORE_FAST", "STORE_DEREF"):
+        return following.opname in _FORGETTING
+    # Kept under a name that is never read. One that begins with `_` says that this is meant.
+    name = str(following.argval)
+    names = {one.argval for one in instructions if one.opname.startswith(("LOAD_", "MAKE_CELL", "COPY_FREE"))}
+    pairs = {part for one in instructions if isinstance(one.argval, tuple) for part in one.argval}  # from 3.13 on
+    return not name.startswith("_") and name not in names and name not in pairs
 
 
 def user_line(frame: FrameType | None) -> str:

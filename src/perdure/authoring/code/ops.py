@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import sys
+from collections.abc import Awaitable, Coroutine
 from datetime import datetime, timedelta
 from typing import Any, NoReturn
 from uuid import UUID
 
-from perdure.authoring.code.body import require_body
+from perdure.authoring.code.body import check_awaited, named, require_body
 from perdure.authoring.code.step import seconds
 from perdure.kernel.events import moment
 from perdure.kernel.ids import check_name, derived_uuid, step_key
 from perdure.kernel.retry import fraction
 
 
-async def sleep(duration: float | timedelta) -> None:
+def sleep(duration: float | timedelta) -> Coroutine[Any, Any, None]:
     """Sleep durably: for seconds or months, over restarts, without holding memory."""
+    check_awaited(sys._getframe(1), "sleep(...)")
+    return _sleep(duration)
+
+
+@named("sleep")
+async def _sleep(duration: float | timedelta) -> None:
     body = require_body("sleep()")
     await body.sleep("sleep", body.loop.now + seconds(duration, "sleep(): duration"))
 
 
-async def sleep_until(when: datetime) -> None:
+def sleep_until(when: datetime) -> Coroutine[Any, Any, None]:
     """Sleep durably until a moment. It must be aware: a moment without a zone means another one elsewhere."""
+    check_awaited(sys._getframe(1), "sleep_until(...)")
+    return _sleep_until(when)
+
+
+@named("sleep_until")
+async def _sleep_until(when: datetime) -> None:
     body = require_body("sleep_until()")
     if not isinstance(when, datetime) or when.tzinfo is None:
         raise ValueError(f"sleep_until() needs a datetime with a timezone, not {when!r}")
@@ -69,7 +82,9 @@ def deprecate_patch(id: str) -> None:
 
 def checkpoint() -> Awaitable[None]:
     """Make everything so far durable before the next step starts; for `durability="manual"` and the lazy modes."""
-    return require_body("checkpoint()").checkpoint()
+    body = require_body("checkpoint()")
+    check_awaited(sys._getframe(1), "checkpoint()")
+    return body.checkpoint()
 
 
 def bail(reason: str, output: Any = None) -> NoReturn:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, get_origin, overload
 
 import msgspec
 from msgspec import Raw
 
-from perdure.authoring.code.body import Body, Wait, require_body
+from perdure.authoring.code.body import Body, Wait, check_awaited, named, require_body
 from perdure.authoring.code.step import seconds
 from perdure.errors import SignalTimeout, UsageError
 from perdure.kernel.ids import INPUT, check_name, check_text
@@ -23,12 +24,18 @@ async def wait_signal(name: str, timeout: float | timedelta | None = None, type:
 async def wait_signal(name: str, timeout: float | timedelta | None, type: type[T]) -> T: ...
 @overload
 async def wait_signal(name: str, timeout: float | timedelta | None = None, *, type: type[T]) -> T: ...
-async def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any = None) -> Any:
+def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any = None) -> Coroutine[Any, Any, Any]:
     """Wait for a signal of this name, and return what it carries. Signals that came before are taken in their order.
 
     Raises SignalTimeout, which is a TimeoutError, when none comes in time. Whoever sends one that is not of `type` is
     told so while the run waits; one that had come before, and is not, raises NotDecodable here.
     """
+    check_awaited(sys._getframe(1), "wait_signal(...)")
+    return _wait_signal(name, timeout, type)
+
+
+@named("wait_signal")
+async def _wait_signal(name: str, timeout: float | timedelta | None, type: Any) -> Any:
     body = require_body("wait_signal()")
     check_name(name, "the name of a signal")
     wanted = _json_schema(_checked(type, "wait_signal(type=...)"))
@@ -102,7 +109,7 @@ async def approval(
     approvers: Sequence[str] = (),
     escalate: tuple[float | timedelta, Sequence[str]] | None = None,
 ) -> T: ...
-async def approval(
+def approval(
     name: str,
     request: Any = None,
     schema: Any = None,
@@ -110,12 +117,25 @@ async def approval(
     *,
     approvers: Sequence[str] = (),
     escalate: tuple[float | timedelta, Sequence[str]] | None = None,
-) -> Any:
+) -> Coroutine[Any, Any, Any]:
     """Ask a person, and return the answer. `request` is what they are shown, `schema` the type of the answer.
 
     `approvers` may answer, anyone if there are none; `escalate=(after, people)` lets others answer too after a while.
     Raises SignalTimeout when no answer comes in time, and ApprovalRejected when somebody says no.
     """
+    check_awaited(sys._getframe(1), "approval(...)")
+    return _approval(name, request, schema, timeout, approvers, escalate)
+
+
+@named("approval")
+async def _approval(
+    name: str,
+    request: Any,
+    schema: Any,
+    timeout: float | timedelta | None,
+    approvers: Sequence[str],
+    escalate: tuple[float | timedelta, Sequence[str]] | None,
+) -> Any:
     body = require_body("approval()")
     check_name(name, "the name of an approval")
     question: dict[str, Any] = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from perdure.authoring.code.body import check_awaited
 from perdure.authoring.code.child import Called
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.program import CodeProgram
@@ -34,6 +36,7 @@ class Workflow(CodeProgram, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """What to run, with its arguments; give it to `start` or `run`."""
         self._signature.bind(*args, **kwargs)  # a wrong call fails here, where it is written
+        check_awaited(sys._getframe(1), f"{self.name}(...)")
         return Called(self.name, self, args, kwargs)
 
     def __repr__(self) -> str:
