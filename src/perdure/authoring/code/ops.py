@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Coroutine
 from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any, Never, NoReturn
 from uuid import UUID
 
 from perdure.authoring.code.body import check_awaited, named, require_body
@@ -15,10 +15,10 @@ from perdure.kernel.ids import check_name, derived_uuid, step_key
 from perdure.kernel.retry import fraction
 
 
-def sleep(duration: float | timedelta) -> Coroutine[Any, Any, None]:
+def sleep(duration: float | timedelta) -> Coroutine[object, Never, None]:
     """Sleep durably: for seconds or months, over restarts, without holding memory."""
     check_awaited(sys._getframe(1), "sleep(...)")
-    return _sleep(duration)
+    return _sleep(duration)  # type: ignore[return-value]  # as a call of a step: with Any, gather has no types
 
 
 @named("sleep")
@@ -27,10 +27,10 @@ async def _sleep(duration: float | timedelta) -> None:
     await body.sleep("sleep", body.loop.now + seconds(duration, "sleep(): duration"))
 
 
-def sleep_until(when: datetime) -> Coroutine[Any, Any, None]:
+def sleep_until(when: datetime) -> Coroutine[object, Never, None]:
     """Sleep durably until a moment. It must be aware: a moment without a zone means another one elsewhere."""
     check_awaited(sys._getframe(1), "sleep_until(...)")
-    return _sleep_until(when)
+    return _sleep_until(when)  # type: ignore[return-value]
 
 
 @named("sleep_until")
