@@ -145,6 +145,7 @@ def step(
     heartbeat: float | timedelta | None = None,
     stream: str | StreamMode | None = None,
     queue: str | None = None,
+    record_inputs: bool = False,
 ) -> _StepDecorator: ...
 def step(
     fn: Callable[..., Any] | None = None,
