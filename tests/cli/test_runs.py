@@ -178,9 +178,28 @@ def test_steps_can_be_narrowed_by_status(filled: Cli) -> None:
         "refuse:0"
     ]
     assert filled("runs", "steps", "three", "--status", "succeeded,running", "--json").json == []
-    assert "no step of run 'three' is succeeded" in filled("runs", "steps", "three", "--status", "succeeded").err
+    assert (
+        "no step of run 'three' has the status succeeded"
+        in filled("runs", "steps", "three", "--status", "succeeded").err
+    )
     wrong = filled("runs", "steps", "three", "--status", "broken")
     assert (wrong.code, "a step is running, succeeded, failed" in wrong.err) == (2, True)
+
+
+def test_steps_show_their_inputs_where_the_code_is_at_hand(cli: Cli) -> None:
+    order = '{"order": {"id": "o1", "total": 5}}'
+    assert cli("run", "flows.py:checkout", "--id", "it", "--input", order).code == 0
+    shown = cli("runs", "steps", "it", "--inputs")
+    assert 'order={"id":"o1","total":5.0}' in shown.out
+    [step] = cli("runs", "steps", "it", "--inputs", "--module", "flows.py", "--json").json
+    assert step["inputs"] == {"order": {"id": "o1", "total": 5}}
+    assert cli("runs", "steps", "it", "--json").json[0]["inputs"] is None
+    cli.write("other.py", "from perdure import workflow\n\n\n@workflow\nasync def x() -> None: ...\n")
+    wrong = cli("runs", "steps", "it", "--inputs", "--module", "other.py")
+    assert (wrong.code, "checkout" in wrong.err) == (2, True)
+    (cli.folder / "flows.py").unlink()
+    without = cli("runs", "steps", "it", "--inputs")
+    assert (without.code, "only inputs that were recorded are shown" in without.err) == (0, True)
 
 
 def test_a_long_list_comes_in_pages(filled: Cli) -> None:

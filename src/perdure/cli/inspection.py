@@ -6,7 +6,7 @@ import asyncio
 import linecache
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -14,7 +14,7 @@ from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
 from perdure.client.asking import Asking
-from perdure.errors import Diverged, NoSuchRun
+from perdure.errors import Diverged, NoSuchRun, UsageError
 from perdure.kernel.events import Batch, RunStarted
 
 if TYPE_CHECKING:
@@ -54,6 +54,23 @@ def inspect(
         write_json({"id": started.id, "run_id": run_id, "at": at, "tasks": found})
     else:
         _show(found, id, at)
+
+
+def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str, Any]]:
+    """The arguments of the steps of a run by op path, told by replay; none where the code is not at hand."""
+    from perdure.authoring.code.inspection import arguments
+    from perdure.cli.targets import load
+    from perdure.kernel.versions import Programs
+
+    run_id, started, batches, client = asyncio.run(_read(store, id))
+    try:
+        target = load(module or _named(batches, id))
+        return arguments(Programs(target.programs.values()), client.codec, run_id, started, batches)
+    except (Problem, UsageError) as error:
+        if module is not None:
+            raise
+        note(f"only inputs that were recorded are shown: {error}")
+        return {}
 
 
 async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Asking]:

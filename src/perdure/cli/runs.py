@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, TypeVar
 
@@ -16,7 +16,7 @@ from perdure.cli.differences import diff
 from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
 from perdure.cli.forking import fork, travel
-from perdure.cli.inspection import inspect
+from perdure.cli.inspection import arguments_of, inspect
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened, point, tags_of
 from perdure.cli.output import (
     as_dict,
@@ -138,18 +138,32 @@ def steps(
     /,
     *,
     status: Annotated[list[str] | None, Parameter(help="Only steps in this status; may be repeated.")] = None,
+    inputs: Annotated[
+        bool, Parameter(negative="", help="Show their arguments: those recorded, and by replay those the code tells.")
+    ] = False,
+    module: Annotated[
+        str | None, Parameter(help="With --inputs: the file or module of the workflow; else what the journal names.")
+    ] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
     """Show the steps of a run, in the order they began."""
     wanted = [_step_status(one) for given in status or [] for one in given.split(",")]
     begun = _ask(store, lambda client: client.steps(id))
+    if inputs:
+        told = arguments_of(store, id, module)
+        begun = [replace(step, inputs=told.get(step.path, step.inputs)) for step in begun]
     found = [step for step in begun if not wanted or step.status in wanted]
     if json:
         write_json(found)
         return
     if not found:
-        note(f"run {id!r} has begun no step" if not begun else f"no step of run {id!r} is {' or '.join(wanted)}")
+        which = f"no step of run {id!r} has the status {' or '.join(wanted)}"
+        note(f"run {id!r} has begun no step" if not begun else which)
+        return
+    if inputs:
+        given = [(s.path, s.status.value, _step_inputs(s), _step_value(s), _short(s.source)) for s in found]
+        table(("op", "status", "inputs", "output", "source"), given, cut=("output",), fold=("op", "inputs"))
         return
     rows = [(s.path, s.status.value, str(s.attempt), _step_took(s), _step_value(s), _short(s.source)) for s in found]
     table(("op", "status", "attempt", "took", "output", "source"), rows, cut=("output",), fold=("op",))
@@ -378,6 +392,10 @@ def _step_took(step: StepView) -> str:
     return "" if step.finished_at is None else span((step.finished_at - step.started_at).total_seconds())
 
 
+def _step_inputs(step: StepView) -> str:
+    return "" if step.inputs is None else ", ".join(f"{name}={value_text(v)}" for name, v in step.inputs.items())
+
+
 def _step_value(step: StepView) -> str:
     if step.error is not None:
         return cut(error_name(step.error), 60)
@@ -385,6 +403,8 @@ def _step_value(step: StepView) -> str:
     if step.status == "succeeded":
         return value_text(step.output) + (" (by its fallback)" if step.attempts[-1].fallback else "")
     progress = "" if step.progress is None else f"progress: {value_text(step.progress)}"
+    if not progress and step.chunks:
+        progress = f"{len(step.chunks)} chunk{'s' * (len(step.chunks) != 1)} shown"
     return cut(f"last attempt: {error_name(failed)}", 60) if failed is not None else progress
 
 
