@@ -24,6 +24,7 @@ WORDS = {
     "setting": "option, preference",
     "orchestrator": "server, node",
     "session": "generation",
+    "registration": "",
     "quarantine": "dead letter",
     "lease, epoch": "lock",
     "compensation": "rollback",

@@ -227,8 +227,10 @@ class Asking(Connection):
     async def orchestrators(self) -> Sequence[OrchestratorView]:
         """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
         self._check_open()
-        live = await self._leases.live(ORCHESTRATOR, self.clock.now())
-        return orchestrator_views(live, await self.store.upkeep.loads())
+        now = self.clock.now()
+        live = await self._leases.live(ORCHESTRATOR, now)
+        said = registrations(await self._leases.live(REGISTRATION, now))
+        return orchestrator_views(live, await self.store.upkeep.loads(), said)
 
     async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
         """The steps of a run and of its children with their attempts, in the order they began.

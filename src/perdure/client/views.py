@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -21,7 +21,7 @@ from perdure.kernel.resting import questions
 from perdure.kernel.state import RunState
 from perdure.kernel.steps import StepRecord
 from perdure.ports.journal import Head
-from perdure.ports.leases import Lease, orchestrator_name
+from perdure.ports.leases import Lease, Registration, orchestrator_name
 from perdure.ports.queues import QueueStats
 from perdure.ports.upkeep import Load
 
@@ -273,9 +273,13 @@ class OrchestratorView:
     waiting: int = 0
     session: str | None = None
     expires_at: datetime | None = None
+    programs: tuple[str, ...] | None = None
+    """The programs that it has; None where it has not said so, or they are very many."""
 
 
-def orchestrator_views(leases: Sequence[Lease], loads: Sequence[Load]) -> list[OrchestratorView]:
+def orchestrator_views(
+    leases: Sequence[Lease], loads: Sequence[Load], said: Mapping[str, Registration]
+) -> list[OrchestratorView]:
     """Orchestrators as callers see them, by name."""
     views = {
         load.owner: OrchestratorView(load.owner, False, load.running, load.waiting) for load in loads if load.owner
@@ -284,7 +288,8 @@ def orchestrator_views(leases: Sequence[Lease], loads: Sequence[Load]) -> list[O
         name = orchestrator_name(lease.key)
         seen = views.get(name, OrchestratorView(name, True))
         session = lease.owner.removeprefix(f"{name}#")
-        views[name] = replace(seen, alive=True, session=session, expires_at=moment(lease.expires))
+        programs = said[name].programs if name in said else None
+        views[name] = replace(seen, alive=True, session=session, expires_at=moment(lease.expires), programs=programs)
     return sorted(views.values(), key=lambda view: view.name)
 
 
