@@ -94,13 +94,12 @@ def test_a_worker_is_set_up_by_its_file(place: Path, etcd_url: str) -> None:
         "queues:\n  emails: {concurrency: 2}\nserves: emails\n"
     )
     source = Path(__file__).parents[2] / "src"
-    worker = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "perdure.cli", "worker", "--config", "worker.yaml"],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(source)},
-    )
-    try:
+    ) as worker:
         assert worker.stderr is not None
         said = worker.stderr.readline() + worker.stderr.readline()
         assert "from-file serves the queue emails of greet in sqlite:///flows.db" in said
@@ -111,7 +110,6 @@ def test_a_worker_is_set_up_by_its_file(place: Path, etcd_url: str) -> None:
                 return [lease.key for lease in await client.store.leases.live("orchestrator:", client.clock.now())]
 
         assert asyncio.run(names()) == ["orchestrator:from-file"]
-    finally:
         worker.send_signal(signal.SIGTERM)
         worker.communicate(timeout=PATIENCE)
     assert worker.returncode == 0

@@ -30,12 +30,12 @@ def test_the_quickstart_has_at_most_12_lines_and_one_call_to_run() -> None:
 def test_the_quickstart_goes_on_after_kill_9_with_the_step_that_was_under_way(tmp_path: Path) -> None:
     (tmp_path / "order.py").write_text(code(), encoding="utf-8")
 
-    first = start(tmp_path)
-    assert first.stdout is not None
-    assert first.stdout.readline() == "packing book\n"
-    assert first.stdout.readline() == "packing lamp\n"  # so the first step is done, and the second under way
-    os.kill(first.pid, signal.SIGKILL)
-    rest, _ = first.communicate(timeout=PATIENCE)
+    with start(tmp_path) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "packing book\n"
+        assert first.stdout.readline() == "packing lamp\n"  # so the first step is done, and the second under way
+        os.kill(first.pid, signal.SIGKILL)
+        rest, _ = first.communicate(timeout=PATIENCE)
     assert (first.returncode, rest) == (-signal.SIGKILL, "")
 
     assert outcome(start(tmp_path)) == ["packing lamp", "packing vase", RESULT]
@@ -46,6 +46,7 @@ RESULT = "['box of book', 'box of lamp', 'box of vase']"
 
 
 def outcome(process: subprocess.Popen[str]) -> list[str]:
-    printed, _ = process.communicate(timeout=PATIENCE)
+    with process:
+        printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     return printed.splitlines()
