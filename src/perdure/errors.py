@@ -249,11 +249,16 @@ class ForkRefused(UsageError):
 
 
 class CannotRetry(UsageError):
-    """Only a run that failed or was cancelled can be retried."""
+    """Only a run that failed or was cancelled can be retried, and only if it would get any further. Nothing was run."""
 
-    def __init__(self, id: str, status: str, hint: str) -> None:
-        self.id, self.status = id, status
-        super().__init__(f"run {id!r} is {status}, and only one that failed or was cancelled can be retried; {hint}")
+    def __init__(self, id: str, status: str, hint: str, reason: str = "") -> None:
+        self.id, self.status, self.reason = id, status, reason
+        what = (
+            f"cannot be retried: {reason}"
+            if reason
+            else f"is {status}, and only one that failed or was cancelled can be retried"
+        )
+        super().__init__(f"run {id!r} {what}; {hint}")
 
 
 class NoSuchSchedule(UsageError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.kernel.events import RunForked, RunStarted, StepFailed, StepSucceeded
+from perdure.kernel.events import OutcomeKept, RunForked, RunStarted, StepFailed, StepSucceeded
 from tests.crash.harness import Children, at_once, audit, audit_copy, check_executions, read_effects
 
 SHARES = 2
@@ -52,7 +52,8 @@ def live(children: Children, folder: Path, *kills: tuple[int, bool]) -> int:
     assert (fork.events[0].forked_from, again.events[0].forked_from) == (original.run_id, original.run_id)  # type: ignore[union-attr]
     for journal in (fork, again):
         point = next(n for n, event in enumerate(journal.events) if isinstance(event, RunForked))
-        kept = {event.op for event in journal.events[:point] if isinstance(event, StepSucceeded | StepFailed)}
+        past = StepSucceeded | StepFailed | OutcomeKept
+        kept = {event.op for event in journal.events[:point] if isinstance(event, past)}
         executed = check_executions(journal, effects)
         assert kept
         assert kept.isdisjoint(executed)

@@ -41,7 +41,6 @@ from perdure.kernel.events import (
 from perdure.kernel.failures import Failure
 from perdure.kernel.fork import Point, Value
 from perdure.kernel.overrides import with_inputs
-from perdure.kernel.retrying import failed_at, retries
 from perdure.kernel.state import fold
 
 BOOM = Failure("builtins.ValueError", "boom")
@@ -218,82 +217,6 @@ def test_a_name_stands_for_the_first_op_of_that_name() -> None:
 
 def ending(error: Failure | None, *events: AnyEvent, status: RunStatus = RunStatus.FAILED) -> list[AnyEvent]:
     return [*events, RunFinished(status, error=error)]
-
-
-def test_a_failed_run_goes_on_before_the_step_that_failed() -> None:
-    batches = journal(
-        [StepStarted("a:0"), StepStarted("b:0")],
-        [StepFailed("a:0", 1, BOOM)],  # caught
-        [succeeded("b:0"), StepStarted("c:0")],
-        ending(BOOM, StepFailed("c:0", 3, BOOM)),
-    )
-    made = kept(fork(batches, failed_at(batches)))
-    assert StepFailed("a:0", 1, BOOM) in made
-    assert not any(getattr(event, "op", "") == "c:0" for event in made)
-
-
-def test_what_failed_is_found_behind_the_error_that_it_became() -> None:
-    other = Failure("shop.Refused", "no", cause=BOOM)
-    group = Failure("builtins.ExceptionGroup", "two", errors=(Failure("x.Y", "z"), BOOM))
-    for error in (other, group, Failure("shop.Gone", "without a trace")):
-        batches = journal([StepStarted("a:0")], ending(error, StepFailed("a:0", 1, BOOM)))
-        assert failed_at(batches) == Point(3, frozenset({"a:0"}))
-
-
-def test_an_error_of_the_body_goes_on_where_it_stood() -> None:
-    batches = journal(
-        [StepStarted("a:0"), StepStarted("b:0")],
-        [succeeded("a:0"), StepFailed("b:0", 1, BOOM, cancelled=True), RunFinished(RunStatus.FAILED, error=BOOM)],
-    )
-    assert failed_at(batches) == Point(5)
-    late = Failure("perdure.errors.DeadlineExceeded", "late")
-    batches = journal([StepStarted("a:0")], [StepFailed("a:0", 1, BOOM)], ending(late))
-    assert failed_at(batches) == Point(4)
-
-
-def test_what_failed_in_a_child_is_what_failed() -> None:
-    batches = journal(
-        [ChildStarted("pack:0", "pack"), StepStarted("pack:0/a:0")],
-        ending(BOOM, StepFailed("pack:0/a:0", 1, BOOM), ChildFinished("pack:0", RunStatus.FAILED, error=BOOM)),
-    )
-    assert failed_at(batches) == Point(4, frozenset({"pack:0/a:0"}))
-    batches = journal(
-        [ChildStarted("pack:0", "pack"), StepStarted("pack:0/a:0")],
-        ending(BOOM, succeeded("pack:0/a:0"), ChildFinished("pack:0", RunStatus.FAILED, error=BOOM)),
-    )
-    made = kept(fork(batches, failed_at(batches)))
-    assert made == [ChildStarted("pack:0", "pack"), StepStarted("pack:0/a:0"), succeeded("pack:0/a:0")]
-
-
-def test_a_step_that_runs_at_most_once_is_not_called_again_by_a_retry() -> None:
-    batches = journal([StepStarted("a:0")], ending(BOOM, StepFailed("a:0", 1, BOOM, unknown=True)))
-    with pytest.raises(UsageError, match="at most once"):
-        failed_at(batches)
-    other = Failure("x.Y", "z")
-    batches = journal(
-        [StepStarted("a:0"), StepStarted("b:0")],
-        [StepFailed("a:0", 1, BOOM, unknown=True)],
-        ending(other, StepFailed("b:0", 1, other)),
-    )
-    assert [point.anew for point in retries(batches)] == [{"b:0"}] * 3
-
-
-def test_a_cancelled_run_goes_on_before_it_was_asked_to_end() -> None:
-    batches = journal(
-        [StepStarted("a:0"), succeeded("a:0")], [CancelRequested("x")], ending(None, status=RunStatus.CANCELLED)
-    )
-    assert failed_at(batches) == Point(4)
-
-
-def test_a_failed_compensation_is_tried_again_and_one_that_was_done_stands_in_the_way() -> None:
-    failed: list[AnyEvent] = [StepStarted("a:0"), StepFailed("a:0", 1, BOOM), StepStarted("compensate:0/undo:0")]
-    batches = journal(failed, ending(BOOM, succeeded("compensate:0/undo:0")))
-    with pytest.raises(UsageError, match="undone"):
-        failed_at(batches)
-    other = Failure("x.Y", "z")
-    both = Failure("perdure.errors.CompensationFailed", "1 of 1", cause=BOOM, errors=(other,))
-    batches = journal(failed, ending(both, StepFailed("compensate:0/undo:0", 1, other)))
-    assert failed_at(batches).anew == {"compensate:0/undo:0"}
 
 
 # --- other arguments ------------------------------------------------------------------------------------------------

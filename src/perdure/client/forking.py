@@ -21,7 +21,7 @@ from perdure.kernel.fork import Point, Value
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.projection import RunRow, child_path
-from perdure.kernel.retrying import retries
+from perdure.kernel.retrying import retried, withdrawals
 
 if TYPE_CHECKING:
     from perdure.client.client import Client
@@ -79,7 +79,7 @@ class Forking(Telling):
         """Let a run that failed go on from what failed, or one that was cancelled from there, with all that succeeded.
 
         It goes on under the same id as a new incarnation. What failed is tried again under its whole policy, and under
-        the same idempotency key.
+        the same idempotency key. Raises CannotRetry, before anything is run, where it would get no further.
         """
         run, batches = await self._origin(id)
         if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
@@ -102,18 +102,21 @@ class Forking(Telling):
     async def _retried(
         self, id: str, run_id: str, batches: Sequence[Batch], started: RunStarted, now: float
     ) -> Sequence[Batch]:
-        """The past with which a run goes on: as much of it as the code is known to fit."""
-        *more, least = retries(batches)
-        for point in more:
-            past = forks.fork(batches, point, started, now)
+        """The journal with which a run is tried again: as the code is known to fit."""
+        candidates = withdrawals(batches)
+        refused: CannotRetry | None = None
+        for without in candidates:
+            past = retried(batches, without, started, now)
             try:
                 if await self._rehearse(id, run_id, past):
                     return past
-            except ForkRefused:
-                continue
-        past = forks.fork(batches, least, started, now)
-        await self._rehearse(id, run_id, past)
-        return past
+            except CannotRetry as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
+        # Without the code: something has to be called again, or the run would fail the same way.
+        without = next((one for one in candidates if one.ops), candidates[0])
+        return retried(batches, without, started, now)
 
     # --- in common ------------------------------------------------------------------------------------------------
 

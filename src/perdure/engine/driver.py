@@ -26,7 +26,7 @@ from perdure.kernel.durability import Durability
 from perdure.kernel.events import AnyEvent, Batch, RunReleased, RunStatus, StepFailed, StepsHeld
 from perdure.kernel.failures import describe
 from perdure.kernel.ids import step_key
-from perdure.kernel.plan import Plan, adopt, deliver, plan, wake
+from perdure.kernel.plan import Plan, adopt, deliver, keep, plan, wake
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Replay
 from perdure.kernel.size import EVENT_BYTES
@@ -219,6 +219,7 @@ class Driver:
 
     def _pump(self, planned: Plan | None) -> None:
         """Record what is planned and everything that follows from it, then see that it is written."""
+        state = self.state
         while True:
             if planned is not None:
                 for event in planned.events:
@@ -243,6 +244,8 @@ class Driver:
                 break
             if (self.replay.bulky or self._offloading) and not self._keep_values():
                 break
+            if state.kept is not None and (planned := keep(state, wishes, self.moment())) is not None:
+                continue
             room = self._free()
             commands = self._within(room) if held or room < len(wishes) else self.replay.take_wishes()
             if not commands:
@@ -259,7 +262,6 @@ class Driver:
                 self._touch()
             return
         self.outbox.close_batch()
-        state = self.state
         due = self.durability.due(self._unsaved) or self.outbox.has_wait
         if self._barrier or self.attempts.cancels or due or not state.running or self.outbox.committed == 0:
             self._touch()

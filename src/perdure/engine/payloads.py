@@ -18,6 +18,7 @@ from perdure.kernel.events import (
     ChildFinished,
     ChildStarted,
     InputReplaced,
+    OutcomeKept,
     RunClaimed,
     RunResumed,
     RunStarted,
@@ -112,7 +113,7 @@ class Payloads:
 
 def _blob(event: AnyEvent) -> str:
     """Where a value lies that the program will see."""
-    if isinstance(event, StepSucceeded | ChildFinished):
+    if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
         return event.blob
     return event.input_blob if isinstance(event, ChildStarted) else ""
 

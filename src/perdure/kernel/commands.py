@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -12,9 +12,11 @@ from msgspec import Raw
 from perdure.kernel.codec import Codec
 from perdure.kernel.events import NULL, AnyEvent, RunStarted, RunStatus
 from perdure.kernel.failures import Failure
-from perdure.kernel.past import Past
 from perdure.kernel.retry import ONCE, Retry
 from perdure.kernel.streams import StreamMode
+
+if TYPE_CHECKING:
+    from perdure.kernel.past import Past
 
 OnFailure = Literal["halt", "skip"]
 # The name of the wish for the end of a run.

@@ -259,7 +259,8 @@ class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
 class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
     """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal`, `lock`, or `answer:` or `rejected:` and who.
 
-    By a signal: the oldest one of that name that no wait has taken. By a rejection: `value` is the reason, a text.
+    By a signal: the oldest one of that name that no wait has taken; `kept`: one that the run before this had. By a
+    rejection: `value` is the reason, a text.
     """
 
     op: str
@@ -404,6 +405,27 @@ class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
     run: RunContext | None = None
 
 
+class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):
+    """What an op came to in the run that this one goes on for; it has that again when the program asks for it again.
+
+    `kind`: the step `succeeded`, was `skipped`, or `failed` and the program went on; it failed and is called `again`;
+    somebody `waited`, and what came ended that, as `by` says; a lock was `locked`; a detached run was `started`, whose
+    run_id is `by`; a path was `patched`.
+    """
+
+    op: str
+    kind: str
+    # The fingerprint of what a step or a run was given; what a wait was for.
+    inputs: str = ""
+    value: Raw = NULL
+    blob: str = ""
+    by: str = ""
+    answer_id: str = ""
+    error: Failure | None = None
+    unknown: bool = False
+    chunks: tuple[Raw, ...] = ()
+
+
 class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):
     """The run ended. Nothing follows it in the journal."""
 
@@ -442,6 +464,7 @@ AnyEvent = (
     | SnapshotTaken
     | RunResumed
     | RunForked
+    | OutcomeKept
     | RunFinished
 )
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import NoSuchOp, UsageError
-from perdure.kernel.context import started_context, without_tags
+from perdure.kernel.context import RunContext, started_context, without_tags
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -25,6 +25,7 @@ from perdure.kernel.events import (
     ChildStarted,
     ChunkAppended,
     InputReplaced,
+    OutcomeKept,
     RunClaimed,
     RunFinished,
     RunForked,
@@ -45,6 +46,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name
+from perdure.kernel.past import retried_as
 from perdure.kernel.state import ANSWER, REJECTED, RunState
 
 # What a fork shares with the run it comes from.
@@ -65,10 +67,11 @@ _SHARED = (
     | StepProgressed
     | CancelRequested
     | RunForked
+    | OutcomeKept
 )
 _STEP_ENDS = StepSucceeded | StepFailed | StepSkipped
 # Kinds of recorded values that the body has used: it must find them again.
-_USED = ("now", "uuid", "random")
+USED = ("now", "uuid", "random")
 
 
 class Value(msgspec.Struct, frozen=True):
@@ -104,15 +107,11 @@ class Op(msgspec.Struct):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Where a fork leaves its origin: before event `seq`, and without these ops and signals, which came before it.
-
-    `reopened` are children that had ended and go on.
-    """
+    """Where a fork leaves its origin: before event `seq`, and without these ops and signals, which came before it."""
 
     seq: int
     anew: frozenset[str] = frozenset()
     unsent: frozenset[int] = frozenset()
-    reopened: frozenset[str] = frozenset()
 
 
 # --- where ----------------------------------------------------------------------------------------------------------
@@ -265,14 +264,14 @@ def fork(
                     events.append(RunClaimed(owner, 1))
             elif isinstance(event, _SHARED) and not edit.leaves_out(number, event):
                 for kept in edit.made_of(number, event):
-                    if isinstance(kept, ValueRecorded) and kept.kind in _USED:
+                    if isinstance(kept, ValueRecorded) and kept.kind in USED:
                         recorded[kept.op] = kept.value
                     events.append(_later(kept, moved))
         if events:
             result.append(Batch(seq, batch.at + moved, events))
             seq += len(events)
     at = max(now, result[-1].at)
-    context = without_tags(started_context(origin, started_of(batches)))
+    context = context_of(batches, origin)
     last: list[AnyEvent] = [*edit.given(), RunForked(origin, point.seq, moved, inputs, state, context)]
     if owner is not None:
         last.insert(-1, RunReleased(owner))
@@ -282,6 +281,12 @@ def fork(
         begun = msgspec.structs.replace(started, recorded=recorded)
         result[0] = Batch(first.seq, first.at, [begun, *first.events[1:]])
     return result
+
+
+def context_of(batches: Sequence[Batch], run_id: str) -> RunContext:
+    """What the code took a run for; one that was tried again stays what it was."""
+    retried = retried_as(batches)
+    return without_tags(started_context(run_id, started_of(batches))) if retried is None else retried
 
 
 def started_of(batches: Sequence[Batch]) -> RunStarted:
@@ -328,7 +333,6 @@ class _Edit:
 
     def __init__(self, found: dict[str, Op], point: Point, values: Mapping[str, Value]) -> None:
         self._found, self._values, self._unsent = found, values, set(point.unsent)
-        self._reopened = point.reopened
         self._payloads: dict[int, Raw] = {}
         within = {path: op for path, op in found.items() if op.began < point.seq}
         self._open = {path for path, op in within.items() if op.ended is None or op.ended >= point.seq}
@@ -347,8 +351,6 @@ class _Edit:
         """Whether an event does not belong to the past of the fork."""
         if isinstance(event, SignalReceived):
             return seq in self._unsent
-        if isinstance(event, ChildFinished) and event.op in self._reopened:
-            return True
         op: str = getattr(event, "op", "") or getattr(event, "child", "")
         return op in self._anew or op.startswith(self._children)
 
@@ -398,7 +400,7 @@ class _Edit:
 def _check_editable(op: Op) -> None:
     if op.kind == "child" and op.ended is None:
         raise UsageError(f"{op.path} is a child that has not ended; edit what is in it, such as {op.path}/step:0")
-    if op.kind not in ("step", "child", "approval", "signal", "state", *_USED):
+    if op.kind not in ("step", "child", "approval", "signal", "state", *USED):
         raise UsageError(f"{op.path} is a {op.kind}, which has no value to edit")
 
 

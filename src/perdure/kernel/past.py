@@ -11,6 +11,7 @@ from perdure.kernel.events import (
     CancelRequested,
     ChildFinished,
     ChildStarted,
+    OutcomeKept,
     RunFinished,
     RunForked,
     StateSet,
@@ -20,6 +21,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
+from perdure.kernel.keeping import PATCHED
 from perdure.kernel.state import RunState
 
 PATCH = "patch"
@@ -30,7 +32,7 @@ LARGE = 4096
 class Past:
     """The past of one execution: of a run, or of a child in its journal."""
 
-    __slots__ = ("_forks", "_last", "_marks", "_path", "_state", "_taken")
+    __slots__ = ("_forks", "_last", "_marks", "_path", "_retried", "_state", "_taken")
 
     def __init__(
         self,
@@ -40,17 +42,23 @@ class Past:
         path: str = "",
         forks: Sequence[tuple[int, RunForked]] = (),
         taken: frozenset[str] = frozenset(),
+        retried: RunContext | None = None,
     ) -> None:
         self._state, self._marks, self._last, self._path = state, marks, last, path
         # Where the past of other runs ends, by the numbers of the events that say so.
         self._forks = forks
         # The ops whose large values the journal has taken.
         self._taken = taken
+        # What a run was that is tried again: it may get what it had before wherever it is, so it stays that.
+        self._retried = retried
 
     @property
     def replaying(self) -> bool:
         """Whether something that the program wished for stands later in the journal: it must wish for that again."""
-        return self._state is not None and self._state.next_seq <= self._last
+        if self._state is None:
+            return False
+        # What a run had before it was tried again is what it must wish for again as well.
+        return self._state.next_seq <= self._last or (self._state.kept is not None and bool(self._state.kept.effects))
 
     def marked(self, op: str) -> bool:
         """Whether the journal bears a mark for this op, wherever it stands."""
@@ -62,14 +70,14 @@ class Past:
 
     def within(self, path: str) -> Past:
         """The past of the child at an op path."""
-        return Past(self._state, self._marks, self._last, f"{path}/", self._forks, self._taken)
+        return Past(self._state, self._marks, self._last, f"{path}/", self._forks, self._taken, self._retried)
 
     def context(self) -> RunContext | None:
         """The run that the code is part of now: while it repeats the past of another run, that one."""
         state = self._state
         if state is None or state.started is None:
             return None
-        origin = next((event.run for number, event in self._forks if number >= state.next_seq), None)
+        origin = next((event.run for number, event in self._forks if number >= state.next_seq), self._retried)
         return run_context(state, self._path[:-1], origin)
 
 
@@ -86,7 +94,9 @@ def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
         for number, event in enumerate(batch.events, batch.seq):
             if _was_wished_for(event):
                 last = number
-            if type(event) is ValueRecorded and event.kind == PATCH:
+            if (type(event) is ValueRecorded and event.kind == PATCH) or (
+                type(event) is OutcomeKept and event.kind == PATCHED
+            ):
                 marks.add(event.op)
             elif (type(event) is StateSet and len(event.value) > LARGE) or (
                 type(event) is WaitOpened and len(event.request) > LARGE
@@ -94,7 +104,18 @@ def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
                 taken.add(event.op)
             elif type(event) is RunForked:
                 forks.append((number, event))
-    return Past(state, frozenset(marks), last, forks=forks, taken=frozenset(taken))
+    retried = retried_as(batches) if forks else None
+    return Past(state, frozenset(marks), last, forks=forks, taken=frozenset(taken), retried=retried)
+
+
+def retried_as(batches: Iterable[Batch]) -> RunContext | None:
+    """What a run was whose journal this goes on for, if it was tried again, and not forked since."""
+    found: RunContext | None = None
+    for batch in batches:
+        forked = next((event for event in batch.events if isinstance(event, RunForked)), None)
+        if forked is not None:
+            found = forked.run if any(isinstance(event, OutcomeKept) for event in batch.events) else None
+    return found
 
 
 def _was_wished_for(event: AnyEvent) -> bool:

@@ -50,6 +50,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import Failure, describe
 from perdure.kernel.ids import REMOTE, entropy_of, run_id, step_key
+from perdure.kernel.keeping import outcome
 from perdure.kernel.ops import OpenOp
 from perdure.kernel.retry import backoff
 from perdure.kernel.rules import sent_rules
@@ -152,6 +153,24 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
     return result
 
 
+def keep(state: RunState, wishes: dict[str, Command], now: float) -> Plan | None:
+    """What a run that is tried again has at once of what it wishes for; None when all that is left is new."""
+    if state.kept is None or (command := state.kept.next(wishes)) is None:
+        return None
+    kept = state.kept.of(command)
+    if isinstance(command, Finish):
+        return plan(state, [wish for wish in wishes.values() if isinstance(wish, Finish)], now)
+    if kept is None:
+        return plan(state, [command], now)
+    if isinstance(command, StartChild):
+        result = Plan([], [], [])
+        _start_child(state, command, now, result, known=kept.by)
+        return result
+    assert isinstance(command, RunStep | OpenWait | StartTimer)
+    begun = plan(state, [command], now).events[:1]
+    return Plan([*begun, *outcome(command, kept)], [], [])
+
+
 def _drop_begun(prefix: str, result: Plan) -> None:
     """What was asked for in the same breath as the end never begins."""
     result.calls = [call for call in result.calls if not call.command.op.startswith(prefix)]
@@ -164,7 +183,7 @@ def _drop_begun(prefix: str, result: Plan) -> None:
         result.starts.clear()
 
 
-def _start_child(state: RunState, command: StartChild, now: float, result: Plan) -> None:
+def _start_child(state: RunState, command: StartChild, now: float, result: Plan, known: str = "") -> None:
     assert state.started is not None
     kept = Raw(command.input)
     event = ChildStarted(
@@ -185,6 +204,9 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan)
         return
     if not command.detached:
         result.events.append(event)
+        return
+    if known:
+        result.events.append(msgspec.structs.replace(event, detached=known, input=NULL, input_blob=""))
         return
     child = run_id(now, entropy_of(step_key(state.run_id, command.op)))
     started = RunStarted(

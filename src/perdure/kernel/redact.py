@@ -21,6 +21,7 @@ from perdure.kernel.events import (
     Batch,
     ChildStarted,
     InputReplaced,
+    OutcomeKept,
     RunFinished,
     RunStarted,
     SnapshotTaken,
@@ -97,7 +98,7 @@ def _event(
     event: AnyEvent, paths: Sequence[Path], found: dict[str, int], old: dict[str, bytes], new: dict[str, bytes]
 ) -> AnyEvent:
     changes: dict[str, Any] = {}
-    if isinstance(event, StepStarted | ChildStarted):
+    if isinstance(event, StepStarted | ChildStarted | OutcomeKept):
         changes["inputs"] = ""
     if isinstance(event, SnapshotTaken):
         # A snapshot holds the values again; the journal does without it.

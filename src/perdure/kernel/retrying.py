@@ -1,71 +1,152 @@
-"""Where a run that failed goes on when it is tried again: right before what failed. Decides, never writes."""
+"""A run that failed, or was cancelled, and is tried again: what it keeps, and what is called again. Decides, never
+writes.
+
+It begins anew as another incarnation whose journal says beforehand what its ops came to (`kernel/keeping.py`). What
+failed is not among that, so it is called again when the program asks for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from perdure.errors import UsageError
-from perdure.kernel.events import Batch, CancelRequested, RunFinished, RunStatus
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import CannotRetry, UsageError
+from perdure.kernel.commands import FINISH, Finish, OpenWait, RunStep
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    CancelRequested,
+    ChildStarted,
+    ChunkAppended,
+    OutcomeKept,
+    RunFinished,
+    RunForked,
+    RunStarted,
+    RunStatus,
+    SignalReceived,
+    StepFailed,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+)
 from perdure.kernel.failures import Failure
-from perdure.kernel.fork import Op, Point, at_end, end_of, numbered, ops
+from perdure.kernel.fork import USED, Op, context_of, end_of, numbered, ops
+from perdure.kernel.ids import op_name
+from perdure.kernel.keeping import AGAIN, LOCKED, PATCHED, Keeping, wait_of
+from perdure.kernel.past import PATCH
+from perdure.kernel.plan import keep, plan
+from perdure.kernel.replay import Replay
+from perdure.kernel.state import RunState
+
+# What tells that a body went on after something had failed.
+_GOES_ON = ("step", "child", "signal", "approval")
+# What fails by itself, and not for want of an answer.
+_CALLED = ("step", "child", "timer")
 
 
-def retries(batches: Sequence[Batch]) -> list[Point]:
-    """The points from which a run that failed or was cancelled may go on, those that keep more first.
+class Withdrawn(msgspec.Struct, frozen=True):
+    """Which outcomes a run is tried again without: those of these ops, and all from event `seq` on."""
 
-    The last one always fits the code that failed. Those before it keep also what succeeded after something had failed,
-    as in `gather(..., return_exceptions=True)`; they fit if nothing followed from that failure but the end of the run.
+    seq: int
+    ops: frozenset[str] = frozenset()
+
+
+def withdrawals(batches: Sequence[Batch]) -> list[Withdrawn]:
+    """What may be withdrawn of a run that failed or was cancelled, the likeliest first.
+
+    What failed and became the failure of the run; and what failed beside it, unless the body took another way for it.
     """
-    last = failed_at(batches)
     found, end = ops(batches), end_of(batches)
-    failed = [op for op in found.values() if op.failed is not None and op.ended is not None and op.ended < end]
-    first = min(map(_ended, failed), default=end)
-    # What the program gave up, or waited for in vain, followed from the failure or from the time that went by.
-    bound = any(op.given_up and first < _ended(op) < end for op in found.values())
-    if not failed or bound or last.seq < first or any(op.kind not in ("step", "child") for op in failed):
-        return [last]
-    children = frozenset(op.path for op in failed if op.kind == "child")
-    every = frozenset(op.path for op in failed if op.kind != "child" and not op.unknown)
-    around = frozenset(path for path in children if any(op.startswith(f"{path}/") for op in last.anew))
-    most = Point(end, every, reopened=children)
-    return [most, Point(end, last.anew, reopened=around), last] if last.anew else [most, last]
+    finished = batches[-1].events[-1]
+    assert isinstance(finished, RunFinished)
+    if finished.status is RunStatus.CANCELLED:
+        asked = [s for s, _, e in numbered(batches) if isinstance(e, CancelRequested) and not e.child]
+        candidates = [Withdrawn(asked[0] if asked else end)]
+        culprits: list[Op] = []
+    else:
+        failures = [op for op in found.values() if op.failed is not None and op.ended is not None and op.ended < end]
+        failures += _struck(batches, found, finished, end)
+        culprits = _culprits(failures, finished.error, found, end)
+        likely = _unhandled(failures, culprits, found)
+        every = {op.path for op in failures if op.kind in _CALLED and not op.unknown} | likely
+        candidates = [Withdrawn(end, frozenset(likely))]
+        if every != likely:
+            candidates.append(Withdrawn(end, frozenset(every)))
+    point = min([candidates[0].seq, *map(_ended, culprits)])
+    _refuse(found, culprits, point)
+    return candidates
 
 
-def failed_at(batches: Sequence[Batch]) -> Point:
-    """The point from which a run that failed or was cancelled goes on, with all that succeeded before it.
-
-    Right before what failed, if an op did; right before somebody asked it to end, if it was cancelled; else, for an
-    error of the program's own, where it stood.
-    """
-    found = ops(batches)
-    point = _failed_at(batches, found)
-    unknown = next((path for path in point.anew if found[path].unknown), None)
+def _refuse(found: Mapping[str, Op], culprits: Iterable[Op], point: int) -> None:
+    unknown = next((op.path for op in culprits if op.unknown), None)
     if unknown is not None:
         raise UsageError(
             f"{unknown} runs at most once, and nobody can say whether it did; find out, and fork the run: with "
             f"set={{{unknown!r}: ...}} to say what came of it, or at={unknown!r} to have it called again"
         )
-    undone = next((op.path for op in found.values() if "compensate:" in op.path and op.began >= point.seq), None)
+    undone = next((op.path for op in found.values() if "compensate:" in op.path and op.began >= point), None)
     if undone is not None:
         raise UsageError(
             f"what it had done before it failed was undone ({undone}), so it cannot go on from there; start it "
             'again, with reuse="allow_if_failed", or fork it where you want it to go on'
         )
-    return point
 
 
-def _failed_at(batches: Sequence[Batch], found: Mapping[str, Op]) -> Point:
-    finished = batches[-1].events[-1]
-    assert isinstance(finished, RunFinished)
-    if finished.status is RunStatus.CANCELLED:
-        asked = [s for s, _, e in numbered(batches) if isinstance(e, CancelRequested) and not e.child]
-        return Point(asked[0]) if asked else at_end(batches)
-    end = end_of(batches)
-    failures = [op for op in found.values() if op.failed is not None and op.ended is not None and op.ended < end]
-    culprits = _culprits(failures, finished.error, found, end)
-    if not culprits:
-        return Point(end)
-    return Point(min(map(_ended, culprits)), frozenset(op.path for op in culprits if op.kind != "child"))
+def _struck(batches: Sequence[Batch], found: Mapping[str, Op], finished: RunFinished, end: int) -> list[Op]:
+    """Timers by which the body gave something up, as asyncio.timeout() does."""
+    struck: list[Op] = []
+    # What the run left under way is given up at its end as well, whatever it ended of.
+    late = finished.error is not None and finished.error.type.endswith("TimeoutError")
+    for batch in batches:
+        last: Op | None = None
+        for seq, event in enumerate(batch.events, batch.seq):
+            if isinstance(event, WaitResolved) and event.by == "timer" and seq < end:
+                last = found[event.op]
+            elif last is not None and isinstance(event, StepFailed | WaitResolved | CancelRequested):
+                if _gives_up(event) and (seq < end or late):
+                    struck.append(last)
+                last = None
+    return struck
+
+
+def _gives_up(event: StepFailed | WaitResolved | CancelRequested) -> bool:
+    if isinstance(event, WaitResolved):
+        return event.by == "cancelled"
+    return event.given_up if isinstance(event, CancelRequested) else event.cancelled
+
+
+def _unhandled(failures: Sequence[Op], culprits: Sequence[Op], found: Mapping[str, Op]) -> set[str]:
+    """What failed and is to be called again: the culprits, and what no other way was taken for."""
+    chosen = {op.path for op in culprits}
+    chosen |= {op.path for op in failures if op.kind in _CALLED and not op.unknown and not _handled(op, found)}
+    failed = {op.path: op for op in failures}
+    around = {path for path, op in failed.items() if op.kind == "child" and path not in chosen}
+    # What failed in a child whose failure stands, stands as well.
+    chosen = {path for path in chosen if not any(path.startswith(f"{child}/") for child in around)}
+    return chosen
+
+
+def _handled(failed: Op, found: Mapping[str, Op]) -> bool:
+    """Whether the part of the body that heard of a failure went on with something else instead.
+
+    What it had done before as well is no other way: a loop that goes on with the next.
+    """
+    scope = failed.path.rpartition("/")[0]
+    beside = [op for op in found.values() if op.path.rpartition("/")[0] == scope and op.kind in _GOES_ON]
+    later = min((op for op in beside if op.began > _ended(failed)), key=lambda op: op.began, default=None)
+    compensated = any(
+        op.path.startswith(f"{scope}/compensate:" if scope else "compensate:") and op.began > _ended(failed)
+        for op in found.values()
+    )
+    if later is None:
+        return compensated
+    before = {op_name(op.path) for op in beside if op.began < _ended(failed)}
+    return compensated or op_name(later.path) not in before
 
 
 def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op], end: int) -> list[Op]:
@@ -74,12 +155,12 @@ def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op]
         return []
     same = [op for op in failures if op.failed is not None and _alike(op.failed, error)]
     if same:
-        last = max(same, key=lambda op: op.ended or 0)
+        last = max(same, key=_ended)
         if last.kind != "child":
             # What failed in a child is what failed, and the child with it.
             return [last]
         inner = [op for op in failures if op.path.startswith(f"{last.path}/")]
-        return _culprits(inner, last.failed, found, last.ended or end) or [last]
+        return [last, *_culprits(inner, last.failed, found, last.ended or end)]
     members = [culprit for one in error.errors for culprit in _culprits(failures, one, found, end)]
     if members:
         return members
@@ -96,3 +177,152 @@ def _alike(failure: Failure, error: Failure) -> bool:
 
 def _ended(op: Op) -> int:
     return -1 if op.ended is None else op.ended
+
+
+# --- what it begins with --------------------------------------------------------------------------------------------
+
+
+def retried(batches: Sequence[Batch], without: Withdrawn, started: RunStarted, now: float) -> list[Batch]:
+    """The journal with which a run is tried again."""
+    past = _Past(started)
+    for seq, at, event in numbered(batches):
+        past.take(event, at, kept=seq < without.seq, withdrawn=getattr(event, "op", "") in without.ops)
+    seen = tuple(key for key in past.state.signal_ids if "\0" not in key)[-1000:]
+    begin = msgspec.structs.replace(started, recorded=past.recorded or None, seen=seen)
+    forked = RunForked(started.forked_from, without.seq, run=context_of(batches, started.forked_from))
+    return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
+
+
+class _Past:
+    """Collects what a run came to."""
+
+    def __init__(self, started: RunStarted) -> None:
+        self.state = RunState("")
+        self.recorded: dict[str, Raw] = {}
+        self._started = started
+        self._kept: dict[str, OutcomeKept] = {}
+        self._inputs: dict[str, str] = {}
+        self._chunks: dict[str, list[Raw]] = {}
+        self._sent: dict[int, SignalReceived] = {}
+
+    def take(self, event: AnyEvent, at: float, *, kept: bool, withdrawn: bool) -> None:
+        """Take one event in; what it tells of an op counts if it is `kept`."""
+        state, taken = self.state, None
+        if isinstance(event, SignalReceived):
+            self._sent[id(event)] = event
+        elif isinstance(event, WaitResolved) and event.by == "signal":
+            taken = state.inbox[state.ops[event.op].name][0]
+        elif isinstance(event, RunStarted):
+            self.recorded.update(event.recorded or {})
+        state.fold(event, at)
+        if not kept:
+            return
+        made = self._made_of(event, withdrawn, taken)
+        if made is not None:
+            self._kept[made.op] = made
+            if taken is not None:
+                self._sent.pop(id(taken), None)
+
+    def _made_of(self, event: AnyEvent, withdrawn: bool, taken: SignalReceived | None) -> OutcomeKept | None:
+        if isinstance(event, StepStarted):
+            if event.attempt == 1:
+                self._inputs[event.op] = event.inputs
+        elif isinstance(event, ChunkAppended):
+            chunks = self._chunks.setdefault(event.op, [])
+            if event.restart:
+                chunks.clear()
+            chunks += event.chunks
+        elif isinstance(event, WaitOpened):
+            self._inputs[event.op] = wait_of(event)
+        elif isinstance(event, StepSucceeded | StepSkipped | StepFailed):
+            return self._step(event, withdrawn)
+        elif isinstance(event, WaitResolved):
+            return self._wait(event, taken) if not withdrawn and event.by != "cancelled" else None
+        elif isinstance(event, ChildStarted) and event.detached:
+            return OutcomeKept(event.op, "started", event.inputs, by=event.detached)
+        elif isinstance(event, ValueRecorded) and event.kind in USED:
+            self.recorded[event.op] = event.value
+        elif isinstance(event, ValueRecorded) and event.kind == PATCH:
+            return OutcomeKept(event.op, PATCHED)
+        return None
+
+    def _step(self, event: StepSucceeded | StepSkipped | StepFailed, withdrawn: bool) -> OutcomeKept | None:
+        op, inputs = event.op, self._inputs.get(event.op, "")
+        chunks = tuple(self._chunks.get(op, ()))
+        if isinstance(event, StepSucceeded):
+            return OutcomeKept(op, "succeeded", inputs, event.value, event.blob, chunks=chunks)
+        if isinstance(event, StepSkipped):
+            return OutcomeKept(op, "skipped", inputs, error=event.error, chunks=chunks)
+        if event.cancelled:
+            return None
+        if withdrawn:
+            return OutcomeKept(op, AGAIN, inputs, error=event.error)
+        return OutcomeKept(op, "failed", inputs, error=event.error, unknown=event.unknown, chunks=chunks)
+
+    def _wait(self, event: WaitResolved, taken: SignalReceived | None) -> OutcomeKept:
+        inputs = self._inputs.get(event.op, "")
+        if event.by == "lock":
+            return OutcomeKept(event.op, LOCKED, inputs, event.value)
+        value = taken.payload if taken is not None else event.value
+        by = "signal" if event.by == "kept" else event.by
+        return OutcomeKept(event.op, "waited", inputs, value, by=by, answer_id=event.answer_id)
+
+    def outcomes(self) -> list[OutcomeKept]:
+        """What is kept, in the order it came; then what was kept before and not asked for since."""
+        before = self.state.kept.entries if self.state.kept is not None else {}
+        return [*self._kept.values(), *(kept for op, kept in before.items() if op not in self._kept)]
+
+    def unread(self) -> list[SignalReceived]:
+        """Signals that no wait took whose outcome is kept."""
+        return list(self._sent.values())
+
+
+# --- and whether it fits --------------------------------------------------------------------------------------------
+
+
+def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
+    """Let a program that is about to be tried again go as far as what it had before brings it; nothing is called.
+
+    Then as far as it gets if all that is called again fails once more. Raises CannotRetry when it would fail without
+    anything being called, or would not ask for something again that it has done.
+    """
+    state, kept = replay.state, replay.state.kept
+    assert kept is not None
+    called: list[str] = []
+    while FINISH not in replay.wishes:
+        planned = keep(state, replay.wishes, at)
+        events: Sequence[AnyEvent] = planned.events if planned is not None else _suppose(replay, kept, called, at)
+        if not events:
+            return  # what comes next nobody can know
+        for event in events:
+            replay.fold(event, at)
+    finish = replay.wishes[FINISH]
+    assert isinstance(finish, Finish)
+    if finish.status is RunStatus.FAILED and not called:
+        why = f"{finish.error.type}: {finish.error.message}" if finish.error is not None else "an error"
+        hint = "deploy code that does not raise it, or fork the run at an op of your choice"
+        raise CannotRetry(id, status, hint, f"nothing would be called again, and it would fail the same way ({why})")
+    left = [op for op, one in kept.entries.items() if one.kind in ("succeeded", "started")]
+    if left and finish.status is not RunStatus.COMPLETED:
+        done = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+        hint = "its steps would be run a second time; fork it at an op of your choice"
+        raise CannotRetry(id, status, hint, f"its code would not ask again for what it has done ({done})")
+
+
+def _suppose(replay: Replay, kept: Keeping, called: list[str], at: float) -> Sequence[AnyEvent]:
+    """The next thing that a program wishes for and does not have, begun; and failed, if it had failed before."""
+    for command in list(replay.wishes.values()):
+        begun = plan(replay.state, [command], at).events
+        if isinstance(command, RunStep):
+            called.append(command.op)
+            before = kept.find(command.op, StepStarted, command.inputs_hash)
+            if before is not None and before.kind == AGAIN and before.error is not None:
+                return [*begun[:1], StepFailed(command.op, 1, before.error)]
+            return begun[:1]
+        if isinstance(command, OpenWait) and command.kind == "lock":
+            return [*begun, WaitResolved(command.op, "lock", kept.token(command.op) or Raw(b"1"))]
+        if begun:
+            if isinstance(command, OpenWait):
+                called.append(command.op)
+            return begun
+    return ()

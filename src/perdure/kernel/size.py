@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.kernel.events import AnyEvent, Batch, ChunkAppended, SnapshotTaken
+from perdure.kernel.events import AnyEvent, Batch, ChunkAppended, OutcomeKept, SnapshotTaken
 
 # A rough count of what an event adds to a journal besides its value.
 EVENT_BYTES = 120
@@ -12,7 +12,7 @@ EVENT_BYTES = 120
 
 def weight(event: AnyEvent) -> int:
     """About how many bytes an event takes in a journal."""
-    chunks = event.chunks if isinstance(event, ChunkAppended) else ()
+    chunks = event.chunks if isinstance(event, ChunkAppended | OutcomeKept) else ()
     return EVENT_BYTES + len(getattr(event, "value", b"")) + sum(map(len, chunks))
 
 

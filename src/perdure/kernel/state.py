@@ -19,6 +19,7 @@ from perdure.kernel.events import (
     ChildStarted,
     ChunkAppended,
     InputReplaced,
+    OutcomeKept,
     RunClaimed,
     RunFinished,
     RunForked,
@@ -42,6 +43,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.ids import address, signal_key
+from perdure.kernel.keeping import Keeping
 from perdure.kernel.locking import HeldLock, unlocked
 from perdure.kernel.ops import Child, OpenOp, Shown
 
@@ -76,6 +78,7 @@ class RunState:
         "finished_at",
         "held",
         "inbox",
+        "kept",
         "lock_waits",
         "locks",
         "next_seq",
@@ -137,6 +140,8 @@ class RunState:
         # Whether somebody else than the owner has given it something to do that the owner has not answered yet.
         self.stirred = False
         self.values: dict[str, Raw] = {}
+        # For a run that is tried again: what it had before and has not asked for again.
+        self.kept: Keeping | None = None
         self.finished: RunFinished | None = None
         self.finished_at: float | None = None
         # How many events are over and done with, for a snapshot to leave out, and where the last snapshot was taken.
@@ -257,6 +262,8 @@ class RunState:
             if self.children and event.queue:
                 self._moved(event.op, 0, 1)
         self.held = 0
+        if self.kept is not None and event.attempt == 1:
+            self.kept.asked(event)
         if not op.running and op.kind == "step":
             op.running = True
             self.running += 1
@@ -305,6 +312,8 @@ class RunState:
     def _wait_opened(self, event: WaitOpened, at: float) -> None:
         op = self.ops[event.op] = OpenOp(event.kind, event.source)
         op.name, op.due = event.name, event.deadline
+        if self.kept is not None:
+            self.kept.asked(event)
         if event.kind == "signal":
             op.name = address(self.child_of(event.op), event.name)
             self.waits.setdefault(op.name, deque()).append(event.op)
@@ -359,6 +368,8 @@ class RunState:
 
     def _child_started(self, event: ChildStarted, at: float) -> None:
         if event.detached:
+            if self.kept is not None:
+                self.kept.asked(event)
             return
         incarnation = 1
         if event.id:
@@ -459,6 +470,11 @@ class RunState:
         # Whoever takes it up may have something to begin, whatever else it waits for.
         self.stirred = self.epoch > 0
 
+    def _outcome_kept(self, event: OutcomeKept, at: float) -> None:
+        if self.kept is None:
+            self.kept = Keeping()
+        self.kept.add(event)
+
     def _run_finished(self, event: RunFinished, at: float) -> None:
         self.finished = event
         self.finished_at = at
@@ -502,6 +518,7 @@ _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     SnapshotTaken: RunState._snapshot_taken,
     RunResumed: RunState._run_resumed,
     RunForked: RunState._run_forked,
+    OutcomeKept: RunState._outcome_kept,
     RunFinished: RunState._run_finished,
 }
 

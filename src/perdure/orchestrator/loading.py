@@ -16,6 +16,7 @@ from perdure.kernel.projection import child_rows, row
 from perdure.kernel.queues import Queue
 from perdure.kernel.state import RunState, fold
 from perdure.orchestrator.admissions import may_begin
+from perdure.orchestrator.rehearsal import play
 from perdure.ports.journal import Append, Appended, Full, append_all
 
 if TYPE_CHECKING:
@@ -264,6 +265,9 @@ class Loading:
             ):
                 replay.close()
                 return
+            if state.epoch == 0 and state.kept is not None:
+                # Retried by a client that does not know the code: nothing may be run that does not fit it.
+                play(orchestrator, run_id, one.started, batches)
             driver = orchestrator.driver(replay, batches, orchestrator.variables)
             orchestrator.active[run_id] = driver
             resumed = [RunResumed()] if state.parked is not None else []

@@ -145,7 +145,12 @@ class RunLocks:
         try:
             given_up = f"cancel {op}" in driver.replay.wishes
             if op in driver.state.lock_waits and not given_up:
-                driver.record(WaitResolved(op, "lock", _raw(hold.token)))
+                token = _raw(hold.token)
+                before = driver.state.kept.token(op) if driver.state.kept is not None else None
+                driver.record(WaitResolved(op, "lock", before or token))
+                if before is not None and op in driver.state.locks:
+                    # A run that is tried again: what it did before under the lock, it did under another token.
+                    driver.record(ValueRecorded(op, "lock", token))
         except Exception as error:
             self._orchestrator.broke(driver, error)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from perdure.kernel.events import Batch, RunClaimed
-from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.kernel.events import Batch, RunClaimed, RunStarted
+from perdure.kernel.retrying import rehearse as rehearse_retry
+
+if TYPE_CHECKING:
+    from perdure.orchestrator.orchestrator import Orchestrator
 
 
 async def rehearse(orchestrator: Orchestrator, run_id: str, batches: Sequence[Batch]) -> None:
@@ -16,15 +20,22 @@ async def rehearse(orchestrator: Orchestrator, run_id: str, batches: Sequence[Ba
 
     def replay() -> None:
         try:
-            replayed = orchestrator.replay(started, run_id, whole)
-            try:
-                if replayed.state.epoch == 0:
-                    replayed.fold(RunClaimed(orchestrator.name, 1), whole[-1].at)
-            finally:
-                replayed.close()
+            play(orchestrator, run_id, started, whole)
         except Exception as error:
             failed.append(error)
 
     await orchestrator.in_callback(replay)
     if failed:
         raise failed[0]
+
+
+def play(orchestrator: Orchestrator, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> None:
+    """As `rehearse`, in a callback, with all values in place."""
+    replayed = orchestrator.replay(started, run_id, batches)
+    try:
+        if replayed.state.epoch == 0:
+            replayed.fold(RunClaimed(orchestrator.name, 1), batches[-1].at)
+            if replayed.state.kept is not None:
+                rehearse_retry(replayed, started.id, "failed", batches[-1].at)
+    finally:
+        replayed.close()

@@ -13,6 +13,7 @@ from perdure.kernel.events import (
     CancelRequested,
     ChunkAppended,
     InputReplaced,
+    OutcomeKept,
     RunClaimed,
     RunFinished,
     RunForked,
@@ -46,6 +47,7 @@ FREE = (
     | RunParked
     | RunResumed
     | RunForked
+    | OutcomeKept
 )
 
 
