@@ -254,7 +254,7 @@ def test_a_thread_that_waits_for_a_run_is_told_when_the_engine_is_closed(url: st
 
 INTERRUPTED = """
 import sys, threading
-from perdure import step, workflow
+from perdure import Recovery, step, workflow
 from perdure.blocking import Engine
 
 @step
@@ -268,7 +268,7 @@ async def endless():
     await wait()
 
 try:
-    with Engine(sys.argv[1], [endless]) as engine:
+    with Engine(sys.argv[1], [endless], recovery=Recovery(grace=0)) as engine:
         engine.start(endless(), id="it").result()
 except KeyboardInterrupt:
     print("left", threading.active_count())

@@ -9,7 +9,6 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -30,6 +29,7 @@ from perdure.client.watch import Watch
 from perdure.config import Limits, Recovery, Retention
 from perdure.engine.remote import RemoteStep, Report
 from perdure.engine.resources import resources_of
+from perdure.engine.threads import DEFAULT_THREADS
 from perdure.errors import BrokenProgram, Corrupt, PerdureError, UsageError
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
@@ -84,6 +84,7 @@ class Engine(Client):
         reuse: Reuse = "return_existing",
         stream: str | StreamMode = "immediate",
         max_concurrency: int = 1000,
+        threads: int | None = None,
         queues: Iterable[Queue] = (),
         serves: Iterable[str] | None = None,
         steps: Iterable[Step[..., Any]] = (),
@@ -104,6 +105,10 @@ class Engine(Client):
         super().__init__(opened, limits=limits, codecs=codecs, clock=clock, durability=durability, reuse=reuse)
         if max_concurrency < 1:
             raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise UsageError(f"threads={threads!r} must be a whole number, at least 1; None: {DEFAULT_THREADS}")
+        if threads is not None and executor is not None:
+            raise UsageError("threads=... has no effect beside executor=..., which runs `def` steps; give one of them")
         # A name of its own by default: two processes on one store are two orchestrators.
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._rules = rules_of(rules, "Engine(rules=...)")
@@ -124,7 +129,7 @@ class Engine(Client):
         """What the steps of this engine look up by name."""
         self._check_rules()
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
-        self._executor, self._on_commit = executor, checked_observer(on_commit)
+        self._executor, self._threads, self._on_commit = executor, threads, checked_observer(on_commit)
         self._observer: Observer | None = None
         self._retention = retention
         self._schedules = _declared(schedules)
@@ -133,6 +138,8 @@ class Engine(Client):
         self._orchestrator: Orchestrator | None = None
         self._ownership: Ownership | None = None
         self._service: Service | None = None
+        # Whether it is being closed, and waits for steps under way.
+        self._leaving = False
         # Set when another process has been started under our name, and nothing is advanced here any more.
         self.superseded = asyncio.Event()
 
@@ -195,10 +202,10 @@ class Engine(Client):
             name=self.name,
             max_concurrency=self._max_concurrency,
             limits=self._limits,
-            # A sweep whose time is up is over: what it has under way is handed over at once.
-            recovery=self._recovery if look else replace(self._recovery, grace=0.0),
+            recovery=self._recovery,
             codec=self.codec,
             executor=self._executor,
+            threads=self._threads,
             clock=self.clock,
             locker=self._locks.locker,
             on_finished=self._finished,
@@ -275,7 +282,8 @@ class Engine(Client):
             )
         finally:
             if alone:
-                await self.close()
+                # Its time is up: what it has under way is handed over at once.
+                await self._close(0.0)
                 self._counts, self._scheduled.may_fire = None, lambda run: True
 
     def _committed(self, id: str, append: Append) -> None:
@@ -312,23 +320,38 @@ class Engine(Client):
             self._watch.resolve(row)
 
     async def close(self) -> None:
-        """Stop accepting, finish or hand over, write what is left, and let others take over at once."""
+        """Hand over what waits, let steps under way end within `Recovery(grace=...)`, and hand over the rest.
+
+        Cancelling this ends the grace at once: steps are given up, and their runs are handed over.
+        """
+        await self._close(self._recovery.grace)
+
+    async def _close(self, grace: float) -> None:
         orchestrator, self._orchestrator = self._orchestrator, None
         if orchestrator is None or self._service is None or self._ownership is None:
             return
         self._scheduled.leave()
+        self._leaving = True
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace
         try:
+            await self._service.stop_looking()
+            interrupted = await orchestrator.close(grace, self._service.hand_over_due)
+            end = end if interrupted is None else 0.0
+            self._leaving = False
             await self._service.stop()
-            await orchestrator.close()
             await self._ownership.leave()
         finally:
+            self._leaving = False
             observer, self._observer = self._observer, None
             if observer is not None:
                 await observer.close()
             completions, self._completions = self._completions, None
             if completions is not None:
-                await completions.close(self._recovery.grace)
+                await completions.close(max(min(1.0, grace), end - loop.time()))
             await super().close()
+        if interrupted is not None:
+            raise interrupted
 
     def _program(self, invocation: Invocation[Any]) -> Program | None:
         if isinstance(invocation, Recorded):
@@ -361,6 +384,9 @@ class Engine(Client):
         return not waits and not counted and started.program in self._programs
 
     async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
+        if self._leaving:
+            # A step that may still end must not fail for this: what it starts waits for another engine.
+            return await super()._submit(run_id, started, recorded)
         orchestrator = self._accepting()
         if not self._begins_here(started):
             accepted = await super()._submit(run_id, started, recorded)
@@ -373,6 +399,8 @@ class Engine(Client):
         return True
 
     async def _submit_many(self, starts: Sequence[tuple[str, RunStarted, RunStarted]]) -> Sequence[bool | Exception]:
+        if self._leaving:
+            return await super()._submit_many(starts)
         orchestrator = self._accepting()
         here = [one for one in starts if self._begins_here(one[1])]
         apart = [one for one in starts if not self._begins_here(one[1])]

@@ -29,8 +29,9 @@ class Recovery:
     """How many runs of others are claimed at a time later on; the next batch follows after a moment."""
     lease: float = 30.0
     """How long its name stays taken after its last sign of life. It gives three in that time."""
-    grace: float = 1.0
-    """How long steps under way may go on when the engine is left; then they are cancelled and handed over."""
+    grace: float = 30.0
+    """How long steps under way may go on when the engine is left, with their lease; then they are given up, and their
+    runs are handed over. What only waits is handed over at once."""
 
     quarantine: int = 3
     """How many orchestrators in a row may be gone before a run gets any further; then it is parked as `poisoned`, for a
@@ -45,6 +46,8 @@ class Recovery:
             raise ValueError(f"Recovery(snapshot={self.snapshot!r}) must be at least 0; 0 takes none")
         if self.quarantine < 0:
             raise ValueError(f"Recovery(quarantine={self.quarantine!r}) must be at least 0; 0 parks none")
+        if not isinstance(self.grace, int | float) or isinstance(self.grace, bool) or not 0 <= self.grace < ENDLESS:
+            raise ValueError(f"Recovery(grace={self.grace!r}) must be a number of seconds, at least 0")
         for name in ("check_interval", "lease"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be more than 0")

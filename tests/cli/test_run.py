@@ -182,6 +182,7 @@ def test_a_run_that_is_asked_to_stop_says_how_it_goes_on(cli: Cli, number: signa
         stderr=subprocess.PIPE,
         text=True,
         cwd=cli.folder,
+        env={**os.environ, "PERDURE_RECOVERY__GRACE": "0"},
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"

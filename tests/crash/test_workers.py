@@ -105,7 +105,7 @@ def test_a_worker_that_is_told_to_stop_hands_over_what_is_under_way(tmp_path: Pa
             assert view is not None
             return view.owner
 
-    with worker(tmp_path, "--name", "w1") as process:
+    with worker(tmp_path, "--name", "w1", "--grace", "0s") as process:
         until(lambda: asyncio.run(owner()) == "w1")
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0

@@ -7,9 +7,9 @@ import gc
 import os
 import selectors
 import sys
-from asyncio import Future
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,7 +43,7 @@ class Leap(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.elsewhere: set[Future[Any]] = set()
+        self.elsewhere: set[Any] = set()
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None or timeout <= 0:
@@ -55,10 +55,10 @@ class Leap(selectors.DefaultSelector):
             self.now += timeout
         return ready
 
-    def watch(self, submit: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+    def watch(self, submit: Callable[..., Any]) -> Callable[..., Any]:
         """What gives work to a thread, and lets no time go by until it is done."""
 
-        def watched(*args: Any, **options: Any) -> Future[Any]:
+        def watched(*args: Any, **options: Any) -> Any:
             future = submit(*args, **options)
             self.elsewhere.add(future)
             future.add_done_callback(self.elsewhere.discard)
@@ -218,7 +218,11 @@ def soak(store: str, moments: Sequence[float]) -> None:
     """Nothing grows from the first moment, when all has come to its usual size, to the last."""
     files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     loop = VirtualLoop()
-    with mock.patch.object(Threads, "submit", loop.leap.watch(Threads.submit)):
+    watch = loop.leap.watch
+    with (
+        mock.patch.object(Threads, "submit", watch(Threads.submit)),
+        mock.patch.object(ThreadPoolExecutor, "submit", watch(ThreadPoolExecutor.submit)),
+    ):
         figures = played(live(store, loop, moments), loop)
     del loop
     gc.collect()

@@ -14,6 +14,9 @@ from perdure.errors import UsageError
 
 log = logging.getLogger("perdure")
 
+# How long what was cancelled may take to end.
+LEAVE_SECONDS = 5.0
+
 T = TypeVar("T")
 
 
@@ -106,8 +109,13 @@ async def _end_all() -> None:
     """Cancel everything else on this loop, and wait until it has ended."""
     loop = asyncio.get_running_loop()
     others = asyncio.all_tasks() - {asyncio.current_task()}
+    leaving = {task for task in others if task.cancelling()}
+    if leaving:
+        # A close() that was cut short by a second Ctrl-C still hands runs over.
+        _, leaving = await asyncio.wait(leaving, timeout=LEAVE_SECONDS)
+    others = {task for task in asyncio.all_tasks() - {asyncio.current_task()} if task not in leaving}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    # Its default executor is not waited for: a step may hang in a thread of asyncio.to_thread().
     await loop.shutdown_asyncgens()
-    await loop.shutdown_default_executor()

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
 import signal
+import sys
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from perdure.assembly import Engine
 from perdure.cli.exits import Exit, Problem
-from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, engine_options, settings
+from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, engine_options, seconds, settings
 from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, load
+from perdure.config import Recovery
 from perdure.kernel.queues import Queue
+
+# How long the process may take to end after the engine has been closed.
+LEAVE_SECONDS = 5.0
 
 
 def worker(
@@ -26,12 +37,18 @@ def worker(
     ] = None,
     name: Annotated[str | None, Parameter(help="Its name among the engines of the store; made if left out.")] = None,
     max_concurrency: Annotated[int | None, Parameter(help="How many steps it runs at once; 1000 if left out.")] = None,
+    threads: Annotated[int | None, Parameter(help="How many `def` steps it runs at once; 64 if left out.")] = None,
+    grace: Annotated[
+        str | None, Parameter(help="How long steps may go on after SIGTERM, such as 45s or 10m; 30s if left out.")
+    ] = None,
     log_level: Annotated[
         LogLevel, Parameter(help="How much it logs to stderr; info has a line for each attempt that fails.")
     ] = "info",
     store: StoreUrl = DEFAULT_STORE,
 ) -> int:
     """Execute runs of a module's workflows until SIGTERM or Ctrl-C; then hand over what is under way.
+
+    Steps that are under way then have until the grace is over; a second signal ends it. Runs that wait go at once.
 
     Queues that the module declares, such as emails = Queue("emails", concurrency=5), have their limits, and
     schedules, such as nightly = Schedule("nightly", report(), cron="30 2 * * *"), are made or changed. Its steps find
@@ -53,29 +70,35 @@ def worker(
     given = {
         "name": name,
         "max_concurrency": max_concurrency,
+        "threads": threads,
         "serves": None if queues is None else [part.strip() for part in queues.split(",")],
     }
     options |= {key: value for key, value in given.items() if value is not None}
+    recovery: Recovery = options.pop("recovery", Recovery())
+    if grace is not None:
+        recovery = replace(recovery, grace=seconds(grace, "--grace"))
     engine = Engine(
         store,
         {id(program): program for program in target.programs.values()}.values(),
         steps=target.steps,
         schedules=target.schedules,
         resources=target.resources,
+        recovery=recovery,
         **options,
     )
-    asyncio.run(_work(engine, target, options["queues"], options.get("serves")))
+    try:
+        asyncio.run(_work(engine, target, options["queues"], options.get("serves"), recovery.grace))
+    except asyncio.CancelledError:
+        pass  # by a second signal: what was under way is given up, and its runs are handed over
     return Exit.OK
 
 
-async def _work(engine: Engine, target: Target, queues: Sequence[Queue], serves: Sequence[str] | None) -> None:
+async def _work(
+    engine: Engine, target: Target, queues: Sequence[Queue], serves: Sequence[str] | None, grace: float
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            loop.add_signal_handler(number, stop.set)
-        except NotImplementedError:  # Windows: Ctrl-C comes as KeyboardInterrupt
-            pass
+    signals = _Signals(loop, stop, grace)
     async with engine:
         note(_introduction(engine, target, queues, serves))
         told = [loop.create_task(one.wait()) for one in (stop, engine.superseded)]
@@ -84,7 +107,60 @@ async def _work(engine: Engine, target: Target, queues: Sequence[Queue], serves:
             # No error: whoever looks after processes would start it again, and it would take its name back.
             note(f"stopping: another process has been started as {engine.name}")
         else:
-            note("stopping: what is under way is finished or handed over")
+            note(
+                f"stopping: runs that wait are handed over, and steps under way have {grace:g} s; a second SIGTERM or "
+                "Ctrl-C leaves at once"
+            )
+    signals.leave_within(LEAVE_SECONDS, Exit.OK)
+
+
+class _Signals:
+    """The first signal stops the worker, the second ends the grace of its steps, the third ends the process.
+
+    A process that does not come to its end is ended by a thread: a step on the loop may block it, and threads of the
+    module's own may not end.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event, grace: float) -> None:
+        self._loop, self._stop, self._grace = loop, stop, grace
+        self._task = asyncio.current_task()
+        self._count = 0
+        # A queue whose `put` may be called in a signal handler, whatever the thread below it was doing.
+        self._ends: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        threading.Thread(target=self._watch, name="perdure-exit", daemon=True).start()
+        # Not the loop's own handlers: those wait until a step gives the loop back.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._heed)
+
+    def leave_within(self, seconds: float, code: int) -> None:
+        """See that the process ends."""
+        self._ends.put((time.monotonic() + seconds, code))
+
+    def _heed(self, number: int, frame: object) -> None:
+        self._count += 1
+        if self._count == 1:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self.leave_within(self._grace + 3 * LEAVE_SECONDS, Exit.TERMINATED)
+        elif self._count == 2:
+            if self._task is not None:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+            self.leave_within(LEAVE_SECONDS, Exit.TERMINATED)
+        else:
+            os._exit(128 + number)
+
+    def _watch(self) -> None:
+        end, code = self._ends.get()
+        while True:
+            try:
+                sooner, its_code = self._ends.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if sooner < end:
+                end, code = sooner, its_code
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _introduction(engine: Engine, target: Target, queues: Sequence[Queue], serves: Sequence[str] | None) -> str:

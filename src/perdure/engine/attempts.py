@@ -6,6 +6,7 @@ the same attempts. Never decides what follows from an outcome.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,10 @@ class Attempts:
     def busy(self) -> bool:
         """Whether anything is under way, or about to be."""
         return bool(self.running or self.calls or self._storing)
+
+    def tasks(self) -> list[asyncio.Future[Any]]:
+        """What to wait for until the next attempt ends."""
+        return [attempt.task for attempt in self.running.values() if attempt.task is not None]
 
     @property
     def inherited(self) -> bool:
@@ -246,6 +251,8 @@ class Attempts:
             op = call.command.op
             if self.running.get(op) is attempt:
                 del self.running[op]
+            if self._services.closing and isinstance(error, asyncio.CancelledError):
+                return  # it never began, or all tasks of the loop were cancelled: the next owner makes it again
             carried = self._carried.get((op, call.attempt))
             if carried is not None and carried.attempt is attempt:
                 carried.ended = (value, error)

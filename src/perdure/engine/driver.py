@@ -162,7 +162,8 @@ class Driver:
         if self.closed or self.state.finished is not None:
             return
         now = self.services.clock.now()
-        plan_ = wake(self.state, self.replay.open_steps, now, self._free())
+        # An engine that is being left begins no attempt: the next owner does.
+        plan_ = wake(self.state, self.replay.open_steps, now, 0 if self.services.closing else self._free())
         self.held = plan_.held
         if self.held and self.state.running < self._room:
             self.services.runner.wanted(self)
@@ -469,6 +470,11 @@ class Driver:
         # What the body of a paused run wishes for waits until it is resumed, and replay finds it again.
         wishes = self.state.paused is None and (self.replay.wishes or self.replay.held)
         return not (self.attempts.busy or self._offloading or wishes) and self.saved
+
+    @property
+    def working(self) -> bool:
+        """Whether an attempt is under way here, or what came of one is not on its way to the store yet."""
+        return self.attempts.busy or bool(self._offloading)
 
     def release(self, owner: str) -> None:
         """Give the run up in good order: nothing new starts, and the journal says so."""

@@ -47,7 +47,7 @@ class Processes:
         # Before multiprocessing waits for its processes: ours take no signals, and are not waited for.
         atexit.register(self.close)
 
-    def submit(self, job: Job, label: str, kept: bool = False) -> asyncio.Future[Outcome]:
+    def submit(self, job: Job, label: object, kept: bool = False) -> asyncio.Future[Outcome]:
         """Make a call as soon as there is a process for it."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         call = _Call(job, label)
@@ -98,7 +98,7 @@ class Processes:
 class _Call:
     """One call, and the process it is made in for as long as it is."""
 
-    def __init__(self, job: Job, label: str) -> None:
+    def __init__(self, job: Job, label: object) -> None:
         self._job, self.label = job, label
         self._lock = threading.Lock()
         self._child: _Child | None = None
@@ -137,7 +137,7 @@ class _Child:
             theirs.close()
         self.alive = True
 
-    def wait_until_ready(self, label: str) -> None:
+    def wait_until_ready(self, label: object) -> None:
         """Wait until it has imported the main module."""
         if self._receive() is not None:
             return
@@ -146,12 +146,12 @@ class _Child:
             raise UsageError(f"{label} cannot begin: {GUARD}")
         main = getattr(sys.modules["__main__"], "__file__", None) or "the main module"
         raise ProcessDied(
-            label,
+            str(label),
             f"{_ended(status)} while it imported {main}; its stderr says why. A script that starts runs does so under "
             '`if __name__ == "__main__":`',
         )
 
-    def call(self, job: Job, label: str) -> Any:
+    def call(self, job: Job, label: object) -> Any:
         """What the call returns; raises what it raises."""
         try:
             self._connection.send(job)
@@ -165,7 +165,7 @@ class _Child:
                 raise Told(value)
             if job.begun is not None:
                 job.begun()
-        raise ProcessDied(label, _ended(self._died()))
+        raise ProcessDied(str(label), _ended(self._died()))
 
     def end(self) -> None:
         """Kill it: it heeds no other signal."""

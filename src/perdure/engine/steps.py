@@ -55,6 +55,9 @@ class Attempt:
         self._pulse: asyncio.TimerHandle | None = None
         self.began = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.call.command.op} of run {self.context.run.id!r}"
+
     def launched(self, task: asyncio.Future[Any]) -> None:
         """The attempt is under way: its function is called now, or as soon as there is a thread for it."""
         self.task = task
@@ -315,7 +318,7 @@ class StepRunner:
         kind = GeneratorJob if spec.generator else Job
         job = kind(spec.fn, args, kwargs, step, context.copy())
         job.begun, job.timeout = begun, spec.timeout
-        return self._call(job, spec, f"{attempt.call.command.op} of {step.run_id}")
+        return self._call(job, spec, attempt)
 
     async def _contained(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call an async step. One that calls sys.exit() fails; it does not take the engine and others with it."""
@@ -328,14 +331,14 @@ class StepRunner:
                 raise
             raise Raised(error) from None
 
-    async def _call(self, job: Job, spec: StepSpec, label: str) -> Any:
+    async def _call(self, job: Job, spec: StepSpec, attempt: Attempt) -> Any:
         executor = self._executor_for(spec)
         if executor is not None:
             result, error = await self._foreign(executor, job)
         elif spec.cpu:
-            result, error = await self._process_pool().submit(job, label, spec.at_most_once)
+            result, error = await self._process_pool().submit(job, attempt, spec.at_most_once)
         else:
-            result, error = await self._thread_pool().submit(job, label, spec.at_most_once)
+            result, error = await self._thread_pool().submit(job, attempt, spec.at_most_once)
         if error is not None:
             # A thread has no Ctrl-C of its own: what reaches us from there was raised by the step.
             raise Raised(error) if isinstance(error, SystemExit | KeyboardInterrupt) else error

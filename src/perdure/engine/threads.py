@@ -32,7 +32,7 @@ class Item:
 
     __slots__ = ("future", "kept", "label", "work")
 
-    def __init__(self, work: Callable[[], Any], label: str, kept: bool, future: asyncio.Future[Outcome]) -> None:
+    def __init__(self, work: Callable[[], Any], label: object, kept: bool, future: asyncio.Future[Outcome]) -> None:
         self.work: Callable[[], Any] | None = work
         self.label, self.kept = label, kept
         self.future = future
@@ -51,19 +51,18 @@ class Threads:
         self._closed = False
         # Counts calls that began or ended: a pool in which it stands still is stalled.
         self._moves = 0
-        self._watching = False
+        self._watch: asyncio.TimerHandle | None = None
 
-    def submit(self, work: Callable[[], Any], label: str, kept: bool = False) -> asyncio.Future[Outcome]:
+    def submit(self, work: Callable[[], Any], label: object, kept: bool = False) -> asyncio.Future[Outcome]:
         """Make a call as soon as there is a thread. Cancelling the future gives up a call that has not begun."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         item = Item(work, label, kept, future)
         with self._lock:
             self._waiting.append(item)
             self._see_to_waiting()
-            watch = not self._watching and len(self._waiting) > self._idle
-            self._watching |= watch
-        if watch:
-            self._loop.call_later(STALL_SECONDS, self._look, self._moves)
+            full = len(self._waiting) > self._idle and self._size - self._blocked >= self._limit
+        if full and self._watch is None:
+            self._watch = self._loop.call_later(STALL_SECONDS, self._look, self._moves)
         return future
 
     def withdraw(self) -> None:
@@ -80,6 +79,8 @@ class Threads:
             self._closed = True
             self._waiting.clear()
             self._ready.notify_all()
+        if self._watch is not None:
+            self._watch.cancel()
 
     @contextmanager
     def waits(self) -> Iterator[None]:
@@ -149,26 +150,25 @@ class Threads:
         with self._lock:
             while self._waiting and self._waiting[0].future.cancelled():
                 self._waiting.popleft()
-            waiting = len(self._waiting)
-            self._watching = waiting > 0 and not self._closed
-            stalled = self._watching and self._moves == moves
-            busy = list(self._busy)
-            moves = self._moves
+            waiting, stalled = len(self._waiting), self._moves == moves
+            moves, busy = self._moves, list(self._busy)
+        self._watch = None
+        if not waiting or self._closed:
+            return
         if stalled:
             log.warning(
-                "%d steps wait for a thread, and all %d threads have been busy with the same steps for %g s: %s%s. "
-                "Steps that wait for each other deadlock like this; make them `async def`, give them a timeout, or "
-                "raise %s",
+                "%d step%s for a thread, and all %d threads have been busy with the same steps for %g s: %s%s. Steps "
+                "that wait for each other deadlock like this: make them `async def`, give them a timeout, or raise %s",
                 waiting,
+                " waits" if waiting == 1 else "s wait",
                 len(busy),
                 STALL_SECONDS,
-                ", ".join(item.label for item in busy[:NAMED]),
+                ", ".join(str(item.label) for item in busy[:NAMED]),
                 f" and {len(busy) - NAMED} more" if len(busy) > NAMED else "",
                 self._setting,
             )
-        if self._watching:
-            # Longer after each word about it would be kinder to the log; but what moves again is worth knowing.
-            self._loop.call_later(STALL_SECONDS * (10 if stalled else 1), self._look, moves)
+        # Once it has been said there is time until it is said again.
+        self._watch = self._loop.call_later(STALL_SECONDS * (10 if stalled else 1), self._look, moves)
 
 
 class _Here(threading.local):

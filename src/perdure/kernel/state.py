@@ -156,7 +156,8 @@ class RunState:
         self.next_seq += 1
         self.at = at
         if self.stirred and type(event) not in FROM_OUTSIDE:
-            self.stirred = type(event) is RunClaimed and event.early
+            # A claim before anything is read, and a release, say nothing about what came from outside.
+            self.stirred = type(event) is RunReleased or (type(event) is RunClaimed and event.early)
         _FOLD[type(event)](self, event, at)
 
     @property

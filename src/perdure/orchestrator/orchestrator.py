@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from typing import Any
@@ -48,6 +48,13 @@ log = logging.getLogger("perdure")
 
 # A run that waits for longer than this leaves memory.
 MOMENT = 1.0
+# How long leaving may take before the log says what it waits for, and how many steps that names.
+QUIET_SECONDS = 1.0
+NAMED = 5
+# How often it looks meanwhile at runs that it owns and has not in memory.
+MEANWHILE_SECONDS = 0.5
+# How long the store may take for the last events.
+DRAIN_SECONDS = 5.0
 
 _SUSPENDED = "this engine could not show in time that it lives, and begins nothing until it can; try again"
 
@@ -76,6 +83,7 @@ class Orchestrator:
         rules: Rules = NONE,
         on_commit: Callable[[str, Append], None] | None = None,
         serves: Sequence[str] | None = None,
+        threads: int | None = None,
     ) -> None:
         # The queues whose runs it takes; None: all of them, and runs that are in none.
         self.serves = serves
@@ -119,14 +127,15 @@ class Orchestrator:
         self.retired = asyncio.Event()
         self.tenure = Tenure(self.loop)
         self.tenure.on_over = self.suspend
-        runner = StepRunner(codec, clock, max_concurrency, executor, self.tenure, locker)
+        runner = StepRunner(codec, clock, max_concurrency, executor, self.tenure, locker, threads)
         self.locks = RunLocks(self, locker)
         writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.tenure)
         self.services = Services(codec, clock, writer, runner, self.payloads, self._committed, self.broke)
         self.teller, self.tails = Teller(self), Tails(self)
         self.loading, self.quarantine = Loading(self), Quarantine(self)
         self.lingering = Lingering(self.loop, self._let_go)
-        self.closing = False
+        # Whether it is being left: it begins nothing then; and whether it has given up what was under way.
+        self.closing = self.leaving = False
 
     # --- new runs -------------------------------------------------------------------------------------------------
 
@@ -390,7 +399,7 @@ class Orchestrator:
             return
         state = fold(old.run_id, batches)
         mine = state.session == self.session and state.owner == self.name and not old.adopting
-        if state.finished is not None or state.parked is not None or not mine or self.closing:
+        if state.finished is not None or state.parked is not None or not mine:
             if state.finished is not None:
                 self.locks.ended(old.run_id)
             if state.owner == self.name and state.session != self.session:
@@ -414,6 +423,8 @@ class Orchestrator:
             new.succeed(old)
             self.locks.join(state)
             self.settle(new)
+            if self.leaving:
+                new.release(self.name)
         except Exception as error:
             self.broke(new, error)
 
@@ -472,33 +483,110 @@ class Orchestrator:
         self.locks.close()
         self.services.runner.close()
 
-    async def close(self) -> None:
-        """Finish what is nearly done, hand over the rest, and leave nothing unwritten."""
+    async def close(self, grace: float, meanwhile: Callable[[], Awaitable[None]]) -> BaseException | None:
+        """Hand over what only waits, let steps under way go on for the grace, then hand over the rest.
+
+        A run whose step still works is neither released nor left without signs of life until its step has ended or is
+        given up, so that no other process begins it meanwhile. `meanwhile` is called now and then. A cancellation or
+        a Ctrl-C ends the grace at once, and is returned for the caller to raise.
+        """
         self.closing = self.services.closing = True
-        deadline = self.loop.time() + self.recovery.grace
-        while any(d.attempts.running for d in self.active.values()) and self.loop.time() < deadline:
-            busy = [a.task for d in self.active.values() for a in d.attempts.running.values() if a.task is not None]
-            if not busy:
-                break
-            await asyncio.wait(busy, timeout=deadline - self.loop.time(), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)
-        self.lingering.end()
-        await self.in_callback(self._release_all)
+        interrupted: BaseException | None = None
+        began = self.loop.time()
         try:
-            async with asyncio.timeout(self.recovery.grace + 4):
+            self.lingering.end()
+            await self.in_callback(self._hand_over)
+            await self._finish_steps(began, grace, meanwhile)
+        except (asyncio.CancelledError, KeyboardInterrupt) as error:
+            interrupted = error
+        try:
+            await self._give_up_steps(self.loop.time() - began)
+            await self.in_callback(self._release_all)
+            async with asyncio.timeout(DRAIN_SECONDS):
                 await self.services.writer.drained()
         except TimeoutError:
             log.warning("the store did not take the last events; runs go on from what it has")
+        except (asyncio.CancelledError, KeyboardInterrupt) as error:
+            interrupted = error
         self.abort()
+        return interrupted
+
+    async def _finish_steps(self, began: float, grace: float, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        """Wait for steps under way, and hand each run over as soon as none of its own is left."""
+        told, looked = False, began
+        while working := [driver for driver in self.active.values() if driver.working]:
+            now = self.loop.time()
+            left = began + grace - now
+            if left <= 0:
+                return
+            if not told and now - began >= QUIET_SECONDS:
+                told = True
+                log.warning(
+                    "%r is being left: it begins nothing, and waits up to %.0f s for %s. A second signal ends the "
+                    "wait, and so does cancelling close()",
+                    self.name,
+                    left,
+                    self._under_way(),
+                )
+            tasks = [task for driver in working for task in driver.attempts.tasks()]
+            wait = min(left, MEANWHILE_SECONDS)
+            if tasks:
+                await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            else:  # its result is being stored, or its start is on its way to the store
+                await asyncio.sleep(min(wait, 0.01))
+            await self.in_callback(self._hand_over)
+            if self.loop.time() >= looked + MEANWHILE_SECONDS:
+                await meanwhile()
+                looked = self.loop.time()
+
+    async def _give_up_steps(self, after: float) -> None:
+        """Stop what has not ended. Nothing comes of it any more, even where it goes on in its thread."""
+        drivers = [driver for driver in self.active.values() if driver.attempts.running]
+        if drivers and after >= QUIET_SECONDS:
+            log.warning(
+                "%r gives up %s after %.0f s: what they return is dropped, and their runs go on elsewhere, where these "
+                "steps begin again. Give them more time with Recovery(grace=...)",
+                self.name,
+                self._under_way(),
+                after,
+            )
+        stopped = [task for driver in drivers for task in driver.attempts.tasks()]
+        self.services.runner.withdraw()
+        for driver in drivers:
+            driver.attempts.channels.flush()
+            driver.attempts.cancel_running()
+        if stopped:
+            # Steps on the loop clean up before another process begins them.
+            await asyncio.wait(stopped, timeout=QUIET_SECONDS)
+
+    def _under_way(self) -> str:
+        """What is under way, in words: the steps that began first."""
+        now = self.loop.time()
+        running = [(a, driver.id) for driver in self.active.values() for a in driver.attempts.running.values()]
+        running.sort(key=lambda one: one[0].began)
+        words = [f"{a.call.command.op} of run {id!r} (since {now - a.began:.0f} s)" for a, id in running[:NAMED]]
+        more = [f"{len(running) - NAMED} more"] if len(running) > NAMED else []
+        return f"{len(running)} step{'s' * (len(running) != 1)}: " + ", ".join(words + more)
+
+    def _hand_over(self) -> None:
+        """Let others go on with runs of which nothing is under way here."""
+        self.services.runner.withdraw()
+        for driver in list(self.active.values()):
+            if not driver.working and not driver.stale:
+                self._release(driver)
 
     def _release_all(self) -> None:
+        self.leaving = True
         for driver in list(self.active.values()):
-            try:
-                driver.release(self.name)
-            except Exception as error:
-                # The next owner finds it as a crash would leave it.
-                log.error("run %r could not be handed over in good order", driver.id, exc_info=error)
-                self.drop(driver)
+            self._release(driver)
+
+    def _release(self, driver: Driver) -> None:
+        try:
+            driver.release(self.name)
+        except Exception as error:
+            # The next owner finds it as a crash would leave it.
+            log.error("run %r could not be handed over in good order", driver.id, exc_info=error)
+            self.drop(driver)
 
     def spawn(self, work: Any) -> None:
         """Do something in the background, until the end."""

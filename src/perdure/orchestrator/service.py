@@ -15,12 +15,16 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from perdure.engine.outbox import extend
 from perdure.errors import PerdureError, StoreUnavailable
+from perdure.kernel.events import RunReleased
 from perdure.kernel.queues import Queue
+from perdure.kernel.state import fold
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.ownership import Ownership, Superseded
 from perdure.orchestrator.queues import Admission
 from perdure.orchestrator.recovery import recover
+from perdure.ports.journal import Append, append_all
 from perdure.ports.leases import ORCHESTRATOR, Leases, orchestrator_name
 from perdure.ports.queues import Waiting
 
@@ -81,6 +85,8 @@ class Service:
         # The queues that have queued runs, as of the last look.
         self._waiting: Sequence[Waiting] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._beating: asyncio.Task[None] | None = None
+        self._stopping = False
         # What else is to be done now and then: how soon first, how often, and what.
         self.chores: list[tuple[float, float, Callable[[], Awaitable[object]]]] = []
         # How each kind of work went wrong the last time, unless it went well.
@@ -89,7 +95,7 @@ class Service:
 
     def show_life(self) -> None:
         """Begin with signs of life, before anything that may take longer than a lease lasts."""
-        self._tasks.append(asyncio.get_running_loop().create_task(self._for_ever(self._beat)))
+        self._beating = asyncio.get_running_loop().create_task(self._for_ever(self._beat))
 
     def start(self, *, look: bool = True) -> None:
         """Begin with the rest. The first look happens at once; without `look` there are only signs of life."""
@@ -105,9 +111,38 @@ class Service:
         while not await self._guarded(service):
             await asyncio.sleep(AGAIN_SECONDS)
 
+    async def stop_looking(self) -> None:
+        """Take up nothing more. Signs of life go on, for as long as steps do."""
+        await self._end(set(self._tasks))
+
+    async def hand_over_due(self) -> None:
+        """While the engine is being left: what happens to its runs that wait is for others to see to, at once."""
+        await self._guarded(self._hand_over_due)
+
+    async def _hand_over_due(self) -> None:
+        orchestrator = self._orchestrator
+        await orchestrator.tails.look()
+        programs, skip = list(orchestrator.programs), self._ownership.others
+        due = await orchestrator.store.timers.due(
+            orchestrator.clock.now(), DUE_LIMIT, programs, skip, orchestrator.serves
+        )
+        ours = [one.run_id for one in due if one.owner == orchestrator.name and one.run_id not in orchestrator.active]
+        appends: list[Append] = []
+        for run_id, batches in (await orchestrator.snapshots.read_many(ours)).items() if ours else ():
+            if isinstance(batches, Exception):
+                continue  # the next owner parks it
+            state = fold(run_id, batches)
+            if state.owner == orchestrator.name and state.finished is None:
+                appends.append(extend(state, [RunReleased(orchestrator.name)], orchestrator.clock.now()))
+        if appends:
+            await append_all(orchestrator.store.journal, appends)
+
     async def stop(self) -> None:
         """End, and wait until nothing is under way."""
-        pending = set(self._tasks)
+        self._stopping = True
+        await self._end({*self._tasks, *([self._beating] if self._beating is not None else [])})
+
+    async def _end(self, pending: set[asyncio.Task[None]]) -> None:
         while pending:
             for task in pending:
                 task.cancel()
@@ -158,6 +193,15 @@ class Service:
 
     async def _beat(self) -> None:
         """Show that we live, again and again, until somebody else has our name."""
+        try:
+            await self._beat_on()
+        except asyncio.CancelledError:
+            if not self._stopping and not self._orchestrator.closing:
+                # The loop ends without having closed the engine, and cancels every task: no outcome of any step.
+                self._orchestrator.abort()
+            raise
+
+    async def _beat_on(self) -> None:
         lease = self._orchestrator.recovery.lease
         shown = True
         doubt = asyncio.Event()

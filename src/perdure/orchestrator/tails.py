@@ -95,7 +95,7 @@ class Tails:
 
     def _catch_up(self, driver: Driver, tail: Sequence[Batch]) -> bool:
         orchestrator = self._orchestrator
-        if orchestrator.active.get(driver.run_id) is not driver or orchestrator.closing or not driver.catch_up(tail):
+        if orchestrator.active.get(driver.run_id) is not driver or orchestrator.leaving or not driver.catch_up(tail):
             return False
         orchestrator.locks.tell_again(driver)
         orchestrator.settle(driver)

@@ -146,6 +146,7 @@ KEYS = Section(
         "reuse": Key(TEXT, "what a start does under an id that exists: return_existing, reject_duplicate, ..."),
         "stream": Key(TEXT, "when what steps show is written: immediate, on_complete or batched(20, 0.5)"),
         "max_concurrency": Key(COUNT, "how many steps run at once"),
+        "threads": Key(COUNT, "how many `def` steps run at once"),
         "serves": Key(NAMES, "the queues whose runs are taken; otherwise all runs"),
         "recovery": Section(RECOVERY, "how runs that lost their owner are looked after"),
         "limits": Section(LIMITS, "how large values and journals may become"),

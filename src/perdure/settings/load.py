@@ -53,6 +53,7 @@ class Settings:
     reuse: str | None = None
     stream: str | None = None
     max_concurrency: int | None = None
+    threads: int | None = None
     serves: tuple[str, ...] | None = None
     limits: Limits | None = None
     recovery: Recovery | None = None
@@ -216,8 +217,9 @@ def _settings(values: Values, places: dict[str, str], source: str) -> Settings:
         _made(lambda: decide(values["reuse"], None), "reuse", places)
     if "stream" in values:
         _made(lambda: stream_mode(values["stream"]), "stream", places)
-    if values.get("max_concurrency", 1) < 1:
-        raise InvalidSettings(places["max_concurrency"], "max_concurrency must be at least 1")
+    for count in ("max_concurrency", "threads"):
+        if values.get(count, 1) < 1:
+            raise InvalidSettings(places[count], f"{count} must be at least 1")
     limits = _made(lambda: Limits(**values["limits"]), "limits", places) if "limits" in values else None
     recovery = _made(lambda: Recovery(**values["recovery"]), "recovery", places) if "recovery" in values else None
     return Settings(
@@ -229,6 +231,7 @@ def _settings(values: Values, places: dict[str, str], source: str) -> Settings:
         reuse=values.get("reuse"),
         stream=values.get("stream"),
         max_concurrency=values.get("max_concurrency"),
+        threads=values.get("threads"),
         serves=values.get("serves"),
         limits=limits,
         recovery=recovery,

@@ -1,0 +1,343 @@
+"""SIGTERM while steps work: the process keeps what it does until its grace is over, and reports nothing after that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Engine, StepStatus, call, connect
+from perdure.kernel.events import RunReleased, StepStarted, StepSucceeded
+from tests.crash.harness import PATIENCE, until
+
+FLOWS = """
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from perdure import blocking, sleep, step, step_context, wait_signal, workflow
+
+
+def note(what):
+    with Path("log.txt").open("a") as file:
+        file.write(f"{what} {step_context().attempt} {os.getpid()}\\n")
+
+
+def held():
+    note("begin")
+    while not Path("go").exists():
+        time.sleep(0.01)
+    note("end")
+    return os.getpid()
+
+
+@step
+def thread():
+    return held()
+
+
+@step(cpu=True)
+def cpu():
+    return held()
+
+
+@step
+async def loop():
+    note("begin")
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+    note("end")
+    return os.getpid()
+
+
+@step
+def generator():
+    yield held()
+
+
+@step
+async def elsewhere():
+    return await asyncio.to_thread(held)
+
+
+@step
+async def blocks_the_loop():
+    return held()
+
+
+KINDS = {s.name: s for s in (thread, cpu, loop, generator, elsewhere, blocks_the_loop)}
+
+
+@step
+async def after():
+    note("after")
+
+
+@workflow
+async def flow(kind: str) -> int:
+    came = await KINDS[kind]()
+    await after()
+    return came[0] if isinstance(came, list) else came
+
+
+@workflow
+async def waiting() -> str:
+    return await wait_signal("go", type=str)
+"""
+
+SETTINGS = """
+recovery:
+  lease: 2
+  check_interval: 0.3
+"""
+
+
+class Place:
+    """A store and a directory in which workers work."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        (folder / "flows.py").write_text(FLOWS)
+        (folder / "perdure.yaml").write_text(SETTINGS)
+
+        async def make() -> None:
+            async with Engine(url, []):
+                pass
+
+        asyncio.run(make())
+
+    @contextmanager
+    def worker(self, name: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-m", "perdure.cli", "worker", "flows.py", "--store", self.url, "--name", name]
+        process = subprocess.Popen(
+            [*command, *options], cwd=self.folder, stderr=subprocess.PIPE, text=True, env={**os.environ}
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def start(self, program: str, *args: Any, id: str) -> None:
+        async def put() -> None:
+            async with connect(self.url) as client:
+                _ = await client.start(call(program, *args), id=id)
+
+        asyncio.run(put())
+
+    def result(self, id: str) -> Any:
+        async def get() -> Any:
+            async with connect(self.url) as client:
+                return await client.handle(id).result(PATIENCE)
+
+        return asyncio.run(get())
+
+    def owner(self, id: str) -> str | None:
+        async def get() -> str | None:
+            async with connect(self.url) as client:
+                view = await client.get(id)
+                assert view is not None
+                return view.owner
+
+        return asyncio.run(get())
+
+    def events(self, id: str) -> Sequence[Any]:
+        async def get() -> Sequence[Any]:
+            async with connect(self.url) as client:
+                return [entry.event for entry in await client.journal(id)]
+
+        return asyncio.run(get())
+
+    def log(self, what: str = "") -> list[str]:
+        path = self.folder / "log.txt"
+        return [line for line in path.read_text().splitlines() if line.startswith(what)] if path.exists() else []
+
+    def let_go(self) -> None:
+        (self.folder / "go").touch()
+
+
+def says(process: subprocess.Popen[str], *words: str) -> None:
+    """Wait until the process has said all of this in one line."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if all(word in line for word in words):
+            return
+    pytest.fail(f"it ended without having said {words}")
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """On each store that has more than one process on a machine."""
+    url = f"sqlite:///{tmp_path}/q.db" if request.param == "sqlite" else request.getfixturevalue(f"{request.param}_url")
+    return Place(tmp_path, url)
+
+
+@pytest.fixture
+def on_sqlite(tmp_path: Path) -> Place:
+    return Place(tmp_path, f"sqlite:///{tmp_path}/q.db")
+
+
+def keeps_its_step(place: Place, kind: str, number: signal.Signals) -> None:
+    """A worker that is told to stop keeps the run until its step has ended; another does what follows."""
+    place.start("flow", kind, id="it")
+    with place.worker("first") as first, place.worker("second") as second:
+        until(lambda: place.log("begin"))
+        begun = int(place.log("begin")[0].split()[2])
+        owner = place.owner("it")
+        process, heir = (first, second) if owner == "first" else (second, first)
+        process.send_signal(number)
+        says(process, "waits up to", f"{kind}:0 of run 'it'")
+        # Longer than its lease: without signs of life the other would have begun the step again.
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(4.5)
+        assert place.owner("it") == owner
+        assert len(place.log("begin")) == 1
+        place.let_go()
+        assert process.wait(PATIENCE) == 0
+        assert place.result("it") == begun
+        assert [line.split()[:2] for line in place.log()] == [["begin", "1"], ["end", "1"], ["after", "1"]]
+        assert int(place.log("after")[0].split()[2]) == heir.pid
+    events = place.events("it")
+    [succeeded] = [event for event in events if isinstance(event, StepSucceeded) and event.op.startswith(kind)]
+    assert succeeded.attempt == 1
+    released = next(n for n, event in enumerate(events) if isinstance(event, RunReleased))
+    assert events.index(succeeded) < released
+
+
+@pytest.mark.parametrize("kind", ["cpu", "loop", "generator", "elsewhere"])
+def test_a_step_that_ends_within_the_grace_is_not_begun_again(kind: str, on_sqlite: Place) -> None:
+    keeps_its_step(on_sqlite, kind, signal.SIGTERM)
+
+
+def test_a_step_in_a_thread_keeps_its_run_on_every_store(place: Place) -> None:
+    keeps_its_step(place, "thread", signal.SIGTERM)
+
+
+def test_ctrl_c_has_the_same_grace(on_sqlite: Place) -> None:
+    keeps_its_step(on_sqlite, "thread", signal.SIGINT)
+
+
+@pytest.mark.parametrize("kind", ["thread", "cpu", "loop", "generator", "elsewhere"])
+def test_what_hangs_is_given_up_after_the_grace_and_the_process_ends(kind: str, on_sqlite: Place) -> None:
+    place = on_sqlite
+    place.start("flow", kind, id="it")
+    with place.worker("first", "--grace", "2s") as first:
+        until(lambda: place.log("begin"))
+        first.send_signal(signal.SIGTERM)
+        assert first.stderr is not None
+        assert first.wait(PATIENCE) == 0
+        said = first.stderr.read()
+    assert f"gives up 1 step: {kind}:0 of run 'it'" in said
+    assert place.owner("it") is None
+    with place.worker("second"):
+        until(lambda: len(place.log("begin")) == 2)
+        place.let_go()
+        assert place.result("it") == int(place.log("begin")[1].split()[2])
+    outcomes = [event for event in place.events("it") if isinstance(event, StepSucceeded)]
+    assert [(event.op, event.attempt) for event in outcomes] == [(f"{kind}:0", 2), ("after:0", 1)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_leaves_at_once(number: signal.Signals, place: Place) -> None:
+    place.start("flow", "thread", id="it")
+    with place.worker("first", "--grace", "10m") as first:
+        until(lambda: place.log("begin"))
+        first.send_signal(number)
+        says(first, "waits up to")
+        first.send_signal(number)
+        assert first.wait(PATIENCE) == 0
+    assert place.owner("it") is None
+
+
+def test_a_step_that_blocks_the_loop_does_not_keep_the_process_for_ever(on_sqlite: Place) -> None:
+    on_sqlite.start("flow", "blocks_the_loop", id="it")
+    with on_sqlite.worker("first", "--grace", "10m") as first:
+        until(lambda: on_sqlite.log("begin"))
+        first.send_signal(signal.SIGTERM)
+        first.send_signal(signal.SIGINT)
+        assert first.wait(PATIENCE) == 143
+
+
+def test_what_only_waits_is_handed_over_while_steps_go_on(place: Place) -> None:
+    place.start("waiting", id="asleep")
+    place.start("flow", "thread", id="it")
+
+    async def signal_it() -> None:
+        async with connect(place.url) as client:
+            await client.signal("asleep", "go", "morning")
+
+    with place.worker("first") as first:
+        until(lambda: place.log("begin"))
+        until(lambda: place.owner("asleep") == "first")
+        first.send_signal(signal.SIGTERM)
+        says(first, "waits up to")
+        with place.worker("second"):
+            asyncio.run(signal_it())
+            assert place.result("asleep") == "morning"
+            assert first.poll() is None
+            assert place.owner("it") == "first"
+            place.let_go()
+            assert first.wait(PATIENCE) == 0
+            place.result("it")
+
+
+def test_steps_that_have_not_begun_are_left_to_the_next_owner(on_sqlite: Place) -> None:
+    place = on_sqlite
+    for n in range(4):
+        place.start("flow", "thread", id=f"r{n}")
+
+    def started() -> int:
+        return sum(isinstance(event, StepStarted) for n in range(4) for event in place.events(f"r{n}"))
+
+    with place.worker("first", "--threads", "1") as first:
+        until(lambda: started() == 4)
+        first.send_signal(signal.SIGTERM)
+        until(lambda: sum(place.owner(f"r{n}") is None for n in range(4)) == 3)
+        place.let_go()
+        assert first.wait(PATIENCE) == 0
+    assert len(place.log("begin")) == 1
+
+
+SCRIPT = """
+import sys
+import perdure
+from flows import flow
+
+if __name__ == "__main__":
+    perdure.run(flow("thread"), id="it", store=sys.argv[1])
+"""
+
+
+def test_a_script_that_is_interrupted_twice_leaves_its_run_to_the_next_command(on_sqlite: Place) -> None:
+    place = on_sqlite
+    (place.folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py", place.url]
+
+    def quietly() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    with subprocess.Popen(command, cwd=place.folder, stderr=subprocess.PIPE, text=True, preexec_fn=quietly) as process:
+        until(lambda: place.log("begin"))
+        process.send_signal(signal.SIGINT)
+        says(process, "waits up to")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+    assert place.owner("it") is None
+    place.let_go()
+    subprocess.run(command, cwd=place.folder, check=True, timeout=PATIENCE)
+    assert [line.split()[:2] for line in place.log()] == [["begin", "1"], ["begin", "2"], ["end", "2"], ["after", "1"]]
+
+    async def steps() -> list[tuple[str, StepStatus]]:
+        async with connect(place.url) as client:
+            return [(step.name, step.status) for step in await client.steps("it")]
+
+    assert asyncio.run(steps()) == [("thread", StepStatus.SUCCEEDED), ("after", StepStatus.SUCCEEDED)]
