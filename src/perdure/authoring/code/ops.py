@@ -18,7 +18,7 @@ from perdure.kernel.retry import fraction
 def sleep(duration: float | timedelta) -> Coroutine[object, Never, None]:
     """Sleep durably: for seconds or months, over restarts, without holding memory."""
     check_awaited(sys._getframe(1), "sleep(...)")
-    return _sleep(duration)  # type: ignore[return-value]  # as a call of a step: with Any, gather has no types
+    return _sleep(duration)  # as a call of a step: with Any in its type, gather would have none
 
 
 @named("sleep")
@@ -30,7 +30,7 @@ async def _sleep(duration: float | timedelta) -> None:
 def sleep_until(when: datetime) -> Coroutine[object, Never, None]:
     """Sleep durably until a moment. It must be aware: a moment without a zone means another one elsewhere."""
     check_awaited(sys._getframe(1), "sleep_until(...)")
-    return _sleep_until(when)  # type: ignore[return-value]
+    return _sleep_until(when)
 
 
 @named("sleep_until")
