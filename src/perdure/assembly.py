@@ -37,7 +37,7 @@ from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import Invocation, Recorded
+from perdure.kernel.invocation import Invocation, Recorded, check_invocation
 from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue, check_queue
 from perdure.kernel.reach import check_program, engine_strangers
@@ -101,6 +101,8 @@ class Engine(Client):
         on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
+        _check_kinds(store, programs, name, max_concurrency, limits, recovery)
+        codecs = _checked_codecs(codecs)
         opened = with_leases(open_store(store), leases)
         super().__init__(opened, limits=limits, codecs=codecs, clock=clock, durability=durability, reuse=reuse)
         if max_concurrency < 1:
@@ -552,8 +554,13 @@ def run(
     Run the same command again after a crash, with the same `id`, and it goes on from the last thing it finished.
     Takes the options of `Engine.start`. A progress line shows on a terminal unless `progress=False`.
     """
-    if not isinstance(invocation, Invocation):
-        raise UsageError(f"run() needs an invocation such as fulfil(order), not {invocation!r}")
+    check_invocation(invocation, "run")
+    if asyncio.events._get_running_loop() is not None:
+        raise UsageError(
+            "perdure.run() begins an event loop of its own, and one is running here already, as in a notebook or an "
+            f"`async def`. Write: async with Engine(store, [{invocation.name}]) as engine: "
+            f"result = await engine.run({invocation.name}(...)). Or use perdure.blocking, whose loop is in a thread"
+        )
     if options.get("until", "end") != "end":
         raise UsageError(
             "perdure.run() returns the result, and waits for it; `await engine.run(..., until='rest')` comes back with "
@@ -582,6 +589,39 @@ async def _run(
             if result.error is not None:
                 raise result.error
             return result.output  # type: ignore[return-value]
+
+
+def _check_kinds(
+    store: object, programs: object, name: object, max_concurrency: object, limits: object, recovery: object
+) -> None:
+    """Refuse what stands in the wrong place, and say what to write."""
+    if isinstance(store, Iterable | Invocation | Step) and not isinstance(store, str | os.PathLike):
+        raise UsageError(
+            f"Engine(store, programs): the store comes first, and {store!r:.80} is none; "
+            "write Engine('sqlite:///flows.db', [fulfil])"
+        )
+    if hasattr(store, "encode_input"):
+        raise UsageError(f"Engine({store!r}): the store comes first; write Engine('sqlite:///flows.db', [...])")
+    if isinstance(programs, str | Invocation) or not isinstance(programs, Iterable):
+        raise UsageError(f"Engine(store, {programs!r:.80}): programs are a list; write Engine(store, [...])")
+    if name is not None and not isinstance(name, str):
+        raise UsageError(f"Engine(name={name!r:.80}): a name is a text, such as 'worker-1'")
+    if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int):
+        raise UsageError(f"Engine(max_concurrency={max_concurrency!r:.80}): it is a whole number of steps")
+    for what, value, cls in (("limits", limits, Limits), ("recovery", recovery, Recovery)):
+        if not isinstance(value, cls):
+            raise UsageError(f"Engine({what}={value!r:.80}): write {what}={cls.__name__}(...)")
+
+
+def _checked_codecs(codecs: Iterable[TypeCodec[Any]]) -> list[TypeCodec[Any]]:
+    found: list[Any] = list(codecs) if isinstance(codecs, Iterable) else [codecs]
+    for codec in found:
+        if not isinstance(codec, TypeCodec):
+            raise UsageError(
+                f"Engine(codecs=[...]) takes codecs, and {codec!r:.80} is none; "
+                "write TypeCodec(Money, encode=str, decode=Money.parse)"
+            )
+    return found
 
 
 def _checked(programs: Iterable[Program]) -> list[Program]:

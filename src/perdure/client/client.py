@@ -34,7 +34,7 @@ from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunSta
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import Invocation, Recorded
+from perdure.kernel.invocation import Invocation, Recorded, check_invocation
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.reach import run_rules
 from perdure.kernel.reuse import Reuse, decide
@@ -75,8 +75,7 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         came before it began have one run with it, and the last input counts.
         """
         self._check_open()
-        if not isinstance(invocation, Invocation):
-            raise UsageError(f"start() needs an invocation such as fulfil(order), not {invocation!r}")
+        check_invocation(invocation, "start")
         request = Start(
             invocation,
             id=id,

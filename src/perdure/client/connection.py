@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -86,6 +86,15 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    if not TYPE_CHECKING:  # a type checker says so itself
+
+        def __enter__(self):
+            name = type(self).__name__
+            raise UsageError(f"write `async with {name}(...)`; code that does not await uses perdure.blocking.{name}")
+
+        def __exit__(self, *error):
+            """Never reached: it cannot be entered so."""
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()
@@ -177,12 +186,19 @@ class _KeptBlobs:
 
     async def put(self, data: bytes) -> str:
         """Store the bytes durably and return their id, the SHA-256 in hex."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            write = "text.encode()" if isinstance(data, str) else "json.dumps(value).encode()"
+            raise UsageError(
+                f"blobs.put() takes bytes, and {data!r:.60} is of type {type(data).__name__}; write blobs.put({write})"
+            )
         id = await self._store.blobs.put(data)
         await self._store.upkeep.keep(id)
         return id
 
     async def get(self, blob_id: str) -> bytes | None:
         """The bytes, or None when there is no such blob. Raises Corrupt when they are not what was put."""
+        if not isinstance(blob_id, str):
+            raise UsageError(f"blobs.get() takes the id that blobs.put() returned, a text, not {blob_id!r:.60}")
         return await self._store.blobs.get(blob_id)
 
 

@@ -19,7 +19,7 @@ from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.inbound import Accepted, Duplicate
-from perdure.kernel.invocation import Invocation
+from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.projection import RunRow
 from perdure.kernel.reach import run_rules
 from perdure.kernel.rules import RulesLike
@@ -112,8 +112,7 @@ class Schedule:
     def spec(self) -> ScheduleSpec:
         """When it fires, checked."""
         check_schedule_id(self.id)
-        if not isinstance(self.invocation, Invocation):
-            raise UsageError(f"schedule() needs an invocation such as report(day='today'), not {self.invocation!r}")
+        check_invocation(self.invocation, "schedule")
         return schedule_spec(
             every=self.every,
             cron=self.cron,
@@ -375,7 +374,10 @@ class ScheduleHandle:
         """
         for name, value in (("start", start), ("end", end)):
             if not isinstance(value, datetime) or value.tzinfo is None:
-                raise UsageError(f"backfill({name}={value!r}) needs a datetime with a timezone")
+                raise UsageError(
+                    f"backfill({name}={value!r:.80}) needs a datetime with a timezone; write "
+                    "datetime(2026, 1, 1, tzinfo=UTC)"
+                )
         now = self._client.clock.now()
         if end.timestamp() > now:
             raise UsageError(f"backfill(end={end.isoformat()}) is in the future; those ticks will fire by themselves")

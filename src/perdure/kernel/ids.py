@@ -49,7 +49,8 @@ def check_asked_id(id: str) -> str:
     Children have longer ids than callers may give, so the length is not checked.
     """
     if not isinstance(id, str):
-        raise InvalidId(str(id), f"is not a string but of type {type(id).__name__}")
+        of_handle = "; give handle.id" if hasattr(id, "id") and hasattr(id, "result") else ""
+        raise InvalidId(str(id), f"is not a string but of type {type(id).__name__}{of_handle}")
     if not (id.isascii() and id.isprintable()) and _is_odd(id):
         raise InvalidId(id, ODD)
     return id

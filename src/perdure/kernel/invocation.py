@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
+import inspect
+from collections.abc import Coroutine, Generator, Iterable
 from typing import Any, Generic, Never, NoReturn, TypeVar
 
-from perdure.errors import UsageError
+from perdure.errors import NotSerializable, UsageError
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
 
@@ -28,13 +29,23 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
         """The arguments as JSON: an object by parameter name, or a list when the names are not known."""
         by_name = getattr(program, "encode_input", None)
         if by_name is not None:
-            return bytes(by_name(self.args, self.kwargs, codec))
+            try:
+                return bytes(by_name(self.args, self.kwargs, codec))
+            except NotSerializable:
+                check_arguments(self.name, (*self.args, *self.kwargs.values()))
+                raise
+            except TypeError as error:
+                raise UsageError(f"{self.name}() cannot be called so: {error}; {_signature(program)}") from None
         if self.args and self.kwargs:
             raise UsageError(
                 f"call({self.name!r}, ...) mixes positional and keyword arguments for a program that is not loaded "
                 "here; pass all of them by keyword"
             )
-        return codec.encode(self.kwargs or list(self.args), f"an argument of {self.name}")
+        try:
+            return codec.encode(self.kwargs or list(self.args), f"an argument of {self.name}")
+        except NotSerializable:
+            check_arguments(self.name, (*self.args, *self.kwargs.values()))
+            raise
 
     @property
     def returns(self) -> Any:
@@ -64,6 +75,50 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
             f"{self.name}(...) is a workflow that has not been started: use `await engine.start(...)`, "
             "`await engine.run(...)` or perdure.run(...)"
         )
+
+
+def _signature(program: object) -> str:
+    """How a program is called."""
+    shown = str(getattr(program, "signature", "(...)")).replace("'", "")
+    return f"it is {getattr(program, 'name', '')}{shown}"
+
+
+def check_invocation(given: object, what: str) -> None:
+    """Refuse what is no invocation, and say what to write in its place. `what` is the call, such as `start`."""
+    if isinstance(given, Invocation):
+        return
+    name = getattr(given, "__name__", "")
+    if inspect.iscoroutine(given):
+        given.close()  # or Python would complain as well that it was never awaited
+        raise UsageError(
+            f"{what}() needs an invocation of a workflow, and {name}(...) is a plain coroutine: of a step, or of a "
+            f"function without @workflow. Give it the workflow with its arguments, as in {what}(fulfil(order))"
+        )
+    if hasattr(given, "open") and hasattr(given, "encode_input"):
+        raise UsageError(f"{what}() needs an invocation, the workflow with its arguments; write {what}({name}(...))")
+    if hasattr(given, "spec"):
+        raise UsageError(
+            f"{what}({name}): {name} is a step, which a workflow calls. Call it in one, and {what} that: "
+            f"{what}(fulfil(order))"
+        )
+    if isinstance(given, str):
+        raise UsageError(
+            f"{what}({given!r:.80}): to name a program that is not at hand, write {what}(call({given!r:.80}))"
+        )
+    raise UsageError(f"{what}() needs an invocation such as fulfil(order), not {given!r:.80}")
+
+
+def check_arguments(name: str, args: Iterable[object]) -> None:
+    """Say of an argument that has no form in JSON that it has not been run or awaited, where that is why."""
+    for given in args:
+        if isinstance(given, Invocation):
+            raise UsageError(
+                f"{name}(...) is given {given.name}(...), which has not been run: give it the result, as in "
+                f"{name}(await ...), or let the workflow itself await it"
+            )
+        if inspect.iscoroutine(given):
+            given.close()
+            raise UsageError(f"{name}(...) is given the coroutine {given.__name__}(...), which is not awaited")
 
 
 class Recorded(Invocation[Any]):

@@ -25,6 +25,12 @@ class Retry:
     backoff: Backoff = "exponential"
 
     def __post_init__(self) -> None:
+        numbers = {"initial": self.initial, "factor": self.factor, "max": self.max}
+        wrong = {name: value for name, value in numbers.items() if not isinstance(value, int | float)}
+        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):
+            raise TypeError(f"Retry(attempts={self.attempts!r:.80}): it is a whole number of tries")
+        for name, value in wrong.items():
+            raise TypeError(f"Retry({name}={value!r:.80}): it is a number{'' if name == 'factor' else ' of seconds'}")
         if self.attempts < 1:
             raise ValueError(f"Retry(attempts={self.attempts}): a step needs at least one attempt")
         if self.initial < 0 or self.max < 0 or self.factor < 1:
@@ -33,6 +39,10 @@ class Retry:
             raise ValueError(f"Retry(backoff={self.backoff!r}): it is 'exponential', 'linear' or 'none'")
         if isinstance(self.on, type):
             object.__setattr__(self, "on", (self.on,))
+        object.__setattr__(self, "on", tuple(self.on))
+        for one in self.on:
+            if not isinstance(one, type) or not issubclass(one, BaseException):
+                raise TypeError(f"Retry(on=...) takes exception classes, as in on=(ConnectionError,), not {one!r:.80}")
 
 
 ONCE = Retry(attempts=1)

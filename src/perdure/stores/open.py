@@ -29,6 +29,8 @@ def open_store(url: str | os.PathLike[str] | Store) -> Store:
 
         return SqliteStore(os.fspath(url))
     if not isinstance(url, str):
+        if not hasattr(url, "journal"):
+            raise InvalidStoreUrl(f"{url!r:.80}", "a store is named by a URL, such as 'sqlite:///flows.db'")
         return url
     scheme, separator, rest = url.partition("://")
     if not separator:

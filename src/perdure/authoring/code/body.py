@@ -71,7 +71,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import add_note, describe, rebuild
 from perdure.kernel.ids import inputs_hash
-from perdure.kernel.invocation import Invocation
+from perdure.kernel.invocation import Invocation, check_arguments
 from perdure.kernel.migrations import versions_in
 from perdure.kernel.past import NO_PAST, PATCH, Past
 from perdure.kernel.state import REJECTED
@@ -420,7 +420,13 @@ class Body:
         """End this incarnation, and have the next one begin."""
         if self.loop.closing:
             raise Closing
-        data = self._encode_input(args, kwargs, self.codec)
+        try:
+            data = self._encode_input(args, kwargs, self.codec)
+        except TypeError as error:
+            raise UsageError(f"continue_as() takes the arguments of this workflow: {error}") from None
+        except NotSerializable:
+            check_arguments("continue_as", (*args, *kwargs.values()))
+            raise
         self.finish(Finish(RunStatus.COMPLETED, continue_with=data, version=self._version))
         raise Bail
 

@@ -11,7 +11,7 @@ from perdure.authoring.code.body import check_awaited, current_body, require_bod
 from perdure.authoring.code.step import seconds
 from perdure.errors import UsageError
 from perdure.kernel.ids import MAX_ID, check_id, flaw_of
-from perdure.kernel.invocation import Invocation
+from perdure.kernel.invocation import Invocation, check_invocation
 
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
@@ -69,8 +69,7 @@ def child(
     """
     body = require_body("child()")
     check_awaited(sys._getframe(1), "child(...)")
-    if not isinstance(invocation, Invocation):
-        raise UsageError(f"child() needs an invocation such as refund(order), not {invocation!r}")
+    check_invocation(invocation, "child")
     if id is not None:
         check_id(id)
     if not isinstance(detached, bool):
@@ -85,5 +84,12 @@ def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
 
     For workflows without an end. Signals that nobody has taken go along.
     """
-    require_body("continue_as()").continue_as(args, kwargs)
+    body = require_body("continue_as()")
+    if len(args) == 1 and isinstance(args[0], Invocation) and not kwargs:
+        inner = ", ".join([*map(repr, args[0].args), *(f"{name}={value!r}" for name, value in args[0].kwargs.items())])
+        raise UsageError(
+            f"continue_as() takes the arguments of the next incarnation, and no invocation: it is the same workflow. "
+            f"Write continue_as({inner})"
+        )
+    body.continue_as(args, kwargs)
     raise AssertionError("unreachable")

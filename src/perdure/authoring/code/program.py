@@ -50,6 +50,11 @@ class CodeProgram:
         self._reach: Reach | None = None
         self._mentions: Mentions | None = None
 
+    @property
+    def signature(self) -> inspect.Signature:
+        """How it is called."""
+        return self._signature
+
     def reach(self) -> Reach:
         """The steps that the function can be seen to call."""
         if self._reach is None:
