@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         checkpoint,
         deprecate_patch,
         now,
-        patched,
         random,
         sleep,
         sleep_until,
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     )
     from perdure.client.why import Why
     from perdure.config import Limits, Queue, Rate, Recovery, Retention
-    from perdure.context import resource, run_context
+    from perdure.context import patched, resource, run_context
     from perdure.engine.resources import per_process
     from perdure.engine.step_context import StepContext, step_context
     from perdure.errors import (
@@ -103,6 +102,7 @@ if TYPE_CHECKING:
         SchemaMismatch,
         SignalRejected,
         SignalTimeout,
+        StepBailed,
         StepCancelled,
         StepError,
         StepTimeout,
@@ -236,6 +236,7 @@ __all__ = [
     "SignalTimeout",
     "Start",
     "Step",
+    "StepBailed",
     "StepCancelled",
     "StepContext",
     "StepError",
@@ -306,7 +307,7 @@ _HOMES = {
     name: home
     for home, names in {
         "perdure.assembly": ("Engine connect run"),
-        "perdure.authoring.code.ops": ("bail checkpoint deprecate_patch now patched random sleep sleep_until uuid4"),
+        "perdure.authoring.code.ops": ("bail checkpoint deprecate_patch now random sleep sleep_until uuid4"),
         "perdure.authoring.code.saga": ("Saga saga"),
         "perdure.authoring.code.step": ("Step step step_inline"),
         "perdure.authoring.code.child": ("call child continue_as"),
@@ -326,7 +327,7 @@ _HOMES = {
         ),
         "perdure.client.why": ("Why"),
         "perdure.config": ("Limits Queue Rate Recovery Retention"),
-        "perdure.context": ("resource run_context"),
+        "perdure.context": ("patched resource run_context"),
         "perdure.engine.resources": ("per_process"),
         "perdure.engine.step_context": ("StepContext step_context"),
         "perdure.errors": (
@@ -337,7 +338,8 @@ _HOMES = {
             "NoSuchResource NoSuchRun "
             "NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown "
             "PayloadTooLarge PerdureError ProcessDied RunCancelled RunFailed RunParked "
-            "SchemaMismatch SignalRejected SignalTimeout StepCancelled StepError StepTimeout StoreUnavailable "
+            "SchemaMismatch SignalRejected SignalTimeout StepBailed StepCancelled StepError StepTimeout "
+            "StoreUnavailable "
             "UnknownProgram UnknownVersion UsageError "
         ),
         "perdure.kernel.codec": ("TypeCodec"),

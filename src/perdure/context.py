@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, overload
 
-from perdure.authoring.code.body import current_body
+from perdure.authoring.code.body import current_body, require_body
 from perdure.engine.step_context import current
 from perdure.errors import PerdureError, UsageError
 from perdure.kernel.context import RunContext
+from perdure.kernel.ids import check_name
 
 T = TypeVar("T")
 
@@ -44,3 +45,23 @@ def resource(name: str, type: Any = None) -> Any:
     if type is not None and not isinstance(found, type):
         raise UsageError(f"the resource {name!r} is a {found.__class__.__name__}, and not a {type.__name__}")
     return found
+
+
+def patched(id: str) -> bool:
+    """Whether this run takes the new path of a change: `if patched("tax-first"): ... else: ...`.
+
+    False for runs that were beyond this place before the change was deployed, True for all others; each run keeps its
+    answer, which is marked in its journal. Give each change an id of its own. A step gets the answer that the body
+    which called it was given: ask in the body first.
+    """
+    check_name(id, "the id of a patch")
+    body, step = current_body(), current.get(None)
+    if body is not None or step is None:
+        return require_body("patched()").patched(id)
+    answer = step.patches.get(id)
+    if answer is None:
+        raise UsageError(
+            f"patched({id!r}) in a step gives the answer that the workflow was given, and the workflow has not asked; "
+            f"write patched({id!r}) in its body, before it calls the step: only a body knows what the run did before"
+        )
+    return answer

@@ -340,6 +340,20 @@ class HistoryTooLarge(ValueProblem):
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
+class StepBailed(BaseException):
+    """Unwinds a step that called `bail()`: the run ends there, on purpose. No policy tries it again.
+
+    Not an Exception, so that no handler of the step takes it for a failure.
+    """
+
+    def __init__(self, reason: str, output: Any = None) -> None:
+        self.reason, self.output = reason, output
+        super().__init__(reason, output)
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class StepError(PerdureError):
     """A step failed with an exception that cannot be rebuilt here: its class is not known, or would end the process.
 

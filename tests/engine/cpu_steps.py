@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from perdure import Retry, RunContext, resource, run_context, step, step_context, workflow
+from perdure import Retry, RunContext, bail, patched, resource, run_context, step, step_context, workflow
 
 
 @dataclass
@@ -167,3 +167,13 @@ def use_model() -> list[int]:
 @step(cpu=True)
 def use_db() -> str:
     return str(resource("db"))
+
+
+@step(cpu=True)
+def bail_out() -> str:
+    bail("no stock", {"left": 0})
+
+
+@step(cpu=True)
+def ask_patch(cents: int) -> int:
+    return cents * 2 if patched("twice") else cents

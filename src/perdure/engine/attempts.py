@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -18,9 +19,17 @@ from perdure.engine.carried import Carried, carry
 from perdure.engine.jobs import Told
 from perdure.engine.steps import Attempt
 from perdure.engine.streams import Channels
-from perdure.errors import OutcomeUnknown, PerdureError, ProcessDied, StepError, ValueProblem
+from perdure.errors import (
+    OutcomeUnknown,
+    PayloadTooLarge,
+    PerdureError,
+    ProcessDied,
+    StepBailed,
+    StepError,
+    ValueProblem,
+)
 from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.failures import Failure, describe, is_any_of, rebuild
+from perdure.kernel.failures import Failure, describe, is_any_of, rebuild, type_name
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure")
 
+_BAILED = type_name(StepBailed)
 ENDING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
@@ -38,7 +48,11 @@ class _Gone:
     """In the place of a driver that has left memory: what a step shows now, after its end, it shows to nobody."""
 
     id, size, closed, held = "", 0, True, False
+
     state = RunState("")
+
+    def patches_of(self, op: str) -> dict[str, bool]:
+        return {}
 
     @property
     def attempts(self) -> _Gone:
@@ -320,6 +334,13 @@ class Attempts:
 
     def _failed(self, call: Call, error: BaseException) -> None:
         spec, codec = call.command.spec, self._services.codec
+        try:
+            bailed = self._bailed(call, error)
+        except PerdureError as not_kept:
+            bailed, error = None, not_kept
+        if bailed is not None:
+            self._driver.record_as(bailed, bailed)
+            return
         if type(error) is Told:
             failure = error.failure
             error = rebuild(failure, codec, spec.errors)
@@ -340,6 +361,22 @@ class Attempts:
         if log.isEnabledFor(logging.INFO):
             log.info("%s", _told(self._driver.id, event, failure, now))
         self._driver.record_as(event, event)
+
+    def _bailed(self, call: Call, error: BaseException) -> StepFailed | None:
+        """The outcome of a step that asked for the end of its run. Raises when what it gave cannot be kept."""
+        op = call.command.op
+        if type(error) is Told and error.failure.type == _BAILED:
+            failure = error.failure
+            output = msgspec.json.decode(failure.args, type=tuple[str, Raw])[1] if failure.args else NULL
+        elif type(error) is StepBailed:
+            failure = describe(error, self._services.codec)
+            output = Raw(self._services.codec.encode(error.output, f"the output of bail() in {op}"))
+        else:
+            return None
+        if not self._services.payloads.fits_inline(len(output), f"the output of bail() in {op}"):
+            limits = self._services.payloads.limits
+            raise PayloadTooLarge(f"the output of bail() in {op}", len(output), limits.blob)
+        return StepFailed(op, call.attempt, failure, bailed=True, output=output)
 
     def expects(self, call: Call) -> bool:
         """Whether an outcome of this attempt still counts."""

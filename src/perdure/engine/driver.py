@@ -197,6 +197,14 @@ class Driver:
         self._touch()
         return next_seq
 
+    def patches_of(self, op: str) -> dict[str, bool]:
+        """What the body that asked for a step was told of patches."""
+        started = self.state.started
+        if started is not None and started.remote is not None:
+            return started.remote.patches or {}
+        execution = self.replay.children.get(self.state.child_of(op), self.replay.execution)
+        return getattr(execution, "patches", {})
+
     def deadline_of(self, op: str) -> float | None:
         """When an op must have ended: the deadline of the run, or of a child around it."""
         deadline, child = self.deadline, self.state.child_of(op)

@@ -85,7 +85,15 @@ class Job:
                 "top of a module, and get what it needs with resource()"
             )
         places = self.step.resources.places()
-        step = (self.step.id, self.step.run_id, self.step.attempt, self.step.ends, self.step.run, places)
+        step = (
+            self.step.id,
+            self.step.run_id,
+            self.step.attempt,
+            self.step.ends,
+            self.step.run,
+            places,
+            dict(self.step.patches),
+        )
         return _Named, (module, name, self.args, self.kwargs, step, self.timeout)
 
 
@@ -121,8 +129,8 @@ def follow_parent() -> None:
 
 
 # What a step knows of its attempt in another process: its key, its run_id, the number, when it is timed out, its run,
-# and where it finds resources.
-Sent = tuple[str, str, int, float | None, RunContext, dict[str, Place]]
+# where it finds resources, and what its body knows of patches.
+Sent = tuple[str, str, int, float | None, RunContext, dict[str, Place], dict[str, bool]]
 
 
 class _Named:
@@ -151,12 +159,15 @@ class _Named:
         return partial(self._perform, getattr(found, "fn", found))
 
     def _perform(self, fn: Callable[..., Any]) -> Any:
-        id, run_id, attempt, ends, run, places = self._step
+        id, run_id, attempt, ends, run, places, patches = self._step
         if self._timeout is not None:
             late = time.time() + self._timeout
             ends = late if ends is None else min(ends, late)
         context = Context()
-        context.run(current.set, StepContext(id, run_id, attempt, ends, run=run, resources=resources_here(places)))
+        context.run(
+            current.set,
+            StepContext(id, run_id, attempt, ends, run=run, resources=resources_here(places), patches=patches),
+        )
         try:
             return context.run(_call, fn, self._args, self._kwargs)
         except BaseException as error:

@@ -93,6 +93,8 @@ class Performance:
         op = self._call.op
         if isinstance(event, StepSucceeded):
             return StepSucceeded(op, event.value, fallback=event.fallback)
+        if isinstance(event, StepFailed) and event.bailed:
+            return StepFailed(op, 1, event.error, bailed=True, output=event.output)
         if isinstance(event, StepSkipped) or (self._call.skip and not event.unknown):
             return StepSkipped(op, 1, event.error)
         return StepFailed(op, 1, event.error, unknown=event.unknown)

@@ -29,6 +29,7 @@ class StepContext:
         "_cancelled",
         "_channel",
         "_channels",
+        "_patches",
         "_resources",
         "_run",
         "attempt",
@@ -51,6 +52,7 @@ class StepContext:
         call: Call | None = None,
         run: RunContext | None = None,
         resources: Resources | None = None,
+        patches: dict[str, bool] | None = None,
     ) -> None:
         self.id = id
         """The idempotency key: the same for every attempt, on every machine."""
@@ -63,6 +65,7 @@ class StepContext:
         # When it gave its last sign of life, on the loop's clock.
         self.beat = 0.0
         self._channels, self._call, self._run, self._resources = channels, call, run, resources
+        self._patches = patches
         self._channel: Channel | None = None
         self._cancelled = False
         # Takes locks for the step; None in another process.
@@ -89,6 +92,15 @@ class StepContext:
             state = self._channels.state
             self._run = context_of_run(state, state.child_of(self._call.command.op))
         return self._run
+
+    @property
+    def patches(self) -> dict[str, bool]:
+        """What the body that called this step was told by `patched()`, by the ids that it asked about."""
+        if self._patches is not None:
+            return self._patches
+        assert self._channels is not None
+        assert self._call is not None
+        return self._channels.driver.patches_of(self._call.command.op)
 
     @property
     def resources(self) -> Resources:

@@ -68,6 +68,8 @@ class RunStep(msgspec.Struct, frozen=True, gc=False):
     # For a remote step, and one whose inputs are recorded: where they lie apart, and why it cannot be called.
     blob: str = ""
     refused: Failure | None = None
+    # For a remote step: what the body knows of patches.
+    patches: dict[str, bool] | None = None
 
 
 class StartTimer(msgspec.Struct, frozen=True, gc=False):

@@ -75,6 +75,8 @@ class RemoteCall(msgspec.Struct, frozen=True, omit_defaults=True):
     skip: bool = False
     # The run that asks for it; its tags are those of the start.
     run: RunContext | None = None
+    # What its body was told of patches, for the step to ask.
+    patches: dict[str, bool] | None = None
 
 
 class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
@@ -206,7 +208,8 @@ class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
 class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
     """The step has failed, for ever.
 
-    `unknown`: nobody can say whether it took effect. `cancelled`: the program gave it up.
+    `unknown`: nobody can say whether it took effect. `cancelled`: the program gave it up. `bailed`: it asked for the
+    end of the run, with this `output`; the reason is the message of `error`.
     """
 
     op: str
@@ -214,6 +217,8 @@ class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
     error: Failure
     unknown: bool = False
     cancelled: bool = False
+    bailed: bool = False
+    output: Raw = NULL
 
 
 class StepSkipped(Event, frozen=True, tag=True, omit_defaults=True):

@@ -261,6 +261,7 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
             command.keywords,
             skip,
             without_tags(run_context(state, state.child_of(op))),
+            command.patches,
         ),
         rules=sent_rules(command.spec),
     )

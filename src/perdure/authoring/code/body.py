@@ -168,6 +168,10 @@ class Body:
             future._op = None
             if not future.done():
                 future.set_result(value)
+        elif isinstance(event, StepFailed) and event.bailed:
+            if event.op in self._futures:
+                self.finish(Finish(RunStatus.BAILED, bytes(event.output), reason=event.error.message))
+                self._resolve_with(event.op, Bail())
         elif isinstance(event, StepFailed):
             spec = self._futures[event.op][1] if event.op in self._futures else None
             error = rebuild(event.error, self.codec, spec.errors if isinstance(spec, StepSpec) else None)
@@ -320,7 +324,10 @@ class Body:
             raise
         fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs) + versions_in(inputs)
         future = self._future(op, spec)
-        self._commands.append(RunStep(op, spec, inputs, fingerprint, len(args), keywords, source))
+        command = RunStep(op, spec, inputs, fingerprint, len(args), keywords, source)
+        if spec.queue and self._patches:
+            command = msgspec.structs.replace(command, patches=dict(self._patches))
+        self._commands.append(command)
         return future
 
     def check_awaited(self, where: str, what: str, instead: str = "") -> None:
@@ -477,6 +484,11 @@ class Body:
                 self._commands.append(RecordValue(op, PATCH))
             self._patches[id] = known
         return known
+
+    @property
+    def patches(self) -> dict[str, bool]:
+        """What the body was told of the patches that it asked about, for its steps to ask."""
+        return self._patches
 
     def run_context(self) -> RunContext:
         """The run that this body is."""

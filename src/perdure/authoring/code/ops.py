@@ -8,11 +8,15 @@ from datetime import datetime, timedelta
 from typing import Any, Never, NoReturn
 from uuid import UUID
 
-from perdure.authoring.code.body import check_awaited, named, require_body
+from perdure.authoring.code.body import check_awaited, current_body, named, require_body
 from perdure.authoring.code.step import seconds
+from perdure.errors import StepBailed
 from perdure.kernel.events import moment
-from perdure.kernel.ids import check_name, derived_uuid, step_key
+from perdure.kernel.ids import check_name, check_text, derived_uuid, step_key
 from perdure.kernel.retry import fraction
+
+# How long the reason of an early end may be.
+MAX_REASON = 10_000
 
 
 def sleep(duration: float | timedelta) -> Coroutine[object, Never, None]:
@@ -65,15 +69,6 @@ def random() -> float:
     return value
 
 
-def patched(id: str) -> bool:
-    """Whether this run takes the new path of a change: `if patched("tax-first"): ... else: ...`.
-
-    False for runs that were beyond this place before the change was deployed, True for all others; each run keeps its
-    answer, which is marked in its journal. Give each change an id of its own.
-    """
-    return require_body("patched()").patched(check_name(id, "the id of a patch"))
-
-
 def deprecate_patch(id: str) -> None:
     """Stand for a `patched(id)` whose old path is gone, until no run bears its mark any more; then remove this too.
 
@@ -91,6 +86,12 @@ def checkpoint() -> Awaitable[None]:
 
 
 def bail(reason: str, output: Any = None) -> NoReturn:
-    """End the run here, on purpose and without an error: its status is `bailed`."""
-    require_body("bail()").bail(reason, output)
+    """End the run here, on purpose and without an error: its status is `bailed`.
+
+    In a step it raises StepBailed, which no policy tries again; the run ends when that is recorded.
+    """
+    body = current_body()
+    if body is None:
+        raise StepBailed(check_text(reason, "the reason of bail()", MAX_REASON), output)
+    body.bail(reason, output)
     raise AssertionError("unreachable")

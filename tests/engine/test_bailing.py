@@ -1,0 +1,215 @@
+"""`bail()` and `patched()` in steps: the end of the run on purpose, and the path that the run takes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import (
+    Engine,
+    InvalidName,
+    NotSerializable,
+    PayloadTooLarge,
+    Retry,
+    RunStatus,
+    StepBailed,
+    UsageError,
+    bail,
+    child,
+    connect,
+    patched,
+    rule,
+    set_state,
+    step,
+    step_inline,
+    workflow,
+)
+from tests.engine.cpu_steps import ask_patch, bail_out
+from tests.engine.harness import PATIENCE
+
+
+@step(retry=Retry(attempts=5, initial=0.001))
+async def gives_up(output: Any = None) -> str:
+    try:
+        bail("no stock", output)
+    except Exception:
+        return "caught"
+
+
+@step
+def gives_up_in_thread() -> str:
+    bail("no stock", {"left": 0})
+
+
+@step(queue="elsewhere")
+async def gives_up_elsewhere() -> str:
+    bail("no stock", {"left": 0})
+
+
+@workflow
+async def orders(kind: str) -> Any:
+    try:
+        if kind == "loop":
+            return await gives_up({"left": 0})
+        if kind == "thread":
+            return await gives_up_in_thread()
+        if kind == "remote":
+            return await gives_up_elsewhere()
+        if kind == "cpu":
+            return await bail_out()
+        if kind == "inline":
+            return await step_inline("inline", lambda: bail("no stock", {"left": 0}))
+        if kind == "gather":
+            return (await asyncio.gather(gives_up({"left": 0}), gives_up_in_thread()))[0]
+        return await child(orders("loop"))
+    except Exception as error:
+        return f"caught {error!r}"
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread", "remote", "cpu", "inline", "gather"])
+async def test_a_step_that_bails_ends_its_run_on_purpose(kind: str) -> None:
+    async with Engine("memory://", [orders], steps=[gives_up_elsewhere]) as engine:
+        result = await engine.run(orders(kind), id="r")
+        assert (result.status, result.output, result.error) == (RunStatus.BAILED, {"left": 0}, None)
+        view = await engine.get("r")
+        assert view is not None
+        assert view.reason == "no stock"
+        (first, *_) = await engine.steps("r")
+        assert (first.attempt, first.error.message if first.error else "") == (1, "no stock")
+
+
+async def test_a_child_whose_step_bails_bails_and_its_parent_goes_on() -> None:
+    async with Engine("memory://", [orders]) as engine:
+        result = await engine.run(orders("child"), id="r")
+        assert (result.status, result.output) == (RunStatus.COMPLETED, {"left": 0})
+
+
+async def test_no_policy_makes_anything_else_of_it() -> None:
+    policies: list[Any] = [
+        rule("gives_up", retry=Retry(attempts=5, initial=0.001, on=(BaseException,))),
+        rule("gives_up", on_failure="skip"),
+        rule("gives_up", fallback=lambda failed: 7),
+    ]
+    for policy in policies:
+        async with Engine("memory://", [orders], rules=[policy]) as engine:
+            result = await engine.run(orders("loop"), id="r")
+            assert (result.status, result.output) == (RunStatus.BAILED, {"left": 0})
+            assert (await engine.steps("r"))[0].attempt == 1
+
+
+async def test_a_run_that_bailed_in_a_step_is_replayed_as_it_was(tmp_path: Path) -> None:
+    @workflow
+    async def cleans() -> str:
+        try:
+            return await gives_up(1)
+        finally:
+            set_state("cleaned", True)
+
+    url = f"sqlite:///{tmp_path}/runs.db"
+    async with Engine(url, [cleans]) as engine:
+        _ = await engine.run(cleans(), id="r")
+        forked = await engine.fork("r", at="gives_up:0", new_id="again")
+        assert (await forked.outcome(PATIENCE)).status is RunStatus.BAILED
+    async with connect(url) as client:
+        assert await client.handle("r").status() is RunStatus.BAILED
+
+
+async def test_what_cannot_be_kept_of_it_fails_the_step() -> None:
+    class Odd:
+        pass
+
+    @step
+    async def odd() -> None:
+        bail("odd", Odd())
+
+    @step
+    async def large() -> None:
+        bail("large", "x" * 300_000)
+
+    @workflow
+    async def tries(which: str) -> str:
+        try:
+            await (odd() if which == "odd" else large())
+        except (NotSerializable, PayloadTooLarge) as error:
+            return type(error).__name__
+        return "?"
+
+    async with Engine("memory://", [tries]) as engine:
+        assert (await engine.run(tries("odd"))).output == "NotSerializable"
+        assert (await engine.run(tries("large"))).output == "PayloadTooLarge"
+
+
+def test_a_step_that_is_called_plainly_raises_what_bail_raises() -> None:
+    with pytest.raises(StepBailed, match="no stock") as raised:
+        gives_up_in_thread.fn()
+    assert raised.value.output == {"left": 0}
+
+
+# --- patched --------------------------------------------------------------------------------------------------------
+
+
+@step
+def price(cents: int) -> int:
+    return cents * 2 if patched("twice") else cents
+
+
+@step(queue="elsewhere")
+async def price_elsewhere(cents: int) -> int:
+    return cents * 2 if patched("twice") else cents
+
+
+async def test_a_step_gets_the_answer_that_its_body_was_given() -> None:
+    @workflow
+    async def asks() -> list[int]:
+        patched("twice")
+        return [await price(1), await price_elsewhere(1), await ask_patch(1), await inner()]
+
+    @workflow
+    async def inner() -> int:
+        patched("twice")
+        return await price(2)
+
+    async with Engine("memory://", [asks, inner], steps=[price_elsewhere]) as engine:
+        assert (await engine.run(asks())).output == [2, 2, 2, 4]
+
+
+async def test_a_run_that_was_beyond_the_place_keeps_its_old_path_in_its_steps(tmp_path: Path) -> None:
+    from perdure import wait_signal
+
+    url = f"sqlite:///{tmp_path}/runs.db"
+
+    @workflow(name="sells")
+    async def before() -> int:
+        await wait_signal("go")
+        return 0
+
+    @workflow(name="sells")
+    async def after() -> list[int]:
+        patched("twice")
+        await wait_signal("go")
+        return [await price(1), await price_elsewhere(1), await ask_patch(1)]
+
+    async with Engine(url, [before], name="a") as engine:
+        _ = await engine.start(before(), id="old")
+    async with Engine(url, [after], name="a", steps=[price_elsewhere]) as engine:
+        _ = await engine.start(after(), id="new")
+        for id in ("old", "new"):
+            await engine.signal(id, "go")
+        assert await engine.handle("old").result(PATIENCE) == [1, 1, 1]
+        assert await engine.handle("new").result(PATIENCE) == [2, 2, 2]
+
+
+async def test_a_step_that_asks_before_its_body_is_told_to_ask_there() -> None:
+    @workflow
+    async def forgets() -> int:
+        return await price(1)
+
+    async with Engine("memory://", [forgets]) as engine:
+        error = (await engine.run(forgets())).error
+        assert isinstance(error, UsageError)
+        assert "write patched('twice') in its body, before it calls the step" in str(error)
+    with pytest.raises(InvalidName):
+        patched("a/b")
