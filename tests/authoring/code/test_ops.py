@@ -364,7 +364,6 @@ async def test_checkpoint_is_awaited_and_leaves_a_mark() -> None:
         ("sleep()", lambda: sleep(1)),
         ("sleep_until()", lambda: sleep_until(datetime.now(UTC))),
         ("step_inline()", lambda: step_inline("x", lambda: 1)),
-        ("bail()", lambda: bail("x")),
     ],
 )
 async def test_an_op_outside_a_workflow_says_so(name: str, function: Callable[[], Any]) -> None:
