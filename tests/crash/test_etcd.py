@@ -58,7 +58,7 @@ class Pair:
             for seq in range(append.expected_next, append.next_seq):
                 self.wrote[append.run_id][seq].append(name)
 
-        url = f"{self.leases}?timeout=0.5"
+        url = f"{self.leases}?timeout=2"
         return Engine(self.db, [labour], name=name, leases=url, recovery=RECOVERY, on_commit=note)
 
     async def check(self, handles: list[RunHandle[int]]) -> int:
