@@ -34,7 +34,7 @@ from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunSta
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import Invocation, Recorded, check_invocation
+from perdure.kernel.invocation import Invocation, Recorded, check_input, check_invocation
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.reach import run_rules
 from perdure.kernel.reuse import Reuse, decide
@@ -323,10 +323,17 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
             schedule=invocation.schedule if isinstance(invocation, Recorded) else "",
             scheduled_at=invocation.scheduled_at if isinstance(invocation, Recorded) else None,
         )
+        if program is not None and not isinstance(invocation, Recorded) and not self._begins_here(started):
+            # It is read elsewhere, and later, where the caller hears of nothing: what does not fit is refused here.
+            check_input(program, started.input, self.codec)
         if inline:
             return started, started
         blob = await self.payloads.offload(data, what)
         return started, _with(started, input=Raw(b"null"), input_blob=blob)
+
+    def _begins_here(self, started: RunStarted) -> bool:
+        """Whether a run begins in this process at once."""
+        return False
 
     async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
         """Put a run into the store for any engine to take up; False when its id is not free."""

@@ -19,7 +19,7 @@ from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.inbound import Accepted, Duplicate
-from perdure.kernel.invocation import Invocation, check_invocation
+from perdure.kernel.invocation import Invocation, check_input, check_invocation
 from perdure.kernel.projection import RunRow
 from perdure.kernel.reach import run_rules
 from perdure.kernel.rules import RulesLike
@@ -202,6 +202,7 @@ class Scheduling(Telling):
             self.store.promise(durability_of(asked.durability))
         program = handle._client._program(invocation)
         input = invocation.encode(program, self.codec)
+        check_input(program, msgspec.Raw(input), self.codec)
         self.payloads.fits_inline(len(input), f"the input of {invocation.name}")
         await handle._define(
             Definition(

@@ -20,12 +20,13 @@ from perdure.engine.attempts import Attempts
 from perdure.engine.outbox import Outbox
 from perdure.engine.payloads import LYING_APART, as_kept
 from perdure.engine.services import Services
-from perdure.errors import HistoryTooLarge, PayloadTooLarge, UsageError
+from perdure.errors import HistoryTooLarge, NotDecodable, PayloadTooLarge, UsageError
 from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
 from perdure.kernel.durability import Durability
 from perdure.kernel.events import AnyEvent, Batch, RunReleased, RunStatus, StepFailed, StepsHeld
 from perdure.kernel.failures import describe
 from perdure.kernel.ids import step_key
+from perdure.kernel.invocation import check_input
 from perdure.kernel.plan import Plan, adopt, deliver, keep, plan, wake
 from perdure.kernel.queues import Queue
 from perdure.kernel.replay import Replay
@@ -338,8 +339,11 @@ class Driver:
         elif isinstance(wish, StartChild):
             what, data = f"the input of {wish.op}", wish.input
             try:
-                version = self.replay.program(wish).version
-            except UsageError as error:
+                program = self.replay.program(wish)
+                version = program.version
+                if not wish.detached:
+                    check_input(program, msgspec.Raw(wish.input), self.services.codec)
+            except (UsageError, NotDecodable) as error:
                 if not wish.detached:
                     self._refuse(wish, error)
                     return

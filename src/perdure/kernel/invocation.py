@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Coroutine, Generator, Iterable
 from typing import Any, Generic, Never, NoReturn, TypeVar
 
+from msgspec import Raw
+
 from perdure.errors import NotSerializable, UsageError
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
@@ -75,6 +77,13 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
             f"{self.name}(...) is a workflow that has not been started: use `await engine.start(...)`, "
             "`await engine.run(...)` or perdure.run(...)"
         )
+
+
+def check_input(program: object, input: Raw, codec: Codec) -> None:
+    """Refuse input that a program cannot be called with, where it can tell. Raises NotDecodable."""
+    check = getattr(program, "check_input", None)
+    if check is not None:
+        check(input, codec)
 
 
 def _signature(program: object) -> str:

@@ -40,6 +40,11 @@ _UNDECODABLE = (
     "It was kept by other code. Let the type take it (a field with a default, a union with the old\n"
     "type), or put the old type back. The run then goes on by itself."
 )
+_NOT_ITS_ARGUMENTS = (
+    "It was started with that, by a caller that does not have the program and could not check it, or before\n"
+    "the program took something else. Start it again with what fits, and end this one with `perdure resolve\n"
+    "--fail`; or let the parameter take it: the run then goes on by itself."
+)
 _INTERNAL = (
     "an error inside perdure stopped it: {}{}\n\n"
     "Nothing that was recorded is lost. It is tried again when an engine opens the store, and at once by\n"
@@ -189,7 +194,8 @@ def _parked(error: Exception, *, internal: bool = False) -> RunParked:
     if isinstance(error, UnknownVersion):
         return RunParked(str(error), "no_version")
     if isinstance(error, NotDecodable):
-        return RunParked(f"{error}\n\n{_UNDECODABLE}", "undecodable")
+        cure = _NOT_ITS_ARGUMENTS if error.what.startswith(("the argument ", "the input of ")) else _UNDECODABLE
+        return RunParked(f"{error}\n\n{cure}", "undecodable")
     if internal:
         return RunParked(_INTERNAL.format(describe(error, _PLAIN), _where(error)), "internal")
     # Nothing of the code at hand explains it.

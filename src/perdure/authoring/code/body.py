@@ -71,7 +71,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.failures import add_note, describe, rebuild
 from perdure.kernel.ids import inputs_hash
-from perdure.kernel.invocation import Invocation, check_arguments
+from perdure.kernel.invocation import Invocation, check_arguments, check_input
 from perdure.kernel.migrations import versions_in
 from perdure.kernel.past import NO_PAST, PATCH, Past
 from perdure.kernel.state import REJECTED
@@ -408,6 +408,8 @@ class Body:
             return self._refuse()
         program = invocation.program
         data = invocation.encode(program, self.codec)
+        if not self._past.replaying:
+            check_input(program, Raw(data), self.codec)
         op = self.loop.scope().path(invocation.name)
         future = self.loop.create_future() if detached else self.loop.create_child_future()
         self._keep(future, op, Child(id or op, invocation.returns, getattr(program, "errors", {})))

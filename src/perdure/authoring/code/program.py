@@ -85,11 +85,15 @@ class CodeProgram:
         return body
 
     def _call(self, input: Raw, codec: Codec) -> Coroutine[Any, Any, Any]:
+        args, kwargs = self.check_input(input, codec)
+        return self._fn(*args, **kwargs)
+
+    def check_input(self, input: Raw, codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call that stored input asks for. Raises NotDecodable, which names the argument that does not fit."""
         try:
-            args, kwargs = self.arguments(input, codec)
+            return self.arguments(input, codec)
         except TypeError as error:
             raise NotDecodable(f"the input of {self.name}", "its arguments", str(error)) from None
-        return self._fn(*args, **kwargs)
 
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
         """The arguments as one JSON object by parameter name."""
