@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from msgspec import Raw
+
+import perdure
+from perdure.engine.outbox import extend
+from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Appended, append_all
+from perdure.ports.leases import ORCHESTRATOR, holder
+from perdure.stores.memory.store import MemoryStore
 
 SCRIPT = """
 import os, sys, perdure
@@ -136,5 +148,30 @@ def test_a_second_process_with_the_same_id_waits_for_the_first_and_runs_nothing(
             assert other.stdout is not None
             assert other.stdout.readline() == "attached\n"
             assert owner.communicate("the only answer\n") == ("the only answer\n", "")
-            assert other.communicate() == ("the only answer\n", "")
+            out, told = other.communicate()
+            assert out == "the only answer\n"
+            assert "run 'shared' belongs to orchestrator" in told
     assert (owner.returncode, other.returncode) == (0, 0)
+
+
+def test_a_run_that_another_orchestrator_has_says_for_how_long_it_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other one may be gone: then silence for as long as a lease lasts would look like a hang."""
+    store, now = MemoryStore(), time.time()
+    events: list[AnyEvent] = [RunStarted("it", "nothing", "1", Raw(b"{}")), RunClaimed("w1", 1, "s")]
+
+    async def fill() -> None:
+        _ = await store.leases.acquire(ORCHESTRATOR + "w1", holder("w1", "s"), 2.0, now)
+        assert await append_all(store.journal, [extend(RunState("r1"), events, now)]) == [Appended()]
+
+    @perdure.workflow
+    async def nothing() -> str:
+        return "done"
+
+    asyncio.run(fill())
+    with caplog.at_level(logging.INFO, "perdure"):
+        assert perdure.run(nothing(), id="it", store=store) == "done"
+    told = [record.getMessage() for record in caplog.records]
+    assert any("run 'it' belongs to orchestrator w1" in line and "at most" in line for line in told)
+    assert any("orchestrator w1 has unfinished runs" in line for line in told)

@@ -58,6 +58,7 @@ from perdure.ports.journal import Append
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
 from perdure.settings.load import load_settings
+from perdure.stores.machine import Name
 from perdure.stores.open import open_store, with_leases
 
 R = TypeVar("R")
@@ -111,8 +112,11 @@ class Engine(Client):
             raise UsageError(f"threads={threads!r} must be a whole number, at least 1; None: {DEFAULT_THREADS}")
         if threads is not None and executor is not None:
             raise UsageError("threads=... has no effect beside executor=..., which runs `def` steps; give one of them")
-        # A name of its own by default: two processes on one store are two orchestrators.
+        # Without one it takes the name that it had the last time, when it is opened: what it owned is its own again.
+        # Another process on the store is another orchestrator, and has another name.
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        self._lasting: Name | None = None
+        self._unnamed = name is None and not opened.url.startswith("memory:")
         self._rules = rules_of(rules, "Engine(rules=...)")
         self._queues = _queues_by_name(queues)
         self._serves = None if serves is None else _names(serves)
@@ -191,11 +195,15 @@ class Engine(Client):
                 await self._completions.close(0)
             self._completions = None
             self._orchestrator = self._service = self._watch = None
+            self._give_up_name()
             await self.store.close()
             raise
         return self
 
     async def _start(self, look: bool) -> None:
+        if self._unnamed:
+            self._lasting = Name(self.store.url, self._programs, self._serves)
+            self.name = self._lasting.take()
         self._locks = self._make_locks()
         self._scheduled.come()
         orchestrator = self._orchestrator = Orchestrator(
@@ -235,6 +243,7 @@ class Engine(Client):
         if self._retention is not None and look:
             keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)
             self._service.chores.append((keeper.first, self._retention.every, keeper.run_once))
+        self._service.chores.append((3600.0, 3600.0, self._keep_name))
         self._service.show_life()
         if look:
             await recover_at_start(orchestrator, self._ownership)
@@ -351,9 +360,35 @@ class Engine(Client):
             completions, self._completions = self._completions, None
             if completions is not None:
                 await completions.close(max(min(1.0, grace), end - loop.time()))
+            self._give_up_name()
             await super().close()
         if interrupted is not None:
             raise interrupted
+
+    def _give_up_name(self) -> None:
+        if self._lasting is not None:
+            self._lasting.release()
+            self._lasting = None
+
+    async def _tell_whose_it_is(self, id: str) -> None:
+        """Where a run belongs to another orchestrator, say for how long that keeps it from going on here."""
+        found = await self._find(id)
+        if found is None or self._ownership is None or found[0].owner is None or found[0].status.finished:
+            return
+        owner, left = found[0].owner, self._ownership.wait_for(found[0].owner)
+        if left is not None:
+            log.warning(
+                "run %r belongs to orchestrator %s: this process waits for its result. Should that orchestrator be "
+                "gone, it waits for the lease of %s, at most %.0f s, and goes on with the run here",
+                id,
+                owner,
+                owner,
+                left,
+            )
+
+    async def _keep_name(self) -> None:
+        if self._lasting is not None:
+            self._lasting.show()
 
     def _program(self, invocation: Invocation[Any]) -> Program | None:
         if isinstance(invocation, Recorded):
@@ -585,6 +620,8 @@ async def _run(
         async with Engine(store, known, on_commit=line, resources=resources) as engine:
             if line is not None and id is not None:
                 await line.recall(engine, id)
+            if id is not None:
+                await engine._tell_whose_it_is(id)
             result = await engine.run(invocation, id=id, **options)
             if result.error is not None:
                 raise result.error

@@ -1,4 +1,4 @@
-"""A script as a user writes it: `python -m tests.crash.same_command DB EFFECTS`. It dies once in each of its steps.
+"""A script as a user writes it: `python -m tests.crash.same_command STORE EFFECTS`. It dies once in each of its steps.
 
 Run it again with the same arguments, and it goes on.
 """
@@ -46,4 +46,5 @@ async def gathering(count: int) -> list[int]:
 
 if __name__ == "__main__":
     programs.log_effects(sys.argv[2])
-    print(perdure.run(gathering(2), id="gathering", store=f"sqlite:///{sys.argv[1]}"))
+    store_url = sys.argv[1] if "://" in sys.argv[1] else f"sqlite:///{sys.argv[1]}"
+    print(perdure.run(gathering(2), id="gathering", store=store_url))

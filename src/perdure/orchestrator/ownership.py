@@ -55,6 +55,8 @@ class Ownership:
         self._say_again = 0.0
         # Other orchestrators known to be alive: their runs are none of our business.
         self.others: list[str] = []
+        # When the lease of each of them ends, unless it is renewed.
+        self.expires: dict[str, float] = {}
 
     async def take(self) -> None:
         """Show that we live. Whoever lived under our name before us has to stop."""
@@ -107,8 +109,14 @@ class Ownership:
     async def look_around(self) -> None:
         """Find out who else lives."""
         live = await self._leases.live(ORCHESTRATOR, self._clock.now())
-        names = (orchestrator_name(lease.key) for lease in live)
-        self.others = [name for name in names if name != self.name]
+        ends = {orchestrator_name(lease.key): lease.expires for lease in live}
+        self.expires = {name: at for name, at in ends.items() if name != self.name}
+        self.others = list(self.expires)
+
+    def wait_for(self, name: str) -> float | None:
+        """For how many seconds at most the lease of another orchestrator keeps us out; None when it does not."""
+        left = self.expires.get(name, 0.0) - self._clock.now()
+        return left if left > 0 else None
 
     async def leave(self) -> None:
         """Give back everything, so that others may take over at once."""

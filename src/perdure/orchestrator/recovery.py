@@ -16,7 +16,7 @@ from perdure.ports.runs import RunFilter
 
 log = logging.getLogger("perdure")
 
-# How many programs that an engine was not given are named one by one when it starts.
+# How many programs that an engine was not given, and orchestrators beside it, are named one by one when it starts.
 WARNINGS = 10
 
 
@@ -32,6 +32,21 @@ async def recover_at_start(orchestrator: Orchestrator, ownership: Ownership) -> 
         await recover(orchestrator, ownership, startup=True)
     with _logged("parking runs of programs that no engine has"):
         await park_unknown(orchestrator, ownership, unknown)
+
+
+def tell_who_is_waited_for(ownership: Ownership, owners: Sequence[str]) -> None:
+    """Say which orchestrators have runs that could be taken over only when their lease has ended."""
+    others = [owner for owner in owners if owner in ownership.others]
+    for owner in others[:WARNINGS]:
+        left = ownership.wait_for(owner)
+        if left is not None:
+            log.info(
+                "orchestrator %s has unfinished runs. Should it be gone, this one waits for the lease of %s, at most "
+                "%.0f s, and takes them over",
+                owner,
+                owner,
+                left,
+            )
 
 
 @contextmanager
@@ -57,6 +72,8 @@ async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: 
         return await _retry_parked(orchestrator, startup)
     if startup or any(owner != orchestrator.name for owner in owners):
         await ownership.look_around()
+    if startup:
+        tell_who_is_waited_for(ownership, owners)
     # Our own name too: at start-up it belongs to a process that is gone, and later there may be runs of ours that we
     # do not know of, because the store took their start and its answer was lost.
     dead = [owner for owner in owners if owner not in ownership.others]

@@ -41,6 +41,8 @@ class Database:
         self.address, self.url = address, address.shown
         self.fill = address.names.fill
         self.wakes = Wakes()
+        # The names of the orchestrators that this process is.
+        self.names_held: set[str] = set()
         self.channel = ""
         self.closed = True
         self._writer: Connection | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from perdure.errors import NotOwner
-from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Renewal
+from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Renewal, orchestrator_name
 from perdure.stores.postgres.connection import Row
 from perdure.stores.postgres.database import Database
 
@@ -63,6 +63,7 @@ class PostgresLeases:
         while True:
             if rows := await self._ask(_ACQUIRE, key, owner, now, ttl):
                 if key.startswith(ORCHESTRATOR):
+                    self._database.names_held.add(orchestrator_name(key))
                     # Others look after the runs of those who come and go.
                     await self._ask(_TELL, self._database.channel, self._database.wakes.of_work())
                 return Acquired(owner, *rows[0])

@@ -41,9 +41,10 @@ _DUE = """
         select 1 from perdure_offers o where o.taker <> $6 and o.until > extract(epoch from clock_timestamp()))
     from (select 1) one left join found f on true order by f.wake_at, f.run_id
 """
+# What the one who asks owns itself is not offered to it: should it die, nobody is to wait for such a note to run out.
 _OWNED = """
     with found as materialized (
-        select r.run_id from perdure_runs r
+        select r.run_id, r.owner from perdure_runs r
         where r.finished_at is null and r.owner = any($1::text[]) and r.status = $2 and r.program = any($3::text[])
           and ($4::text[] is null or r.queue = any($4))
           and not exists (
@@ -52,7 +53,8 @@ _OWNED = """
         order by r.run_id limit $5 for update of r skip locked
     ), noted as (
         insert into perdure_offers (run_id, taker, until)
-        select run_id, $6, extract(epoch from clock_timestamp()) + $7::float8 from found order by run_id
+        select run_id, $6, extract(epoch from clock_timestamp()) + $7::float8 from found
+        where owner <> all($8::text[]) order by run_id
         on conflict (run_id) do update set taker = excluded.taker, until = excluded.until
     )
     select f.run_id, exists (
@@ -73,6 +75,8 @@ class Offers:
         self.taker = secrets.token_hex(6)
         self._again: asyncio.TimerHandle | None = None
         self._asked = 0
+        # Whether runs that have lost their owner were left to another.
+        self._orphans = False
 
     async def due(
         self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str], queues: list[str] | None
@@ -85,12 +89,14 @@ class Offers:
         self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int, queues: list[str] | None
     ) -> Sequence[str]:
         """Runs of these owners, without those that were just offered to another."""
-        rows = await self._ask(_OWNED, list(owners), status.value, list(programs), queues, limit)
+        own = list(self._database.names_held)
+        rows = await self._ask(_OWNED, list(owners), status.value, list(programs), queues, limit, more=(own,))
         return [row[0] for row in rows if row[0] is not None]
 
-    async def _ask(self, sql: str, *arguments: object) -> list[Row]:
-        rows = await self._database.ask(sql, *arguments, self.taker, OFFER_SECONDS)
+    async def _ask(self, sql: str, *arguments: object, more: tuple[object, ...] = ()) -> list[Row]:
+        rows = await self._database.ask(sql, *arguments, self.taker, OFFER_SECONDS, *more)
         if rows[0][-1]:
+            self._orphans |= sql is _OWNED
             self.look_again()
         self._asked += 1
         if self._asked % 100 == 0:
@@ -106,6 +112,9 @@ class Offers:
     def _move(self) -> None:
         self._again = None
         self._database.wakes.move()
+        if self._orphans:
+            self._orphans = False
+            self._database.wakes.lost_owner()
 
     def close(self) -> None:
         """Look no more."""

@@ -22,6 +22,7 @@ from perdure.stores.postgres.runs import PostgresRuns, PostgresTimers
 from perdure.stores.postgres.troubles import is_driver_error, means
 from perdure.stores.postgres.upkeep import PostgresUpkeep
 from perdure.stores.sql.schema import Migration, pending
+from perdure.stores.witness import WitnessedLeases
 
 # The oldest server that has all that the statements use.
 OLDEST = 12
@@ -44,7 +45,7 @@ class PostgresStore:
         self.runs = PostgresRuns(self._database, self._offers)
         self.timers = PostgresTimers(self._database, self._offers)
         self.queues = PostgresQueues(self._database, self._offers)
-        self.leases = PostgresLeases(self._database)
+        self.leases = WitnessedLeases(PostgresLeases(self._database), self.url)
         self.blobs = PostgresBlobs(self._database)
         self.upkeep = PostgresUpkeep(self._database)
         self.migrations = PostgresMigrations(self._database)
@@ -103,6 +104,7 @@ class PostgresStore:
     async def close(self) -> None:
         """Disconnect."""
         self._offers.close()
+        self.leases.close()
         await self._database.close()
 
     @property

@@ -35,6 +35,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.ports.journal import Append
+from perdure.ports.leases import ORCHESTRATOR
 
 # What an owner writes for itself.
 _QUIET = {
@@ -130,6 +131,10 @@ class Wakes:
         for watcher in self._watchers:
             for key in keys:
                 watcher.put_nowait(key)
+
+    def lost_owner(self) -> None:
+        """There may be runs that have lost their owner: whoever watches leases looks for them."""
+        self._tell_watchers([ORCHESTRATOR])
 
     async def freed(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` that others give back, as they are told."""

@@ -19,6 +19,7 @@ from perdure.stores.redis.scripts import OPEN
 from perdure.stores.redis.server import Server
 from perdure.stores.redis.setup import Setup, check, read_setup
 from perdure.stores.redis.upkeep import RedisUpkeep
+from perdure.stores.witness import WitnessedLeases
 
 log = logging.getLogger("perdure")
 
@@ -40,7 +41,7 @@ class RedisStore:
         self.runs = RedisRuns(self._server)
         self.timers = RedisTimers(self._server, self._news)
         self.queues = RedisQueues(self._server)
-        self.leases = RedisLeases(self._server, self._news)
+        self.leases = WitnessedLeases(RedisLeases(self._server, self._news), self.url)
         self.blobs = RedisBlobs(self._server)
         self.upkeep = RedisUpkeep(self._server, self._news)
 
@@ -75,6 +76,7 @@ class RedisStore:
         self._users = max(0, self._users - 1)
         if self._users:
             return
+        self.leases.close()
         await self._news.stop()
         await self._server.close()
 

@@ -1,0 +1,135 @@
+"""Leases on a server, with the operating system as a witness of who on this machine has died.
+
+As beside an SQLite file, each orchestrator keeps a lock on a small file, in a folder that all processes of its user on
+the machine share. A holder whose file can be locked by another process is dead, and its lease on its name is free at
+once. Of holders without such a file, on other machines or in other containers, nothing is known but the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+
+from perdure.errors import NotOwner, StoreUnavailable
+from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Leases, Renewal
+from perdure.stores.machine import shared_folder
+from perdure.stores.sql.leases import Presence
+
+# How often the files of the living are looked at; no statement is sent for that.
+WATCH_SECONDS = 0.5
+
+
+class WitnessedLeases:
+    """Leases of a backend, without those of holders that are known to be dead."""
+
+    def __init__(self, leases: Leases, url: str) -> None:
+        self._leases, self._url = leases, url
+        self._presence: Presence | None = None
+
+    def _witness(self) -> Presence | None:
+        if self._presence is None:
+            folder = shared_folder("owners", hashlib.blake2b(self._url.encode(), digest_size=8).hexdigest())
+            self._presence = Presence(folder) if folder is not None else None
+        return self._presence
+
+    def _gone(self, key: str, owner: str) -> bool:
+        witness = self._witness() if key.startswith(ORCHESTRATOR) else None
+        return witness is not None and witness.gone(owner)
+
+    async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
+        """Take a lease that is free, expired, of one who is dead, or already yours."""
+        witness = self._witness()
+        if witness is not None and key.startswith(ORCHESTRATOR):
+            witness.show(owner)
+        while True:
+            result = await self._leases.acquire(key, owner, ttl, now)
+            if isinstance(result, Acquired) or not self._gone(key, result.owner):
+                return result
+            await self._free(key, result.owner)
+
+    async def _free(self, key: str, owner: str) -> None:
+        """Give back the lease of one who is dead."""
+        try:
+            await self._leases.release(key, owner)
+        except NotOwner:
+            pass  # another process was faster
+        if self._presence is not None:
+            self._presence.forget(owner)
+
+    async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
+        """Hold on to leases."""
+        return await self._leases.renew_all(renewals, now)
+
+    async def release(self, key: str, owner: str) -> None:
+        """Give your lease back; raises NotOwner when it is not yours."""
+        await self._leases.release(key, owner)
+
+    async def release_all(self, owner: str) -> int:
+        """Give back everything `owner` holds."""
+        try:
+            released = await self._leases.release_all(owner)
+        except StoreUnavailable:
+            if self._presence is not None:
+                self._presence.abandon(owner)
+            raise
+        if self._presence is not None:
+            self._presence.hide(owner)
+        return released
+
+    async def get(self, key: str, now: float) -> Lease | None:
+        """The lease in force, or None."""
+        found = await self._leases.get(key, now)
+        return None if found is not None and self._gone(key, found.owner) else found
+
+    async def live(self, prefix: str, now: float) -> Sequence[Lease]:
+        """The leases in force whose key begins with `prefix`."""
+        return [lease for lease in await self._leases.live(prefix, now) if not self._gone(lease.key, lease.owner)]
+
+    async def watch(self, prefix: str) -> AsyncIterator[str]:
+        """The keys under `prefix` whose lease has ended: as the backend says, and as soon as a holder here is dead."""
+        told: asyncio.Queue[str | BaseException] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._listen(prefix, told)), asyncio.create_task(self._look(prefix, told))]
+        try:
+            while True:
+                one = await told.get()
+                if isinstance(one, BaseException):
+                    raise one
+                yield one
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen(self, prefix: str, told: asyncio.Queue[str | BaseException]) -> None:
+        try:
+            async for key in self._leases.watch(prefix):
+                told.put_nowait(key)
+        except Exception as error:
+            told.put_nowait(error)
+
+    async def _look(self, prefix: str, told: asyncio.Queue[str | BaseException]) -> None:
+        try:
+            witness = self._witness()
+            if witness is None:
+                return
+            known: dict[str, str] = {}
+            seen: object = None
+            while True:
+                # Who comes makes a file in the folder, and the time of the folder shows that.
+                current = witness.version()
+                if current != seen:
+                    seen = current
+                    known |= {one.key: one.owner for one in await self._leases.live(prefix, 0.0)}
+                for key, owner in list(known.items()):
+                    if self._gone(key, owner):
+                        del known[key]
+                        told.put_nowait(key)
+                await asyncio.sleep(WATCH_SECONDS)
+        except Exception as error:
+            told.put_nowait(error)
+
+    def close(self) -> None:
+        """Stop being present under every name."""
+        if self._presence is not None:
+            self._presence.close()
