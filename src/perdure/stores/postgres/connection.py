@@ -7,7 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from perdure.errors import InvalidStoreUrl
+from perdure.errors import InvalidStoreUrl, StoreUnavailable
 from perdure.stores.postgres.address import Address
 from perdure.stores.postgres.names import quoted
 
@@ -49,8 +49,14 @@ WRITING = {"plan_cache_mode": "force_generic_plan", "enable_hashjoin": "off", "e
 class Connection:
     """A connection and the statements prepared on it."""
 
-    def __init__(self, raw: Any, trace: Callable[[str], None], silent: Callable[[], None]) -> None:
+    def __init__(self, raw: Any, trace: Callable[[str], None], silent: Callable[[], None], pool: Any = None) -> None:
         self._raw, self._trace, self._silent = raw, trace, silent
+        # Whose pool it was taken from and goes back to; None when it is ours alone.
+        self._pool = pool
+        # A pool takes back what has ended, and then nothing can be asked of what it gave.
+        self._inner = raw if pool is None else raw._con
+        self._given_back = False
+        self._stop_listening: Callable[[], Awaitable[None]] | None = None
         # The server's process at the other end; behind a pooler it is none.
         self.backend: int = raw.get_server_pid()
         self._kept: dict[str, Any] = {}
@@ -58,18 +64,19 @@ class Connection:
         self.busy = False
         self._loop = asyncio.get_running_loop()
         # When the last statement was sent, and the look at whether it was answered.
-        self._sent = 0.0
+        self.sent = 0.0
         self._look: asyncio.TimerHandle | None = None
 
     @property
     def closed(self) -> bool:
         """Whether it is known to be of no use any more."""
-        return bool(self._raw.is_closed())
+        # What went back to a pool belongs to others.
+        return self._given_back or bool(self._inner.is_closed())
 
     @property
     def silent(self) -> bool:
         """Whether an answer has been waited for so long that something may be wrong."""
-        return self.busy and not self.closed and self._loop.time() - self._sent >= SILENT_SECONDS
+        return self.busy and not self.closed and self._loop.time() - self.sent >= SILENT_SECONDS
 
     async def fetch(self, sql: str, *arguments: Any, seconds: float | None = None) -> list[Row]:
         """One statement, which commits by itself outside a transaction: one message there and one back."""
@@ -106,7 +113,7 @@ class Connection:
     def _begin(self) -> None:
         # One look every so often, rather than a timer for each of thousands of statements.
         self.busy = True
-        self._sent = self._loop.time()
+        self.sent = self._loop.time()
         if self._look is None:
             self._look = self._loop.call_later(min(SILENT_SECONDS, ANSWER_SECONDS), self._looked)
 
@@ -114,7 +121,7 @@ class Connection:
         self._look = None
         if not self.busy or self.closed:
             return
-        waited = self._loop.time() - self._sent
+        waited = self._loop.time() - self.sent
         if waited >= ANSWER_SECONDS:
             self.drop()
             return
@@ -146,22 +153,46 @@ class Connection:
     async def listen(self, channel: str, heard: Callable[[str], None], ended: Callable[[], None]) -> None:
         """Call `heard` with what is told on the channel, and `ended` when the connection ends."""
         self._trace("listen")
-        self._raw.add_termination_listener(lambda _: ended())
+
+        def over(_: Any) -> None:
+            ended()
+
+        def told(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
+            heard(payload)
+
+        async def stop() -> None:
+            self._raw.remove_termination_listener(over)
+            await self._raw.remove_listener(channel, told)
+
+        self._raw.add_termination_listener(over)
+        self._stop_listening = stop
         async with asyncio.timeout(CONNECT_SECONDS):
-            await self._raw.add_listener(channel, lambda _connection, _pid, _channel, payload: heard(payload))
+            await self._raw.add_listener(channel, told)
 
     def drop(self) -> None:
         """End it without a word, whatever it is at."""
         self._forget()
-        self._raw.terminate()
+        if self._given_back:
+            return
+        self._given_back = self._pool is not None
+        self._inner.terminate()
 
     async def close(self) -> None:
         """End it."""
         self._forget()
+        if self._given_back:
+            return
         try:
-            await self._raw.close(timeout=CLOSE_SECONDS)
+            if self._pool is None:
+                await self._raw.close(timeout=CLOSE_SECONDS)
+                return
+            self._given_back = True
+            if self._stop_listening is not None:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._stop_listening()
+            await self._pool.release(self._raw, timeout=CLOSE_SECONDS)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            self._raw.terminate()
+            self._inner.terminate()
 
     def _forget(self) -> None:
         if self._look is not None:
@@ -205,11 +236,14 @@ async def connect(
     trace: Callable[[str], None],
     settings: dict[str, str] | None = None,
     silent: Callable[[], None] = lambda: None,
+    pool: Any = None,
 ) -> Connection:
     """Connect, or raise what the driver raises."""
     wanted = {name: value for name, value in (_SETTINGS | (settings or {})).items() if name not in address.given}
     if address.schema is not None:
         wanted["search_path"] = quoted(address.schema)
+    if pool is not None:
+        return await _borrow(pool, address, wanted, trace, silent)
     # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the connection.
     async with asyncio.timeout(CONNECT_SECONDS + 1.0):
         raw = await asyncpg.connect(
@@ -221,6 +255,29 @@ async def connect(
         )
     _keep_alive(raw)
     return Connection(raw, trace, silent)
+
+
+# Its values last until the connection goes back: then the pool resets them.
+_SET = "select set_config(name, value, false) from unnest($1::text[], $2::text[]) as wanted (name, value)"
+
+
+async def _borrow(
+    pool: Any, address: Address, wanted: dict[str, str], trace: Callable[[str], None], silent: Callable[[], None]
+) -> Connection:
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            raw = await pool.acquire()
+    except TimeoutError as error:
+        reason = f"the pool that it was given has had no connection free for {CONNECT_SECONDS:g} s; raise its max_size"
+        raise StoreUnavailable(address.shown, reason) from error
+    try:
+        # The encoding is the driver's matter.
+        mine = {name: value for name, value in wanted.items() if name != "client_encoding"}
+        await raw.fetch(_SET, list(mine), list(mine.values()), timeout=ANSWER_SECONDS)
+    except BaseException:
+        raw.terminate()
+        raise
+    return Connection(raw, trace, silent, pool)
 
 
 def _keep_alive(raw: Any) -> None:

@@ -29,6 +29,8 @@ PATIENCE_SECONDS = 8.0
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 # How often others may be in the way of a statement before it is given up for now.
 COLLISIONS = 10
+# How long the question whether a connection is dead may take, and how long an answer may be on its way.
+PROBE_SECONDS, GRACE_SECONDS = 3.0, 0.5
 # What the server's processes at the other end of connections are at, with that of the connection which asks.
 _BACKENDS = "select pid, state from pg_stat_activity where pid = any($1::int[]) or pid = pg_backend_pid()"
 
@@ -36,8 +38,10 @@ _BACKENDS = "select pid, state from pg_stat_activity where pid = any($1::int[]) 
 class Database:
     """Connections, opened with `open` and closed with `close`."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, pool: Any = None) -> None:
         require_driver(address.shown)
+        # Whose connections are used, if they are not our own.
+        self._lender = pool
         self.address, self.url = address, address.shown
         self.fill = address.names.fill
         self.wakes = Wakes()
@@ -89,7 +93,7 @@ class Database:
     async def connect(self, settings: dict[str, str] | None = None) -> Connection:
         """A new connection, or an error of perdure that says why there is none."""
         try:
-            connection = await connect(self.address, self._trace, settings, self._silent)
+            connection = await connect(self.address, self._trace, settings, self._silent, self._lender)
         except Exception as error:
             if not is_driver_error(error) and not isinstance(error, ValueError):
                 raise
@@ -120,7 +124,13 @@ class Database:
             return  # then it is not the connections
         try:
             silent = [one for one in self._connections if one.silent]
-            rows = await fresh.fetch(_BACKENDS, [one.backend for one in silent], seconds=PATIENCE_SECONDS)
+            rows = await fresh.fetch(_BACKENDS, [one.backend for one in silent], seconds=PROBE_SECONDS)
+            states: dict[int, str | None] = dict(rows)
+            # Behind a pooler processes have other numbers: nothing is known.
+            dead = [(one, one.sent) for one in silent if self._is_dead(one, states)] if fresh.backend in states else []
+            if dead:
+                # The answer may be on its way.
+                await asyncio.sleep(GRACE_SECONDS)
         except Exception as error:
             fresh.drop()
             if not is_driver_error(error):
@@ -129,13 +139,11 @@ class Database:
         except BaseException:
             fresh.drop()
             raise
-        states: dict[int, str | None] = dict(rows)
-        # Behind a pooler processes have other numbers: nothing is known.
-        dead = [one for one in silent if one.silent and self._is_dead(one, states)] if fresh.backend in states else []
-        if dead:
+        proved = [one for one, sent in dead if one.silent and one.sent == sent]
+        if proved:
             log.warning("connections to %s were dead without a word; they are made again", self.url)
             # Those that are at rest are as old. The others are asked after when they have been silent for long.
-            for one in dead + [one for one in self._connections if not one.busy and one is not fresh]:
+            for one in proved + [one for one in self._connections if not one.busy and one is not fresh]:
                 one.drop()
         if self.closed or len(self._idle) >= self.address.pool:
             await fresh.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.kernel.durability import Durability
 from perdure.ports.store import Survives
-from perdure.stores.postgres.address import parse
+from perdure.stores.postgres.address import POOL, Address, parse
 from perdure.stores.postgres.appends import GROUP, STEP
 from perdure.stores.postgres.blobs import PostgresBlobs
 from perdure.stores.postgres.connection import Connection
@@ -16,6 +17,7 @@ from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.journal import PostgresJournal
 from perdure.stores.postgres.leases import PostgresLeases
 from perdure.stores.postgres.migrating import MIGRATIONS, PostgresMigrations
+from perdure.stores.postgres.names import PREFIX, Names, check_prefix, check_schema
 from perdure.stores.postgres.offers import Offers
 from perdure.stores.postgres.queues import PostgresQueues
 from perdure.stores.postgres.runs import PostgresRuns, PostgresTimers
@@ -26,6 +28,8 @@ from perdure.stores.witness import WitnessedLeases
 
 # The oldest server that has all that the statements use.
 OLDEST = 12
+# How many connections a pool must have to spare.
+LEAST = 4
 _ABOUT = """
     select current_schema(), current_setting('server_version_num')::int, current_setting('server_encoding'),
         current_setting('fsync'), current_setting('synchronous_commit')
@@ -36,10 +40,39 @@ class PostgresStore:
     """All ports on one database, in one schema, under one table prefix."""
 
     def __init__(self, url: str) -> None:
-        address = parse(url)
+        self._set_up(parse(url))
+
+    @classmethod
+    def from_pool(
+        cls, pool: Any, *, schema: str | None = None, table_prefix: str = PREFIX, migrate: bool | None = None
+    ) -> Self:
+        """A store on connections of a pool that the application has made with `asyncpg.create_pool`.
+
+        It keeps up to six of them while it is open, one that writes and one that listens among them, and gives them
+        back when it closes. The pool stays open. The other options are those of the URL.
+        """
+        problem = (check_schema(schema) if schema is not None else None) or check_prefix(table_prefix)
+        if problem is not None:
+            raise UsageError(f"PostgresStore.from_pool(...): {problem}")
+        if not hasattr(pool, "acquire") or not hasattr(pool, "get_max_size"):
+            raise UsageError(f"PostgresStore.from_pool({pool!r:.60}): give the pool that asyncpg.create_pool() returns")
+        most = pool.get_max_size()
+        if most < LEAST:
+            raise UsageError(
+                f"PostgresStore.from_pool(...): the pool has max_size={most}, and perdure needs {LEAST} connections: "
+                "one writes, one listens, one reads, and one more finds out whether they are dead"
+            )
+        store = cls.__new__(cls)
+        address = Address(
+            "", "postgresql://(a pool)", Names(table_prefix), schema, min(POOL, most - LEAST + 1), migrate
+        )
+        store._set_up(address, pool)
+        return store
+
+    def _set_up(self, address: Address, pool: Any = None) -> None:
         # Without its password: it is shown in messages.
         self.url = address.shown
-        self._database = Database(address)
+        self._database = Database(address, pool)
         self.journal = PostgresJournal(self._database)
         self._offers = Offers(self._database)
         self.runs = PostgresRuns(self._database, self._offers)

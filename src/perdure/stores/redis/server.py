@@ -28,6 +28,8 @@ log = logging.getLogger("perdure")
 
 # After so long without an answer it is asked over another connection whether this one is dead.
 SILENT_SECONDS = 1.5
+# How long that may take, and how long an answer may be on its way.
+PROBE_SECONDS, GRACE_SECONDS = 3.0, 0.5
 
 # What a server says before it has done anything, and what to do about it.
 _REFUSALS: Final = {
@@ -218,18 +220,22 @@ class Server:
         """
         before = asyncio.get_running_loop().time()
         try:
-            fresh = await self.connect()
+            async with asyncio.timeout(PROBE_SECONDS):
+                fresh = await self.connect()
         except (RedisError, OSError):
             return  # then it is not the connections
         try:
-            async with asyncio.timeout(self.address.timeout):
+            async with asyncio.timeout(PROBE_SECONDS):
                 await fresh.send_command("PING", check_health=False)
                 await fresh.read_response()
         except (RedisError, OSError):
             return
         finally:
             await fresh.disconnect(nowait=True)
-        dead = [one for one, sent in self._used.items() if sent + SILENT_SECONDS <= before]
+        silent = {one: sent for one, sent in self._used.items() if sent + SILENT_SECONDS <= before}
+        if silent:
+            await asyncio.sleep(GRACE_SECONDS)  # the answer may be on its way
+        dead = [one for one, sent in silent.items() if self._used.get(one) == sent]
         if dead:
             log.warning("connections to %s were dead without a word; they are made again", self.url)
             await self._drop(*dead, *self._idle)
