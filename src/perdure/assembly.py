@@ -459,6 +459,8 @@ class Engine(Client):
             orchestrator.on_queued()
         elif started.not_before is not None:
             orchestrator.on_due(started.not_before)
+        if started.deadline is not None:
+            orchestrator.on_due(started.deadline)
         if self._counts is not None:
             self._counts.begun.set()
 

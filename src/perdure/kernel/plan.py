@@ -380,17 +380,12 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
     result = Plan([], [], [])
     if state.finished is not None or state.parked is not None or state.started is None:
         return result
-    if state.paused is not None:
-        return result
-    deadline = state.started.deadline
-    if deadline is not None and deadline <= now:
-        error = describe(DeadlineExceeded(state.started.id, moment(deadline).isoformat()), _PLAIN)
-        _finish(state, Finish(RunStatus.FAILED, error=error), now, result)
-        return result
+    if is_late(state, now):
+        return expire(state, now)
     # A signal that has come wins over the timeout of the wait for it: see `deliver`.
     served = set(state.deliverable()) if state.inbox else ()
     for op in state.due(now):
-        if op in served:
+        if op in served or (state.paused is not None and op not in state.children):
             continue
         open_op = state.ops[op]
         if open_op.kind == "child":
@@ -406,6 +401,23 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
             result.barrier |= open_steps[op].spec.at_most_once
         else:
             result.held = True
+    return result
+
+
+def is_late(state: RunState, now: float) -> bool:
+    """Whether the deadline of a run has passed, in whatever status it is. One that was imported is only looked at."""
+    if state.finished is not None or state.started is None or state.imported:
+        return False
+    return state.started.deadline is not None and state.started.deadline <= now
+
+
+def expire(state: RunState, now: float) -> Plan:
+    """The end of a run whose deadline has passed. Needs no code: it is the same whatever the run was at."""
+    assert state.started is not None
+    assert state.started.deadline is not None
+    result = Plan([], [], [])
+    error = describe(DeadlineExceeded(state.started.id, moment(state.started.deadline).isoformat()), _PLAIN)
+    _finish(state, Finish(RunStatus.FAILED, error=error), now, result)
     return result
 
 

@@ -202,22 +202,28 @@ class RunState:
     @property
     def wake_at(self) -> float | None:
         """When an orchestrator should look at this run even if nothing else happens to it."""
-        if self.finished is not None or self.parked is not None:
+        if self.finished is not None:
             return None
         assert self.started is not None
+        deadline = self.started.deadline
+        if self.parked is not None:
+            return None if self.imported else deadline
         if self.epoch == 0:
             # One in a queue is begun by whoever looks after the queue.
-            waits = self.paused is not None or self.started.queue
-            return None if waits else self.started.not_before or self.created_at
+            if self.paused is not None or self.started.queue:
+                return deadline
+            begins = self.started.not_before or self.created_at
+            return begins if deadline is None else min(begins, deadline)
         if self.stirred:
             return self.at
         if self.paused is not None:
-            return None
+            # Nothing begins, and time goes by.
+            ends = [at for op in self.children if (at := self._due.get(op)) is not None]
+            return min(ends if deadline is None else [deadline, *ends], default=None)
         if self.owner is None and self.advancing:
             return self.at
         if self._wake is None and self._due:
             self._wake = min(self._due.values())
-        deadline = self.started.deadline
         if self._wake is None or (deadline is not None and deadline < self._wake):
             return deadline
         return self._wake

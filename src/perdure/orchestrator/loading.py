@@ -12,6 +12,7 @@ from perdure.engine.outbox import extend
 from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.events import Batch, RunClaimed, RunResumed, RunStarted
 from perdure.kernel.glance import glance, kept_parked
+from perdure.kernel.plan import Plan, expire, is_late
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.queues import Queue
 from perdure.kernel.state import RunState, fold
@@ -105,6 +106,7 @@ class Loading:
         for _ in range(CLAIM_TRIES):
             ready = await self._read(run_ids)
             came += len(ready)
+            ready, late = await self._end_late(ready)
             ours = [one for one in ready if self._apart(one, lambda one: self._is_for_us(one, dead))]
             ours, missed = await self._claim_lost(ours, admit, tried)
 
@@ -113,6 +115,7 @@ class Loading:
                     self._apart(one, lambda one: self._install(one, admit))
 
             await self._orchestrator.in_callback(install)
+            missed = [*missed, *late]
             if not missed:
                 break
             # Somebody wrote first. If that was no claim, the run has still lost its owner.
@@ -179,6 +182,48 @@ class Loading:
                 await store.upkeep.reproject(one.run_id, state.next_seq, [row(state), *child_rows(state)])
         except StoreUnavailable:
             pass  # the next look finds it again
+
+    # --- too late ---
+
+    async def _end_late(self, ready: Sequence[Ready]) -> tuple[list[Ready], list[str]]:
+        """End those whose deadline has passed before they could begin, or while they stood still: no code is needed.
+
+        Says which are left, and which could not be ended because others wrote first.
+        """
+        orchestrator = self._orchestrator
+        now = orchestrator.clock.now()
+        left: list[Ready] = []
+        ends: list[tuple[RunState, Append, Plan]] = []
+        for one in ready:
+            deadline = one.started.deadline
+            state = fold(one.run_id, one.batches) if deadline is not None and deadline <= now else None
+            if state is None or not is_late(state, now) or not self._stands_still(state):
+                left.append(one)
+                continue
+            planned = expire(state, now)
+            # What was under way is given up by an owner; one that never began, or is parked, has none to say so.
+            owned = state.epoch > 0 and state.parked is None
+            events = planned.events if owned else planned.events[-1:]
+            ends.append((state, extend(state, events, now), planned))
+        if not ends or not orchestrator.at_work or orchestrator.tenure.over():
+            return left, []
+        missed: list[str] = []
+        outcomes = await append_all(orchestrator.store.journal, [append for _, append, _ in ends])
+        for (state, _, planned), outcome in zip(ends, outcomes, strict=True):
+            if not isinstance(outcome, Appended):
+                missed.append(state.run_id)
+                continue
+            for id in planned.abandoned:
+                orchestrator.services.on_abandoned(id)
+            orchestrator.locks.ended(state.run_id)
+            orchestrator.on_finished(row(state))
+        return left, missed
+
+    def _stands_still(self, state: RunState) -> bool:
+        """Whether a run is advanced by nobody: it waits to begin, is parked, or waits here for locks it had."""
+        orchestrator = self._orchestrator
+        ours = (state.owner, state.session) == (orchestrator.name, orchestrator.session)
+        return state.epoch == 0 or state.parked is not None or (ours and not orchestrator.locks.has_all(state))
 
     # --- claimed first --------------------------------------------------------------------------------------------
 

@@ -176,10 +176,13 @@ class RunLocks:
 
     # --- taking over ----------------------------------------------------------------------------------------------
 
+    def has_all(self, state: RunState) -> bool:
+        """Whether all locks that a journal says its run holds are held here."""
+        return all(op in self._holds.get(state.run_id, ()) for op in state.locks)
+
     def regained(self, state: RunState) -> bool:
         """Whether a run has all locks that its journal says it holds. If not, it is loaded again when it has."""
-        holds = self._holds.get(state.run_id, {})
-        if all(op in holds for op in state.locks):
+        if self.has_all(state):
             return True
         if state.run_id not in self.regaining:
             task = self._orchestrator.loop.create_task(self._regain(state))
@@ -210,17 +213,24 @@ class RunLocks:
         try:
             # Claimed first: the owner before us must not go on while we wait.
             if await self._claim(state):
-                # In the order in which they were taken, so that whoever takes several in one order never waits in a
-                # circle.
-                for op, held in list(state.locks.items()):
-                    if op not in self._holds.get(run_id, {}):
-                        await self._take(run_id, op, held, again=True)
+                async with asyncio.timeout(self._time_left(state)):
+                    # In the order in which they were taken, so that whoever takes several in one order never waits in
+                    # a circle.
+                    for op, held in list(state.locks.items()):
+                        if op not in self._holds.get(run_id, {}):
+                            await self._take(run_id, op, held, again=True)
+        except TimeoutError:
+            pass  # its deadline has come: it ends without them
         except StoreUnavailable:
             await asyncio.sleep(RETRY_SECONDS)
         finally:
             del self.regaining[run_id]
             self._lost_locks.pop(run_id, None)
         self._orchestrator.loading.load_soon(run_id)
+
+    def _time_left(self, state: RunState) -> float | None:
+        deadline = state.started.deadline if state.started is not None else None
+        return None if deadline is None else max(0.0, deadline - self._orchestrator.clock.now())
 
     async def _claim(self, state: RunState) -> bool:
         """Become the owner of a run, and do nothing else with it; False when somebody else appended first."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from perdure.errors import DeadlineExceeded
 from perdure.kernel.events import (
     AnyEvent,
     AttemptFailed,
@@ -30,6 +31,7 @@ from perdure.kernel.events import (
     WaitResolved,
     encode_events,
 )
+from perdure.kernel.failures import type_name
 from perdure.kernel.projection import RunRow, child_rows, row
 from perdure.kernel.state import ANSWER, REJECTED, RunState
 from perdure.ports.journal import Append, Appended, Outcome
@@ -150,6 +152,8 @@ class Monitor:
             watched.owner = machine
         elif isinstance(event, RunFinished) and state.cancel_requested is not None:
             pass  # whoever cancels a run may end it
+        elif isinstance(event, RunFinished) and (state.epoch == 0 or state.parked is not None) and _is_late(event):
+            pass  # nobody advances it, and its deadline has passed
         elif isinstance(event, WaitResolved) and event.by.startswith((ANSWER, REJECTED)):
             pass  # a person's word
         elif isinstance(event, StepSucceeded | StepFailed | StepSkipped) and _is_remote(state, event.op):
@@ -224,6 +228,10 @@ class Monitor:
             open_op = watched.state.ops.get(op)
             if open_op is None or open_op.attempt != attempt or not open_op.running:
                 self.accuse(f"attempt {attempt} of {run_id}/{op} is called before its start is in the store")
+
+
+def _is_late(event: RunFinished) -> bool:
+    return event.error is not None and event.error.type == type_name(DeadlineExceeded)
 
 
 def _is_remote(state: RunState, op: str) -> bool:
