@@ -33,6 +33,14 @@ LEAVES: frozenset[type] = frozenset(
 # Sets of these sort the same way in every process; frozensets, for one, are ordered by inclusion only.
 _ORDERED = LEAVES | {float}
 
+# How codecs mark what they store of types that JSON would give back as text or a list.
+TAG = "$perdure"
+_TAGGED: dict[type, type] = {
+    **{cls: cls for cls in (bytes, bytearray, dt.datetime, dt.date, dt.time, dt.timedelta, UUID, Decimal)},
+    memoryview: bytes,
+}
+_BY_NAME = {cls.__name__: made for cls, made in _TAGGED.items()}
+
 Kind = Literal["leaf", "float", "items", "set", "map", "record", "enum", "model", "scalar", "codec", "alien"]
 
 
@@ -42,7 +50,9 @@ class TypeCodec(Generic[T]):
 
     Engine(codecs=[TypeCodec(Money, encode=str, decode=Money.parse)])
 
-    `encode` may return anything the codec can store. A subclass without a codec of its own is stored by that of its
+    `encode` returns JSON, with bytes, dates and times, Decimal, UUID, sets, and dicts with keys of these, if need be;
+    `decode` gets the same. Tuples come back as lists, and of other types that have a form of their own (dataclasses,
+    Enums, those with a codec) it gets that form. A subclass without a codec of its own is stored by that of its
     nearest base, and comes back as what `decode` makes. A codec also replaces the built-in form of a dataclass, an
     Enum or any other type that is stored without one.
     """
@@ -66,6 +76,33 @@ class Found(NamedTuple):
 
     path: str
     reason: str
+
+
+def _in_one_order(item: Any) -> bytes:
+    try:
+        return msgspec.json.encode(item, order="deterministic")
+    except TypeError:  # stored by a codec of its own: no order is known of it here
+        return repr(item).encode()
+
+
+def _untagged(stored: Any) -> Any:
+    """What a codec had made of a value, from what was stored of that."""
+    if type(stored) is list:
+        return [_untagged(item) for item in stored]
+    if type(stored) is not dict:
+        return stored
+    tag = stored.get(TAG)
+    if tag is None or len(stored) != 2 or "value" not in stored:
+        return {key: _untagged(item) for key, item in stored.items()}
+    value = stored["value"]
+    if tag == "dict":
+        return {_untagged(key): _untagged(item) for key, item in value}
+    if tag in ("set", "frozenset"):
+        items = map(_untagged, value)
+        return set(items) if tag == "set" else frozenset(items)
+    if tag in _BY_NAME:
+        return msgspec.convert(value, _BY_NAME[tag])
+    raise ValueError(f"it was stored as a {tag!r:.40}, which this version of perdure does not know")
 
 
 def name_of(annotation: object) -> str:
@@ -95,13 +132,41 @@ class Shapes:
     """The shape of every type met so far, registered codecs first."""
 
     def __init__(self, codecs: Iterable[TypeCodec[Any]] = ()) -> None:
-        self.codecs: dict[type, TypeCodec[Any]] = {codec.type: codec for codec in codecs}
+        self.codecs: dict[type, TypeCodec[Any]] = {codec.type: self._exact(codec) for codec in codecs}
         # Types with a version are stored as if by a codec of theirs; what makes a record of plain data is set later.
         self._versioned: dict[type, TypeCodec[Any]] = {}
         self.make_record: Callable[[type, Any], Any] = lambda cls, value: value
         self._shapes: dict[type, Shape] = {}
         # Basic types can be looked at without a lookup, unless somebody registered a codec for one of them.
         self._basic = not any(self.codec_for(cls) for cls in (*LEAVES, float, list, tuple, dict))
+
+    def _exact(self, codec: TypeCodec[Any]) -> TypeCodec[Any]:
+        """A codec that is given in `decode` what its `encode` returned, though JSON has no form of its own for it."""
+        return TypeCodec(
+            codec.type,
+            lambda value: self._tagged(codec.encode(value)),
+            lambda stored: codec.decode(_untagged(stored)),
+        )
+
+    def _tagged(self, value: Any) -> Any:
+        """What a codec made of a value, with marks on what would come back as text or a list."""
+        cls = type(value)
+        if cls is str or value is None or cls is bool or cls is int or cls is float:
+            return value
+        if self.codec_for(cls) is not None:
+            return value  # stored by a codec of its own
+        if cls is list or cls is tuple:
+            return [self._tagged(item) for item in value]
+        if cls is dict:
+            if all(type(key) is str for key in value) and TAG not in value:
+                return {key: self._tagged(item) for key, item in value.items()}
+            pairs = [[self._tagged(key), self._tagged(item)] for key, item in value.items()]
+            return {TAG: "dict", "value": pairs}
+        if cls is set or cls is frozenset:
+            return {TAG: cls.__name__, "value": sorted((self._tagged(item) for item in value), key=_in_one_order)}
+        if cls in _TAGGED:
+            return {TAG: cls.__name__, "value": bytes(value) if cls in (bytearray, memoryview) else value}
+        return value
 
     def codec_for(self, cls: type) -> TypeCodec[Any] | None:
         """Find the codec of the class or of its nearest base."""
