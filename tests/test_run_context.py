@@ -66,7 +66,7 @@ async def everywhere() -> list[RunContext]:
 async def test_every_kind_of_step_and_the_body_see_the_same_run(tmp_path: Path) -> None:
     async with Engine(f"sqlite:///{tmp_path}/runs.db", [everywhere], steps=[remote]) as engine:
         run = await engine.start(everywhere(), id="r", tags={"team": "billing"}, queue="mail")
-        found = await run.result(60)
+        found = await run.result(PATIENCE)
     assert found[0] == RunContext(
         id="r",
         run_id=run.run_id,
@@ -152,7 +152,7 @@ async def test_a_run_started_by_name_knows_the_version_that_executes_it(tmp_path
         from perdure import call
 
         run = await client.start(call("everywhere"))
-        found = await engine.handle(run.id, everywhere).result(60)
+        found = await engine.handle(run.id, everywhere).result(PATIENCE)
         assert {context.version for context in found} == {"7"}
 
 

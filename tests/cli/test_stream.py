@@ -16,6 +16,7 @@ from perdure.client.handle import RunHandle
 from perdure.kernel.events import StepProgressed
 from tests.cli.conftest import Cli
 from tests.engine.harness import AT_ONCE, Recorded
+from tests.patience import PATIENCE
 
 
 @step(retry=Retry(attempts=2, initial=0.0))
@@ -147,7 +148,7 @@ def test_a_run_that_goes_on_is_followed(tmp_path: Path, cli: Cli) -> None:
     async def fill() -> str:
         async with Engine(url, [spelling], recovery=AT_ONCE) as engine:
             handle = await engine.start(spelling(0), id="s")
-            assert await handle.result(10) == 2
+            assert await handle.result(PATIENCE) == 2
             return handle.run_id
 
     first = asyncio.run(fill())

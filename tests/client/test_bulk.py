@@ -93,7 +93,7 @@ async def until_waiting(engine: Engine, count: int) -> None:
 async def test_many_runs_are_started_and_each_has_a_handle(any_store: Store) -> None:
     async with Engine(any_store, [doubled]) as engine:
         report = await engine.start_many([doubled(n) for n in range(20)])
-        assert [await handle.result(30) for handle in report.done] == [n * 2 for n in range(20)]
+        assert [await handle.result(PATIENCE) for handle in report.done] == [n * 2 for n in range(20)]
         assert (len(report), report.failed, report.skipped, report.cursor) == (20, [], [], None)
         assert [item.index for item in report] == list(range(20))
 
@@ -129,7 +129,7 @@ async def test_runs_that_a_client_starts_together_share_a_commit(tmp_path: Path)
         client.store.journal.append = counted  # type: ignore[method-assign]
         report = await client.start_many([Start(call("doubled", n), id=f"r{n}") for n in range(50)])
         assert commits == [50]
-        assert [await engine.handle(handle.id).result(30) for handle in report.done] == [n * 2 for n in range(50)]
+        assert [await engine.handle(handle.id).result(PATIENCE) for handle in report.done] == [n * 2 for n in range(50)]
 
 
 async def test_each_run_has_options_of_its_own(any_store: Store) -> None:
@@ -141,7 +141,7 @@ async def test_each_run_has_options_of_its_own(any_store: Store) -> None:
             doubled(4),
         ]
         report = await engine.start_many(starts)
-        assert [await handle.result(30) for handle in report.done] == [2, 4, 6, 8]
+        assert [await handle.result(PATIENCE) for handle in report.done] == [2, 4, 6, 8]
         a, b = await engine.get("a"), await engine.get("b")
         assert a is not None
         assert b is not None
@@ -181,7 +181,7 @@ async def test_several_under_one_id_are_one_run_as_reuse_says(any_store: Store) 
     async with Engine(any_store, [doubled, waits]) as engine:
         same = await engine.start_many(Start(doubled(n), id="r") for n in (1, 2, 3))
         assert len({handle.run_id for handle in same.done}) == 1
-        assert await same.done[2].result(30) == 2
+        assert await same.done[2].result(PATIENCE) == 2
         strict = await engine.start_many([Start(waits(), id="s", reuse="reject_duplicate")] * 3)
         assert [type(item.error) for item in strict] == [type(None), AlreadyExists, AlreadyExists]
         last = await engine.start_many([Start(waits(n), id="t", reuse="terminate_running") for n in range(3)])
@@ -216,10 +216,10 @@ async def test_failed_runs_are_retried_by_filter(any_store: Store) -> None:
         assert ([item.id for item in shown], shown.done, shown.dry_run) == (["f2", "f1", "f0"], [], True)
         Switch.broken = False
         one = await engine.retry_many(tags={"n": "1"})
-        assert [await handle.result(30) for handle in one.done] == ["worked"]
+        assert [await handle.result(PATIENCE) for handle in one.done] == ["worked"]
         rest = await engine.retry_many(program="fragile")
         assert [item.id for item in rest] == ["f2", "f0"]
-        assert [await handle.result(30) for handle in rest.done] == ["worked"] * 2
+        assert [await handle.result(PATIENCE) for handle in rest.done] == ["worked"] * 2
         assert len(await engine.retry_many(program="fragile")) == 0
 
 
@@ -245,11 +245,11 @@ async def test_runs_are_cancelled_paused_resumed_and_signalled_by_filter(any_sto
         sent = await engine.signal_many("go", "went", "s1", tags={"odd": "0"})
         assert sent.done == [Accepted()] * 2
         for id in ("w0", "w2"):
-            assert await engine.handle(id, waits).result(30) == "went"
+            assert await engine.handle(id, waits).result(PATIENCE) == "went"
         cancelled = await engine.cancel_many("enough", program="waits")
         assert [item.id for item in cancelled] == ["w3", "w1"]
         for id in ("w1", "w3"):
-            assert (await engine.handle(id).outcome(30)).status is RunStatus.CANCELLED
+            assert (await engine.handle(id).outcome(PATIENCE)).status is RunStatus.CANCELLED
 
 
 async def test_there_is_nothing_to_do_for_a_run_that_ended_or_was_told_before() -> None:

@@ -68,11 +68,11 @@ async def test_a_run_takes_its_inputs_in_order_and_shows_what_it_has(any_store: 
         run = await engine.start(account(), id="a")
         for cents in (1, 2, 3):
             assert await engine.feed("a", Order("o", cents)) == Accepted()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while (await engine.get("a")).state.get("balance") != 6:  # type: ignore[union-attr]
                 await asyncio.sleep(0.005)
         assert await run.feed(Order("last", 4)) == Accepted()
-        assert await run.result(30) == 10
+        assert await run.result(PATIENCE) == 10
         assert await engine.feed("a", Order("late", 1)) == Finished(RunStatus.COMPLETED)
         assert await engine.feed("missing", Order("o", 1)) == NotFound()
 

@@ -25,6 +25,7 @@ from perdure import (
 from perdure.kernel.events import StepStarted, WaitOpened
 from perdure.ports.store import Store
 from tests.engine.harness import AT_ONCE, FakeClock, Recorded
+from tests.patience import PATIENCE
 
 
 @step
@@ -147,7 +148,7 @@ async def test_a_step_shows_its_chunks_and_how_its_stream_stands(any_store: Stor
         assert view.stream == StreamView(next=2, restarts=0, open=True)
         assert (view.duration, view.replayed) == (None, False)
     async with Engine(any_store, [speaks], recovery=AT_ONCE, name="w") as engine:
-        await (await engine.start(speaks(), id="it")).result(10)
+        await (await engine.start(speaks(), id="it")).result(PATIENCE)
         [view] = await engine.steps("it")
         assert view.chunks == ("a", "b")
         assert view.stream is not None
@@ -169,14 +170,14 @@ async def test_steps_are_marked_as_replayed_when_another_owner_took_them_from_th
         assert [view.replayed for view in await engine.steps("it")] == [False]
     async with Engine(any_store, [waits], clock=clock, name="w2") as engine:
         await engine.signal("it", "go")
-        await (await engine.start(waits(1), id="it")).result(10)
+        await (await engine.start(waits(1), id="it")).result(PATIENCE)
         views = await engine.steps("it")
         assert [view.replayed for view in views] == [True, False]
         assert [view.duration for view in views] == [timedelta(0), timedelta(0)]
         assert [view.inputs for view in views] == [{"order": "o", "cents": 1}] * 2
         fork = await engine.fork("it", at="charge:1")
         await engine.signal(fork.id, "go")
-        await fork.result(10)
+        await fork.result(PATIENCE)
         assert [view.replayed for view in await engine.steps(fork.id)] == [True, False]
 
 

@@ -12,6 +12,7 @@ from perdure import Engine, call, connect
 from perdure.kernel.events import RunClaimed, RunStatus
 from tests.crash.fleet import Fleet
 from tests.crash.harness import until
+from tests.patience import PATIENCE
 
 
 def prepared(folder: Path) -> str:
@@ -86,7 +87,7 @@ async def see_and_resolve(url: str, folder: Path, program: str) -> None:
         (folder / "mended").touch()
         _ = await client.resolve("bad")
         handle = await client.start(call(program), id="bad")
-        assert await handle.result(60) == "mended"
+        assert await handle.result(PATIENCE) == "mended"
 
 
 @pytest.mark.parametrize("program", ["thinking", "waiting_inside"])
@@ -136,4 +137,4 @@ async def go_on(url: str) -> None:
     async with connect(url) as client:
         handle = await client.start(call("waiting_inside"), id="it")
         _ = await handle.signal("go", "on")
-        assert await handle.result(60) == "on"
+        assert await handle.result(PATIENCE) == "on"

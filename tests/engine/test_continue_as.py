@@ -164,7 +164,7 @@ async def asks(n: int) -> Any:
 
 async def gone_on(client: Client, id: str, incarnation: int) -> RunView:
     """The run under an id, once it is this incarnation and waits."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             view = await client.get(id)
             started = (await client.journal(id))[0].event
@@ -187,7 +187,7 @@ async def test_a_handle_speaks_to_the_run_that_goes_on(id: str | None) -> None:
             assert await elsewhere.status() is RunStatus.WAITING
         assert await elsewhere.signal("item", 3) == Accepted()
         assert await run.cancel("enough") == Cancelled()
-        assert (await run.outcome(10)).status is RunStatus.CANCELLED
+        assert (await run.outcome(PATIENCE)).status is RunStatus.CANCELLED
         assert await run.status() is RunStatus.CANCELLED
         assert await run.cancel() == AlreadyFinished(RunStatus.CANCELLED)
         assert await run.signal("item", 1) == Finished(RunStatus.CANCELLED)
@@ -201,7 +201,7 @@ async def test_answers_reach_the_run_that_goes_on() -> None:
         _ = await gone_on(engine, "it", 2)
         assert await run.reject("shop") == NotFound()
         assert await run.approve("ship", "again") == Accepted()
-        assert await run.result(10) == "again"
+        assert await run.result(PATIENCE) == "again"
 
 
 async def test_views_name_the_runs_before_and_after() -> None:
@@ -225,7 +225,7 @@ async def test_pausing_and_resuming_by_id_reach_the_run_that_there_is() -> None:
         assert await run.status() is RunStatus.PAUSED
         assert await engine.resume("it") == Accepted()
         _ = await engine.signal("it", "item", 1)
-        assert await run.result(10) == [0, 1]
+        assert await run.result(PATIENCE) == [0, 1]
 
 
 @pytest.mark.parametrize("by", ["id", "handle", "other"])
@@ -234,13 +234,13 @@ async def test_a_stream_goes_on_over_the_next_run(by: str) -> None:
         run = await engine.start(talk(0, 2), id="it")
         streams = {"id": engine.stream("it"), "handle": run.stream(), "other": other.stream("it")}
         seen = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             async for chunk in streams[by]:
                 seen.append((chunk.index, chunk.value))
                 if chunk.value in ("b0", "b1"):
                     _ = await run.signal("go")
         assert seen == list(enumerate(["a0", "b0", "a1", "b1", "a2", "b2"]))
-        assert await run.result(10) == 4
+        assert await run.result(PATIENCE) == 4
         assert [chunk.value async for chunk in run.stream(start=3)] == ["b1", "a2", "b2"]
         assert [chunk.value async for chunk in engine.stream(run.run_id)] == ["a0", "b0"], "a run_id is one run"
         assert [chunk.value async for chunk in engine.stream("it")] == ["a2", "b2"], "the run that there is"
@@ -250,7 +250,7 @@ async def test_a_step_of_a_later_run_can_be_streamed_from_the_beginning() -> Non
     async with Engine("memory://", [talk]) as engine:
         run = await engine.start(talk(0, 1), id="it")
         _ = await run.signal("go")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert [chunk.value async for chunk in run.stream("last")] == []
             assert [chunk.value async for chunk in run.stream("tell")] == ["a0", "b0"]
             with pytest.raises(UsageError, match=r"without a step 'sing'; its steps: tell:0, last:0"):
@@ -260,14 +260,14 @@ async def test_a_step_of_a_later_run_can_be_streamed_from_the_beginning() -> Non
 async def test_following_by_id_goes_on_over_the_next_run() -> None:
     async with Engine("memory://", [count]) as engine:
         run = await engine.start(count(0, until=2), id="it")
-        _ = await run.result(10)
+        _ = await run.result(PATIENCE)
         kinds = [(entry.run_id == run.run_id, entry.seq) async for entry in engine.follow("it")]
         assert kinds[0] == (False, 0)
 
     async with Engine("memory://", [gather_up]) as engine:
         gathering = await engine.start(gather_up([], 2), id="it")
         ends: list[str] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             async for entry in engine.follow("it"):
                 if isinstance(entry.event, WaitOpened):
                     _ = await gathering.signal("item", 0)
@@ -296,7 +296,7 @@ async def test_an_old_handle_keeps_to_its_own_run_when_the_id_is_used_again() ->
         _ = await old.signal("go")
         _ = await gone_on(engine, "it", 2)
         _ = await old.signal("go")
-        assert (await old.outcome(10)).status is RunStatus.FAILED
+        assert (await old.outcome(PATIENCE)).status is RunStatus.FAILED
         new = await engine.start(moody(0, False), id="it", reuse="allow_if_failed")
         _ = await gone_on(engine, "it", 3)
         assert await old.status() is RunStatus.FAILED
@@ -311,7 +311,7 @@ async def test_an_old_handle_keeps_to_its_own_run_when_the_id_is_used_again() ->
         _ = await newest.signal("go")
         _ = await gone_on(engine, "it", 5)
         _ = await newest.signal("go")
-        assert await newest.result(10) == "done"
+        assert await newest.result(PATIENCE) == "done"
 
 
 async def test_a_handle_finds_its_run_though_those_before_were_pruned() -> None:
@@ -334,10 +334,10 @@ async def test_a_detached_child_that_goes_on_is_found_by_its_id() -> None:
         return await child(gather_up([], 2), id="kid", detached=True)
 
     async with Engine("memory://", [outer, gather_up]) as engine:
-        _ = await (await engine.start(outer())).result(10)
+        _ = await (await engine.start(outer())).result(PATIENCE)
         handle = engine.handle("kid", gather_up)
         assert await handle.signal("item", 0) == Accepted()
         view = await gone_on(engine, "kid", 2)
         assert view.continued_from is not None
         assert await handle.signal("item", 1) == Accepted()
-        assert await handle.result(10) == [0, 1]
+        assert await handle.result(PATIENCE) == [0, 1]

@@ -35,6 +35,7 @@ from perdure import (
     workflow,
 )
 from perdure.testing.simulation import Simulation
+from tests.patience import PATIENCE
 
 calls: Counter[str] = Counter()
 keys: dict[str, set[str]] = {}
@@ -282,7 +283,7 @@ def test_a_timeout_counts_anew() -> None:
     @workflow
     async def hurried() -> list[str]:
         first = await one("first")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return [first, await one("slow", 100.0 if failures["slow"] else 0.0)]
 
     failures.update({"slow": 1})

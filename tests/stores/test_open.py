@@ -13,6 +13,7 @@ from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_leases, open_store
 from perdure.stores.sql import migrating
 from perdure.stores.sql.sqlite import SqliteStore
+from tests.patience import PATIENCE
 
 
 def test_a_path_names_an_sqlite_file(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ async def test_the_pool_of_an_sqlite_store_reads_at_once(tmp_path: Path) -> None
     for _ in range(3):
         assert database._bulk is not None
         db = database._bulk.get()
-        db.create_scalar_function("meet", lambda *_: meeting.wait(60))
+        db.create_scalar_function("meet", lambda *_: meeting.wait(PATIENCE))
         database._bulk.put(db)
     found = await asyncio.gather(*(database.read("select meet()") for _ in range(3)))
     assert sorted(rows[0][0] for rows in found) == [0, 1, 2]
