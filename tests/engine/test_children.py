@@ -14,6 +14,7 @@ from perdure import (
     DeadlineExceeded,
     Engine,
     Finished,
+    Retry,
     RunCancelled,
     RunStatus,
     UnknownProgram,
@@ -22,6 +23,7 @@ from perdure import (
     call,
     child,
     connect,
+    rule,
     saga,
     set_state,
     sleep,
@@ -482,3 +484,66 @@ async def test_a_child_that_is_given_up_while_it_compensates_is_left_to_it_in_pe
         assert looks[0] <= 1
         gates.open("undo")
         assert await run.result(PATIENCE) == "other"
+
+
+# --- the options of a run that goes its own way ---------------------------------------------------------------------
+
+
+async def test_a_detached_child_takes_the_options_of_a_start() -> None:
+    @step
+    async def flaky() -> str:
+        raise ConnectionError("no")
+
+    @workflow
+    async def apart() -> str:
+        return await flaky()
+
+    @workflow
+    async def begins() -> str:
+        return await child(
+            apart(),
+            id="apart",
+            detached=True,
+            tags={"team": "ops"},
+            queue="mail",
+            key="k",
+            priority=3,
+            delay=0.01,
+            max_concurrency=2,
+            rules=[rule("flaky", retry=Retry(attempts=3, initial=0.001))],
+        )
+
+    async with Engine("memory://", [begins, apart]) as engine:
+        run = await engine.start(begins(), tags={"of": "the parent"})
+        run_id = await run.result(PATIENCE)
+        result = await engine.handle("apart").outcome(PATIENCE)
+        assert isinstance(result.error, ConnectionError)
+        view = await engine.get("apart")
+        assert view is not None
+        assert (view.run_id, view.parent, view.tags) == (run_id, run.run_id, {"team": "ops"})
+        assert (view.queue, view.key, view.priority) == ("mail", "k", 3)
+        (tried,) = await engine.steps("apart")
+        assert tried.attempt == 3
+        started = (await engine.journal("apart"))[0]
+        assert started.event.max_concurrency == 2  # type: ignore[union-attr]
+        assert (await engine.journal("apart"))[1].at >= started.at
+
+
+async def test_options_that_make_no_sense_for_a_child_are_an_error_of_the_body() -> None:
+    @workflow
+    async def apart() -> None: ...
+
+    @workflow
+    async def begins(options: dict[str, Any], detached: bool) -> str:
+        return await child(apart(), detached=detached, **options)  # type: ignore[call-overload, no-any-return]
+
+    wrong: list[tuple[dict[str, Any], bool, str]] = [
+        ({"tags": {"a": "b"}}, False, "are for a run of its own: add detached=True"),
+        ({"queue": "q"}, False, "are for a run of its own: add detached=True"),
+        ({"priority": 3}, True, "means nothing without a queue"),
+        ({"tags": {"a": 1}}, True, "names and values of tags are strings"),
+        ({"max_concurrency": 0}, True, "must be at least 1"),
+    ]
+    async with Engine("memory://", [begins, apart]) as engine:
+        for options, detached, says in wrong:
+            assert says in str((await engine.run(begins(options, detached))).error)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from perdure.client.connection import Connection, checked_tags
+from perdure.client.connection import Connection
 from perdure.client.views import (
     ApprovalView,
     Chunk,
@@ -39,6 +39,7 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.steps import StepRecord
 from perdure.kernel.steps import steps as steps_of
 from perdure.kernel.streams import Reading
+from perdure.kernel.tags import checked_tags
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION
 from perdure.ports.runs import RunFilter
 

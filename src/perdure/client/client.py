@@ -14,9 +14,7 @@ from msgspec import Raw
 from perdure.client.asking import Asking
 from perdure.client.bulk import BulkItem, BulkReport, InBulk, Start
 from perdure.client.compacting import Compacting
-from perdure.client.connection import checked_tags
 from perdure.client.handle import RunHandle
-from perdure.client.places import Place, at_least_one, debounced_id, placed, seconds
 from perdure.client.pruning import Pruning
 from perdure.client.rebuilding import Rebuilding
 from perdure.client.resolving import Resolving
@@ -35,11 +33,13 @@ from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation, Recorded, check_input, check_invocation
+from perdure.kernel.places import Place, at_least_one, debounced_id, placed, seconds
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.reach import run_rules
 from perdure.kernel.reuse import Reuse, decide
 from perdure.kernel.rules import RulesLike
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.tags import checked_tags
 from perdure.ports.journal import Appended, append_all
 
 # How many runs are prepared and put into the store at a time.

@@ -22,7 +22,7 @@ from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
 from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import check_asked_id, check_text, flaw_of
+from perdure.kernel.ids import check_asked_id
 from perdure.kernel.projection import RunRow
 from perdure.kernel.queues import Queue
 from perdure.kernel.reuse import Reuse, decide
@@ -200,26 +200,3 @@ class _KeptBlobs:
         if not isinstance(blob_id, str):
             raise UsageError(f"blobs.get() takes the id that blobs.put() returned, a text, not {blob_id!r:.60}")
         return await self._store.blobs.get(blob_id)
-
-
-# Tags are for finding runs, and are in every row that is listed.
-MAX_TAGS, MAX_TAG_NAME = 64, 200
-
-
-def checked_tags(tags: dict[str, str] | None) -> dict[str, str] | None:
-    if tags is None:
-        return None
-    if not isinstance(tags, dict):
-        raise UsageError(f"tags={tags!r:.80} must be a dict of names and values, such as tags={{'team': 'billing'}}")
-    if not all(isinstance(k, str) and isinstance(v, str) for k, v in tags.items()):
-        raise UsageError(f"tags={tags!r:.200}: names and values of tags are strings")
-    if len(tags) > MAX_TAGS:
-        raise UsageError(f"there are {len(tags):,} tags, and {MAX_TAGS} is the limit; put what is more into the input")
-    for name, value in tags.items():
-        flaw = flaw_of(name, MAX_TAG_NAME)
-        if flaw is not None:
-            raise UsageError(f"the name of the tag {name[:60]!r} {flaw}; choose a short name, such as 'team'")
-        if check_text(value, f"the value of the tag {name!r}").isprintable() or "\0" not in value:
-            continue
-        raise UsageError(f"the value of the tag {name!r} holds a NUL, which not every store can keep: {value[:60]!r}")
-    return dict(tags) or None

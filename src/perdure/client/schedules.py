@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from perdure.client.connection import checked_tags
-from perdure.client.places import at_least_one, placed, seconds
 from perdure.client.telling import Telling
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
 from perdure.kernel import schedule as kernel
@@ -20,6 +18,7 @@ from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.inbound import Accepted, Duplicate
 from perdure.kernel.invocation import Invocation, check_input, check_invocation
+from perdure.kernel.places import at_least_one, placed, seconds
 from perdure.kernel.projection import RunRow
 from perdure.kernel.reach import run_rules
 from perdure.kernel.rules import RulesLike
@@ -43,6 +42,7 @@ from perdure.kernel.schedule import (
     tick_id,
 )
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.tags import checked_tags
 from perdure.ports.runs import RunFilter
 
 if TYPE_CHECKING:

@@ -105,6 +105,18 @@ class SetState(msgspec.Struct, frozen=True, gc=False):
     source: str = ""
 
 
+class StartOptions(msgspec.Struct, frozen=True):
+    """What a run that goes its own way is started with, beside its input: as the journal keeps it."""
+
+    tags: dict[str, str] | None = None
+    queue: str = ""
+    queue_key: str = ""
+    priority: int = 0
+    not_before: float | None = None
+    max_concurrency: int | None = None
+    rules: dict[str, Any] | None = None
+
+
 class StartChild(msgspec.Struct, frozen=True, gc=False):
     """Run another program, here or on its own. `input` is its encoded input, which `blob` names if it lies apart."""
 
@@ -120,6 +132,8 @@ class StartChild(msgspec.Struct, frozen=True, gc=False):
     blob: str = ""
     # Why it cannot begin: it ends with this at once.
     refused: Failure | None = None
+    # For one that is detached.
+    options: StartOptions | None = None
 
 
 class CancelOp(msgspec.Struct, frozen=True, gc=False):

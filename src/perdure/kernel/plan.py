@@ -218,6 +218,7 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan,
         durability=state.started.durability,
         deadline=command.deadline,
         parent=state.run_id,
+        **(msgspec.structs.asdict(command.options) if command.options is not None else {}),
     )
     result.events.append(msgspec.structs.replace(event, detached=child, input=NULL, input_blob=""))
     result.starts.append(Start(child, [started]))

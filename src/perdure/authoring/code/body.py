@@ -51,6 +51,7 @@ from perdure.kernel.commands import (
     RunStep,
     SetState,
     StartChild,
+    StartOptions,
     StartTimer,
     StepSpec,
 )
@@ -401,7 +402,12 @@ class Body:
         self._commands.append(RecordValue(f"{op}/unlock", "unlock", source=self._line()))
 
     def start_child(
-        self, invocation: Invocation[Any], id: str = "", detached: bool = False, deadline: float | None = None
+        self,
+        invocation: Invocation[Any],
+        id: str = "",
+        detached: bool = False,
+        deadline: float | None = None,
+        options: StartOptions | None = None,
     ) -> OpFuture:
         """Wish for a run of another program."""
         if self.loop.closing:
@@ -416,7 +422,18 @@ class Body:
         version = program.version if program is not None else ""
         fingerprint = inputs_hash(data) + versions_in(data)
         self._commands.append(
-            StartChild(op, invocation.name, version, data, fingerprint, id, detached, deadline, self._line())
+            StartChild(
+                op,
+                invocation.name,
+                version,
+                data,
+                fingerprint,
+                id,
+                detached,
+                deadline,
+                self._line(),
+                options=options,
+            )
         )
         return future
 

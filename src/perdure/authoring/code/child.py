@@ -10,8 +10,13 @@ from typing import Any, Literal, Never, NoReturn, TypeVar, overload
 from perdure.authoring.code.body import check_awaited, current_body, require_body
 from perdure.authoring.code.step import seconds
 from perdure.errors import UsageError
+from perdure.kernel.commands import StartOptions
 from perdure.kernel.ids import MAX_ID, check_id, flaw_of
 from perdure.kernel.invocation import Invocation, check_invocation
+from perdure.kernel.places import at_least_one, placed
+from perdure.kernel.reach import run_rules
+from perdure.kernel.rules import RulesLike
+from perdure.kernel.tags import checked_tags
 
 R = TypeVar("R", covariant=True)
 T = TypeVar("T")
@@ -54,6 +59,13 @@ def child(
     *,
     detached: Literal[True],
     deadline: float | timedelta | None = None,
+    tags: dict[str, str] | None = None,
+    queue: str | None = None,
+    key: str | None = None,
+    priority: int = 0,
+    delay: float | timedelta | None = None,
+    max_concurrency: int | None = None,
+    rules: RulesLike = (),
 ) -> Coroutine[object, Never, str]: ...
 def child(
     invocation: Invocation[Any],
@@ -61,11 +73,19 @@ def child(
     detached: bool = False,
     *,
     deadline: float | timedelta | None = None,
+    tags: dict[str, str] | None = None,
+    queue: str | None = None,
+    key: str | None = None,
+    priority: int = 0,
+    delay: float | timedelta | None = None,
+    max_concurrency: int | None = None,
+    rules: RulesLike = (),
 ) -> Coroutine[object, Never, Any]:
     """Begin a child run, with an id of its own if you like; awaiting it gives what it returns.
 
     It lives in the journal of this run, ends with it, and is asked to end when nobody waits for it any more. With
-    `detached=True` it is a run of its own, which goes its own way; awaiting it gives its run_id once it has begun.
+    `detached=True` it is a run of its own, which goes its own way; awaiting it gives its run_id once it has begun, and
+    it takes the options of `start`.
     """
     body = require_body("child()")
     check_awaited(sys._getframe(1), "child(...)")
@@ -75,8 +95,26 @@ def child(
     if not isinstance(detached, bool):
         raise UsageError(f"child(detached={detached!r}) is True or False")
     due = None if deadline is None else body.loop.now + seconds(deadline, "deadline")
+    options = None
+    given = (tags, queue, key, priority or None, delay, max_concurrency, rules or None)
+    if any(one is not None for one in given):
+        if not detached:
+            raise UsageError(
+                "child(tags=, queue=, key=, priority=, delay=, max_concurrency=, rules=) are for a run of its own: add "
+                "detached=True. A child that is awaited lives in the journal of its parent, with the parent's"
+            )
+        place = placed(queue, key, priority)
+        options = StartOptions(
+            checked_tags(tags),
+            place.queue,
+            place.key,
+            place.priority,
+            None if delay is None else body.loop.now + seconds(delay, "delay"),
+            at_least_one(max_concurrency),
+            run_rules(rules, invocation.program),
+        )
     # A future in the clothes of a coroutine, as a call of a step is: create_task and task groups take it, too.
-    return body.start_child(invocation, id or "", detached, due)  # type: ignore[return-value]
+    return body.start_child(invocation, id or "", detached, due, options)  # type: ignore[return-value]
 
 
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
