@@ -27,7 +27,8 @@ async def waiting() -> None:
 
 @pytest.mark.parametrize("how", ["delayed", "queued", "paused", "waiting"])
 async def test_a_run_that_does_not_get_on_is_failed_at_its_deadline(any_store: Store, how: str) -> None:
-    options: dict[str, Any] = {"delayed": {"delay": 3600}, "queued": {"queue": "one"}}.get(how, {})
+    kinds: dict[str, dict[str, Any]] = {"delayed": {"delay": 3600}, "queued": {"queue": "one"}}
+    options = kinds.get(how, {})
     async with Engine(any_store, [waiting], queues=[Queue("one", concurrency=1)]) as engine:
         if how == "queued":
             _ = await engine.start(waiting(), queue="one")

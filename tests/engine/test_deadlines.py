@@ -257,7 +257,8 @@ def test_a_deadline_that_came_while_no_engine_was_there_is_kept_by_the_next_one(
 
     async def begin() -> None:
         async with sim.engine(PROGRAMS, queues=QUEUES) as engine:
-            options: dict[str, Any] = {"delayed": {"delay": 10_000}, "queued": {"queue": "full"}}.get(how, {})
+            kinds: dict[str, dict[str, Any]] = {"delayed": {"delay": 10_000}, "queued": {"queue": "full"}}
+            options = kinds.get(how, {})
             if how == "queued":
                 _ = await engine.start(sleeping(), queue="full")
             program = {"sleeping": sleeping, "executing": executing}.get(how, signalled)

@@ -526,3 +526,38 @@ def test_each_step_of_a_fan_out_succeeds_once_whatever_its_shape(
     if shape not in ("gather", "group"):
         asked = {f"{b}.{s}": failing.get((b, s), 0) + 1 for b, steps in enumerate(branches) for s in range(len(steps))}
         assert calls == asked
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.1, 0.6, 1.1, 2.5])
+@pytest.mark.parametrize("mode", ["sync", "async", "exit"])
+def test_a_retry_that_dies_on_its_way_is_gone_on_with(moment: float, mode: str) -> None:
+    names = [f"{b}.{s}" for b in range(4) for s in range(3)]
+    branches = [[["one", 0.5], ["stubborn", 1.0], ["one", 0.5]] for _ in range(4)]
+    failures.update({"0.0": 1, "1.1": 3, "2.2": 1, "3.0": 1})
+    sim = Simulation(seed=1)
+
+    async def begin() -> None:
+        engine = sim.engine([shaped, nested], durability=mode)
+        _ = await engine.open()
+        run = await engine.start(shaped("caught", 2, branches), id="r")
+        assert (await run.outcome()).status is RunStatus.FAILED
+        succeeded.update(view.output for view in await engine.steps("r") if view.status is StepStatus.SUCCEEDED)
+        before.update(calls)
+        _ = await engine.retry("r")
+        await sim.advance(moment)  # and dies
+
+    async def after() -> None:
+        async with sim.engine([shaped, nested], durability=mode) as engine:
+            handle = engine.handle("r")
+            for _ in range(5):
+                if (await handle.outcome()).status is RunStatus.COMPLETED:
+                    break
+                handle = await engine.retry("r")
+            assert [name for part in (await handle.outcome()).output for name in part] == names
+            assert {name: calls[name] for name in succeeded} == {name: before[name] for name in succeeded}
+
+    succeeded: set[str] = set()
+    before: Counter[str] = Counter()
+    sim.play(begin())
+    sim.play(after())
+    assert succeeded

@@ -7,6 +7,7 @@ failed is not among that, so it is called again when the program asks for it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -122,31 +123,40 @@ def _gives_up(event: StepFailed | WaitResolved | CancelRequested) -> bool:
 
 def _unhandled(failures: Sequence[Op], culprits: Sequence[Op], found: Mapping[str, Op]) -> set[str]:
     """What failed and is to be called again: the culprits, and what no other way was taken for."""
+    ways = _Ways(found.values())
     chosen = {op.path for op in culprits}
-    chosen |= {op.path for op in failures if op.kind in _CALLED and not op.unknown and not _handled(op, found)}
-    failed = {op.path: op for op in failures}
-    around = {path for path, op in failed.items() if op.kind == "child" and path not in chosen}
+    chosen |= {op.path for op in failures if op.kind in _CALLED and not op.unknown and not ways.went_on(op)}
+    around = tuple(f"{op.path}/" for op in failures if op.kind == "child" and op.path not in chosen)
     # What failed in a child whose failure stands, stands as well.
-    chosen = {path for path in chosen if not any(path.startswith(f"{child}/") for child in around)}
-    return chosen
+    return {path for path in chosen if not path.startswith(around)}
 
 
-def _handled(failed: Op, found: Mapping[str, Op]) -> bool:
-    """Whether the part of the body that heard of a failure went on with something else instead.
+class _Ways:
+    """What each part of a body did, in order."""
 
-    What it had done before as well is no other way: a loop that goes on with the next.
-    """
-    scope = failed.path.rpartition("/")[0]
-    beside = [op for op in found.values() if op.path.rpartition("/")[0] == scope and op.kind in _GOES_ON]
-    later = min((op for op in beside if op.began > _ended(failed)), key=lambda op: op.began, default=None)
-    compensated = any(
-        op.path.startswith(f"{scope}/compensate:" if scope else "compensate:") and op.began > _ended(failed)
-        for op in found.values()
-    )
-    if later is None:
-        return compensated
-    before = {op_name(op.path) for op in beside if op.began < _ended(failed)}
-    return compensated or op_name(later.path) not in before
+    def __init__(self, found: Iterable[Op]) -> None:
+        self._began: dict[str, list[tuple[int, str]]] = {}
+        self._first: dict[tuple[str, str], int] = {}
+        self._compensated: dict[str, int] = {}
+        for op in found:
+            scope, _, last = op.path.rpartition("/")
+            if op.kind in _GOES_ON:
+                self._began.setdefault(scope, []).append((op.began, op_name(last)))
+                self._first.setdefault((scope, op_name(last)), op.began)
+            if scope.rpartition("/")[2].startswith("compensate:"):
+                self._compensated[scope.rpartition("/")[0]] = op.began
+
+    def went_on(self, failed: Op) -> bool:
+        """Whether the part of the body that heard of a failure went on with something else instead.
+
+        What it had done before as well is no other way: a loop that goes on with the next.
+        """
+        scope, ended = failed.path.rpartition("/")[0], _ended(failed)
+        if self._compensated.get(scope, -1) > ended:
+            return True
+        began = self._began.get(scope, [])
+        at = bisect_right(began, (ended, ""))
+        return at < len(began) and self._first[scope, began[at][1]] > ended
 
 
 def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op], end: int) -> list[Op]:
