@@ -17,6 +17,7 @@ from perdure import (
     Accepted,
     AlreadyFinished,
     ApprovalView,
+    BulkReport,
     Cancelled,
     Chunk,
     Client,
@@ -25,6 +26,7 @@ from perdure import (
     FailedStep,
     Finished,
     HeldBy,
+    Interrupt,
     Invocation,
     LockView,
     NotFound,
@@ -32,13 +34,16 @@ from perdure import (
     QueueView,
     Rate,
     Retry,
+    RunContext,
     RunHandle,
     RunResult,
     RunStatus,
     RunSummary,
     RunView,
+    Schedule,
     ScheduleHandle,
     ScheduleView,
+    Start,
     Step,
     SweepReport,
     Workflow,
@@ -51,16 +56,20 @@ from perdure import (
     continue_as,
     default,
     every,
+    inputs,
     instead,
     kind,
     llm,
     lock,
     now,
+    per_process,
     prepend,
     random,
     replace,
+    resource,
     retry_with,
     rule,
+    run_context,
     saga,
     set_state,
     sleep,
@@ -471,3 +480,67 @@ async def with_rules(engine: Engine) -> None:
     second = await engine.start(ruled(Order("1")), rules=[("charge", {"timeout": 5})])
     assert_type(await second, Payment)
     _ = await engine.start(ruled(Order("1")), rules=[7])  # type: ignore[list-item]
+
+
+# --- many at once, inputs, resources ----------------------------------------------------------------------------------
+
+
+@step
+async def uses(order: Order) -> Payment:
+    pool = resource("pool", Receipt)
+    assert_type(pool, Receipt)
+    assert_type(resource("pool"), Any)
+    assert_type(run_context(), RunContext)
+    assert_type(run_context().scheduled_at, datetime | None)
+    assert_type(step_context().run.tags, dict[str, str])
+    return Payment(1)
+
+
+@workflow
+async def fed() -> int:
+    async for order in inputs(Order, idle=timedelta(hours=1)):
+        assert_type(order, Order)
+    async for anything in inputs():
+        assert_type(anything, Any)
+    assert_type(await child(count(1), detached=True, tags={"a": "b"}, queue="q", delay=5), str)
+    await child(count(1), tags={"a": "b"})  # type: ignore[call-overload]
+    return 1
+
+
+async def many_runs_are_typed(engine: Engine, orders: list[Order]) -> None:
+    report = await engine.start_many([fulfil(order) for order in orders])
+    assert_type(report, BulkReport[RunHandle[Receipt]])
+    assert_type(await report.done[0].result(), Receipt)
+    named = await engine.start_many(Start(fulfil(order), id=order.id, tags={"a": "b"}) for order in orders)
+    assert_type(named.failed[0].error, Exception | None)
+    cancelled = await engine.cancel_many("enough", program="fulfil", status="running", limit=5)
+    assert_type(cancelled.done[0], Cancelled | AlreadyFinished)
+    await engine.cancel_many(programme="fulfil")  # type: ignore[call-arg]
+    _ = await engine.start_many([fulfil])  # type: ignore[list-item]
+    resting = await engine.run(fulfil(orders[0]), until="rest", answers={"ship": True})
+    assert_type(resting.interrupts, tuple[Interrupt, ...])
+    assert_type(resting.interrupt_name, str | None)
+    await engine.run(fulfil(orders[0]), until="later")  # type: ignore[arg-type]
+    assert_type(await engine.feed("order-1", orders[0]), Accepted | Duplicate | NotFound | Finished)
+    assert_type(await engine.checkpoint("order-1"), int)
+
+
+def what_ends_is_told(result: RunResult[Any]) -> None:
+    assert_type(result.program, str)
+
+
+def engines_take_their_settings() -> None:
+    _ = Engine(
+        "memory://",
+        [fulfil, "shop.flows:other"],
+        reuse="reject_duplicate",
+        stream=batched(20, 0.5),
+        schedules=[Schedule("nightly", count(3), cron="30 2 * * *", deadline=timedelta(hours=1))],
+        resources={"pool": 1, "model": per_process(what_makes_it)},
+        on_complete=[what_ends_is_told, print],
+    )
+    _ = Engine("memory://", reuse="sometimes")  # type: ignore[arg-type]
+
+
+def what_makes_it() -> int:
+    return 1
