@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -26,7 +27,7 @@ from perdure.client.pruning import PruneReport
 from perdure.client.schedules import Schedule
 from perdure.client.views import RunResult
 from perdure.client.watch import Watch
-from perdure.config import Limits, Recovery, Retention
+from perdure.config import EMBEDDED_LEASE, Limits, Recovery, Retention
 from perdure.engine.remote import RemoteStep, Report
 from perdure.engine.resources import resources_of
 from perdure.engine.threads import DEFAULT_THREADS
@@ -66,6 +67,8 @@ R = TypeVar("R")
 log = logging.getLogger("perdure")
 
 DEFAULT_STORE = "sqlite:///perdure.db"
+# Stores of one machine, which knows which of its processes are dead.
+EMBEDDED = ("sqlite:", "file:", "memory:")
 
 
 class Engine(Client):
@@ -134,6 +137,8 @@ class Engine(Client):
         self.resources = resources_of(resources)
         """What the steps of this engine look up by name."""
         self._check_rules()
+        if recovery.lease is None and leases is None and opened.url.startswith(EMBEDDED):
+            recovery = replace(recovery, lease=EMBEDDED_LEASE)
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
         self._executor, self._threads, self._on_commit = executor, threads, checked_observer(on_commit)
         self._observer: Observer | None = None
@@ -235,7 +240,7 @@ class Engine(Client):
         self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
         self._news.is_local = orchestrator.active.__contains__
         self._ownership = Ownership(
-            self._leases, self.name, orchestrator.session, self._recovery.lease, self.clock, orchestrator.tenure
+            self._leases, self.name, orchestrator.session, self._recovery.ttl, self.clock, orchestrator.tenure
         )
         await self._ownership.take()
         await self._ownership.register([*self._programs], self._serves)

@@ -15,6 +15,12 @@ from perdure.kernel.queues import Queue, Rate
 __all__ = ["Limits", "Queue", "Rate", "Recovery", "Retention"]
 
 
+# Work goes on within 15 s of a machine's death. A heartbeat is not waited for by the disk of the server.
+SERVER_LEASE, SERVER_HEARTBEAT = 14.0, 7.0
+# Where the operating system tells who is dead, the lease is for processes that stand still.
+EMBEDDED_LEASE = 30.0
+
+
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """How an orchestrator looks after runs that lost their owner. Durations are in seconds."""
@@ -27,8 +33,9 @@ class Recovery:
     """How many runs are loaded at a time when it starts; the next batch follows at once."""
     max_claims: int = 10
     """How many runs of others are claimed at a time later on; the next batch follows after a moment."""
-    lease: float = 30.0
-    """How long its name stays taken after its last sign of life. It gives three in that time."""
+    lease: float | None = None
+    """How long its name stays taken after its last heartbeat; it gives three in that time. None: 14 s with a heartbeat
+    every 7 s on a database server, and 30 s where all engines are on one machine, which tells at once who is dead."""
     grace: float = 30.0
     """How long steps under way may go on when the engine is left, with their lease; then they are given up, and their
     runs are handed over. What only waits is handed over at once."""
@@ -41,6 +48,16 @@ class Recovery:
     """How many events of a journal are over and done with (chunks, progress, failed attempts of steps that have ended)
     before a snapshot without them is stored, from which the run is loaded more quickly. 0: never."""
 
+    @property
+    def ttl(self) -> float:
+        """How long the lease is."""
+        return SERVER_LEASE if self.lease is None else self.lease
+
+    @property
+    def heartbeat(self) -> float:
+        """How long after one heartbeat the next is due."""
+        return SERVER_HEARTBEAT if self.lease is None else self.lease / 3
+
     def __post_init__(self) -> None:
         if self.snapshot < 0:
             raise ValueError(f"Recovery(snapshot={self.snapshot!r}) must be at least 0; 0 takes none")
@@ -49,7 +66,7 @@ class Recovery:
         if not isinstance(self.grace, int | float) or isinstance(self.grace, bool) or not 0 <= self.grace < ENDLESS:
             raise ValueError(f"Recovery(grace={self.grace!r}) must be a number of seconds, at least 0")
         for name in ("check_interval", "lease"):
-            if getattr(self, name) <= 0:
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be more than 0")
         for name in ("max_startup", "max_claims"):
             if getattr(self, name) < 1:

@@ -112,7 +112,8 @@ async def main(url: str, name: str, lease: float, quarantine: int, leases: str |
         assert engine._orchestrator is not None
         write_down("appends", engine._orchestrator.session, append.run_id, append.expected_next, append.next_seq)
 
-    recovery = Recovery(lease=lease, check_interval=lease / 3, grace=0.2, quarantine=quarantine)
+    interval = float(os.environ.get("CHECK_INTERVAL") or lease / 3)
+    recovery = Recovery(lease=lease, check_interval=interval, grace=0.2, quarantine=quarantine)
     programs: list[Program] = [flow, poison, poison_body, thinking, waiting_inside, poison_inside, glutton]
     engine = Engine(url, programs, name=name, recovery=recovery, on_commit=committed, leases=leases)
     async with engine:

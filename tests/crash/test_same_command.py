@@ -14,7 +14,7 @@ import pytest
 
 from perdure import Recovery, connect
 from perdure.kernel.events import Entry, RunClaimed, RunStatus
-from tests.crash.fleet import Fleet
+from tests.crash.fleet import Fleet, freeze
 from tests.crash.harness import PATIENCE, ROOT, audit, check_executions, read_effects, until
 
 
@@ -52,7 +52,7 @@ def test_on_a_server_it_goes_on_without_waiting_for_a_lease(
     for before, claim in itertools.pairwise(entries):
         if isinstance(claim.event, RunClaimed):
             waited = (claim.at - before.at).total_seconds()
-            assert waited < Recovery().lease / 2, "the lease of the process that died was not waited for"
+            assert waited < Recovery().ttl / 2, "the lease of the process that died was not waited for"
 
 
 async def journal(url: str) -> Sequence[Entry]:
@@ -84,3 +84,21 @@ def test_what_a_process_of_another_name_left_behind_is_taken_up_at_once_too(
         owner.signal(signal.SIGKILL)
         owner.wait()
         until(lambda: fleet.views()["late"].status is RunStatus.COMPLETED, every=0.1)
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+def test_an_orchestrator_that_is_not_heard_until_its_lease_ends_is_looked_for_then(
+    tmp_path: Path, kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still, so that the system cannot tell that it is dead. The looks that stand behind are far apart."""
+    monkeypatch.setenv("CHECK_INTERVAL", "1200")
+    url = request.getfixturevalue(f"{kind}_url")
+    with Fleet(url, tmp_path, lease=3.0) as fleet:
+        both = [fleet.start(name) for name in ("a", "b")]
+        # Longer than it takes until each has heard the other.
+        fleet.put("flow", 2, 6.0, ids=["it"])
+        until(lambda: len(fleet.did("steps")) == 2, every=0.1)
+        owner = next(one for one in both if one.pid == fleet.did("steps")[-1].pid)
+        freeze(owner)
+        until(lambda: len(fleet.did("steps")) == 3, timeout=60.0, every=0.1)
+        assert fleet.did("steps")[-1].pid != owner.pid

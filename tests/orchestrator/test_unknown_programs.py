@@ -80,7 +80,7 @@ async def completed(engine: Engine, id: str, n: int) -> None:
 async def test_an_old_run_that_no_engine_has_a_program_for_stops_no_engine(store: Callable[[], Store]) -> None:
     clock = FakeClock()
     await put(store(), clock, call("nobody_has_it", 1), call("known", 1))
-    clock.advance(Recovery().check_interval + Recovery().lease)
+    clock.advance(Recovery().check_interval + Recovery().ttl)
     for _ in range(2):
         async with Engine(store(), [known], recovery=AT_ONCE, clock=clock) as engine:
             await completed(engine, "known-1", 1)

@@ -21,8 +21,8 @@ from perdure.ports.leases import REGISTRATION, Lease, Registration, orchestrator
 
 # So long something may be due before it is late: orchestrators look, and claim, in less.
 LATE_SECONDS = 2.0
-# An orchestrator shows three times within its lease that it lives; of one that has not for half of it, one is missing.
-SILENT = 1 / 2
+# An orchestrator gives two heartbeats within its lease, or three; where less of it is left, one is missing or late.
+SILENT = 0.45
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,7 +286,7 @@ class Loading:
         first = one.batches[0].events
         begun = len(one.batches) > 1 or len(first) > 1
         due = one.started.not_before or one.batches[0].at
-        return not begun and orchestrator.clock.now() - due > orchestrator.recovery.lease
+        return not begun and orchestrator.clock.now() - due > orchestrator.recovery.ttl
 
     def _claim(self, state: RunState, *, early: bool = False, tried: int = 0) -> RunClaimed:
         orchestrator, started, version = self._orchestrator, state.started, ""

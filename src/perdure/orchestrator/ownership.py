@@ -32,6 +32,8 @@ log = logging.getLogger("perdure")
 
 # The part of a lease that is left when work stops: what is under way must have ended when the lease does.
 MARGIN = 1 / 6
+# How long a heartbeat may take at most: there has to be time for another before work stops.
+RENEW_SECONDS = 3.5
 
 
 # How long what we say of ourselves is kept. It means nothing once the lease on our name has ended.
@@ -83,7 +85,7 @@ class Ownership:
         # By the time before it was asked for: the store may have counted from then on.
         began = self._loop.time()
         try:
-            async with asyncio.timeout(self._ttl / 2):
+            async with asyncio.timeout(min(self._ttl / 2, RENEW_SECONDS)):
                 renewals = [Renewal(self._key, self._holder, self._ttl)]
                 if self._said is not None and began >= self._say_again:
                     renewals.append(self._said)

@@ -150,7 +150,7 @@ class Quarantine:
     async def _live_with_them(self) -> None:
         """Wait until those that are tried got further, or until we have lived with them for long enough."""
         orchestrator = self._orchestrator
-        loop, lease = orchestrator.loop, orchestrator.recovery.lease
+        loop, lease = orchestrator.loop, orchestrator.recovery.ttl
         end, peak, swelled = loop.time() + lease, peak_memory(), -LIVED_SECONDS
         # Since when all its steps are under way, and the heartbeats of each, by run.
         since: dict[str, float] = {}

@@ -202,14 +202,14 @@ class Service:
             raise
 
     async def _beat_on(self) -> None:
-        lease = self._orchestrator.recovery.lease
+        recovery = self._orchestrator.recovery
         shown = True
         doubt = asyncio.Event()
         self._orchestrator.on_namesake = doubt.set
         while not self._orchestrator.retired.is_set():
             # Sooner where it failed: there is time for several tries before work has to stop.
             with suppress(TimeoutError):
-                async with asyncio.timeout(lease / 3 if shown else min(1.0, lease / 12)):
+                async with asyncio.timeout(recovery.heartbeat if shown else min(1.0, recovery.ttl / 12)):
                     await doubt.wait()
             doubt.clear()
             shown = await self._guarded(self._show_life)
@@ -233,6 +233,14 @@ class Service:
             await asyncio.sleep(max(0.01, interval * (1 + JITTER * self._chance.uniform(-1, 1))))
             if self._orchestrator.at_work:
                 await self._guarded(self._orphans_if_any)
+
+    async def _outlast_leases(self) -> None:
+        """Look again when the leases have ended of those who lived when we began: they may have been dead already."""
+        ends = max(self._ownership.expires.values(), default=None)
+        if ends is not None:
+            await asyncio.sleep(max(0.0, ends - self._orchestrator.clock.now()) + HUSH_SECONDS)
+            await self._guarded(self._orphans)
+            self._look_at_due()
 
     async def _hear_of_orphans(self) -> None:
         """Look for them as soon as a lease ends, where the backend can tell."""

@@ -31,6 +31,16 @@ _RENEW_ALL = """
     from unnest($1::text[], $2::text[], $3::float8[]) as w (key, owner, ttl)
     where l.key = w.key and l.owner = w.owner returning l.key
 """
+# A heartbeat: it need not survive the server, so its disk is not waited for. Others hear of it: an orchestrator that is
+# not heard in time may be dead.
+_BEAT = """
+    with lazy as materialized (select set_config('synchronous_commit', 'off', true)), renewed as (
+        update perdure_leases l set expires = $4::float8 + w.ttl
+        from unnest($1::text[], $2::text[], $3::float8[]) as w (key, owner, ttl), lazy
+        where l.key = w.key and l.owner = w.owner returning l.key, w.ttl
+    )
+    select key, pg_notify($5, $6 || key || ' ' || ttl) from renewed
+"""
 _RELEASE = """
     with freed as (update perdure_leases set owner = '' where key = $1 and owner = $2 returning key)
     select key, pg_notify($3, $4) from freed
@@ -78,11 +88,13 @@ class PostgresLeases:
         if not renewals:
             return []
         wishes = [one.key for one in renewals], [one.owner for one in renewals], [one.ttl for one in renewals]
+        beat = all(one.key.startswith(ORCHESTRATOR) for one in renewals)
+        told = (self._database.channel, self._database.wakes.of_beat()) if beat else ()
         # Over the connection that listens: one that hears nothing because it is dead is noticed by this.
         rows, _ = await self._database.insist(
-            _RENEW_ALL, *wishes, now, patience=PATIENCE_SECONDS, by=self._database.listener
+            _BEAT if beat else _RENEW_ALL, *wishes, now, *told, patience=PATIENCE_SECONDS, by=self._database.listener
         )
-        renewed = {key for (key,) in rows}
+        renewed = {row[0] for row in rows}
         return [one.key for one in renewals if one.key not in renewed]
 
     async def release(self, key: str, owner: str) -> None:
@@ -117,7 +129,7 @@ class PostgresLeases:
         return [Lease(*row) for row in await self._ask(_LIVE, now, prefix)]
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` that their holders have given back, as they tell. Those of the dead run out."""
+        """The keys under `prefix` that their holders have given back, as they tell, or did not renew in time."""
         return self._database.wakes.freed(prefix)
 
     async def _ask(self, sql: str, *arguments: object) -> list[Row]:

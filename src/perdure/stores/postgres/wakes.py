@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from asyncio import Queue
+from asyncio import Queue, timeout
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from perdure.kernel.events import (
@@ -52,7 +52,9 @@ MAX_PAYLOAD = 7_000
 INTEREST_SECONDS = 12.0
 # While nobody can be heard, everything may have changed every so often.
 BLIND_SECONDS = 1.0
-WORK, NEWS, LEASES = "w", "n", "l"
+WORK, NEWS, LEASES, BEAT = "w", "n", "l", "b"
+# How much later than it ends a lease is taken for ended: a heartbeat may be on its way.
+LATE_SECONDS = 0.2
 ALL = "*"
 
 
@@ -65,6 +67,8 @@ class Wakes:
         self._count = 0
         self._asked: dict[str, float] = {}
         self._watchers: set[Queue[str]] = set()
+        # When the leases end, by our own clock, of those whose heartbeats we have heard.
+        self._ends: dict[str, float] = {}
 
     def version(self) -> object:
         """Moves when there may be something new."""
@@ -86,6 +90,12 @@ class Wakes:
         teller, kind, what = (*payload.split(" ", 2), "", "")[:3]
         if teller == self._token:
             return  # that was counted when it was written
+        if kind == BEAT:
+            key, _, ttl = what.rpartition(" ")
+            if key not in self._ends:
+                self._tell_watchers([""])  # whoever watches has one more to wait for
+            self._ends[key] = time.monotonic() + float(ttl) + LATE_SECONDS
+            return
         if kind != NEWS or self._wanted(what):
             self.move()
         if kind == LEASES:
@@ -113,6 +123,10 @@ class Wakes:
     def of_work(self) -> str:
         """What to tell others when all should look."""
         return f"{self._token} {WORK}"
+
+    def of_beat(self) -> str:
+        """What to tell others with a heartbeat, but for its lease and how long that lasts."""
+        return f"{self._token} {BEAT} "
 
     def of_leases(self, keys: Sequence[str]) -> str:
         """What to tell others when leases came free."""
@@ -142,8 +156,20 @@ class Wakes:
         self._watchers.add(watcher)
         try:
             while True:
-                key = await watcher.get()
-                if key.startswith(prefix):
+                ends = {key: at for key, at in self._ends.items() if key.startswith(prefix)}
+                first = min(ends, key=ends.__getitem__, default=None)
+                left = None if first is None else max(0.0, ends[first] - time.monotonic())
+                try:
+                    async with timeout(left):
+                        key = await watcher.get()
+                except TimeoutError:
+                    assert first is not None
+                    key = first
+                    # It may have been heard of meanwhile.
+                    if self._ends.get(key, 0.0) > time.monotonic():
+                        continue
+                self._ends.pop(key, None)
+                if key and key.startswith(prefix):
                     yield key
         finally:
             self._watchers.discard(watcher)

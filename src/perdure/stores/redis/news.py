@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 
 from redis.exceptions import RedisError, ResponseError
@@ -17,6 +18,8 @@ log = logging.getLogger("perdure")
 POLL_SECONDS = 15.0
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 REFUSED_RETRY = 3600.0
+# How much later than it ends a lease is taken for ended: a heartbeat may be on its way.
+LATE_SECONDS = 0.2
 
 
 class News:
@@ -29,6 +32,8 @@ class News:
         self._heard = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchers: dict[asyncio.Queue[str | None], str] = {}
+        # When the leases end of those whose heartbeats were heard, by the clocks of callers.
+        self._ends: dict[str, float] = {}
         self.listening = asyncio.Event()
 
     def version(self) -> object:
@@ -108,12 +113,12 @@ class News:
             delay = min(2 * delay, LAST_RETRY) if delay < REFUSED_RETRY else FIRST_RETRY
 
     async def _listen_once(self) -> None:
-        news, ended = self._server.channel + b"news", self._server.channel + b"ended"
+        news, ended, beat = (self._server.channel + name for name in (b"news", b"ended", b"beat"))
         connection = await self._server.connect()
         try:
             self._server.tell("SUBSCRIBE")
-            await connection.send_command("SUBSCRIBE", news, ended, check_health=False)
-            for _ in range(2):
+            await connection.send_command("SUBSCRIBE", news, ended, beat, check_health=False)
+            for _ in range(3):
                 async with asyncio.timeout(self._server.address.timeout):
                     await connection.read_response()
             # What was written before we listened.
@@ -123,6 +128,9 @@ class News:
                 _, channel, payload = await connection.read_response()
                 if channel == news:
                     self.heard(int(payload))
+                elif channel == beat:
+                    expires, _, key = payload.decode().partition(" ")
+                    self._beat(key, float(expires))
                 else:
                     self._ended(payload.decode())
         finally:
@@ -130,7 +138,16 @@ class News:
 
     # --- leases that end ------------------------------------------------------------------------------------------
 
+    def _beat(self, key: str, expires: float) -> None:
+        """Somebody lives until then, by the clocks of callers."""
+        new = key not in self._ends
+        self._ends[key] = expires
+        if new:
+            for queue in self._watchers:
+                queue.put_nowait("")  # whoever watches has one more to wait for
+
     def _ended(self, key: str) -> None:
+        self._ends.pop(key, None)
         for queue, prefix in self._watchers.items():
             if key.startswith(prefix):
                 queue.put_nowait(key)
@@ -144,8 +161,24 @@ class News:
         queue: asyncio.Queue[str | None] = asyncio.Queue()
         self._watchers[queue] = prefix
         try:
-            while (key := await queue.get()) is not None:
-                yield key
+            while True:
+                ends = {key: at for key, at in self._ends.items() if key.startswith(prefix)}
+                first = min(ends, key=ends.__getitem__, default=None)
+                left = None if first is None else max(0.0, ends[first] + LATE_SECONDS - time.time())
+                try:
+                    async with asyncio.timeout(left):
+                        key = await queue.get()
+                except TimeoutError:
+                    assert first is not None
+                    key = first
+                    # It may have been heard of meanwhile.
+                    if self._ends.get(key, 0.0) + LATE_SECONDS > time.time():
+                        continue
+                    self._ends.pop(key, None)
+                if key is None:
+                    break
+                if key:
+                    yield key
         finally:
             del self._watchers[queue]
         raise StoreUnavailable(self._server.url, "the connection that says which leases have ended is lost")
