@@ -29,8 +29,9 @@ def test_nothing_acknowledged_is_lost_beside_other_code_on_the_same_file(
 
 def test_nothing_acknowledged_is_lost_beside_threads_that_use_the_same_file(children: Children, tmp_path: Path) -> None:
     db, effects, acks = (str(tmp_path / name) for name in ("runs.db", "effects", "acks"))
-    kinds = ["select", "forget", "write", "change mode", "vacuum", "connect and leave"]
-    child = children.start(ENGINE, tmp_path, db=db, effects=effects, acks=acks, kinds=kinds, threads=3, runs=60)
+    child = children.start(
+        ENGINE, tmp_path, db=db, effects=effects, acks=acks, kinds=list(neighbours.KINDS), threads=3, runs=60
+    )
     assert child.killed(), child.log
     check_acknowledged(audit(Path(db)), Path(acks), "sync")
 

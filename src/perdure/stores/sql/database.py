@@ -36,6 +36,8 @@ QUIET_SECONDS = 0.25
 # Pages of the write-ahead log after which SQLite folds it: a small log stays in the cache and small on disk, and
 # folding it this often costs nothing that can be measured.
 LOG_PAGES = 120
+# How long the first transaction waits for others to let it fold the log.
+FOLD_SECONDS = 1.0
 # The times of files advance in steps of some milliseconds; within one such step two commits may look the same.
 SETTLED_SECONDS = 0.04
 HEADER = 108
@@ -325,11 +327,17 @@ class Database:
         return result
 
     def _arm(self, db: apsw.Connection, held: Guard, wait: bool) -> None:
-        deadline = time.monotonic() + BUSY_SECONDS
+        began = time.monotonic()
+        deadline = began + BUSY_SECONDS
         while True:
+            db.execute("pragma wal_checkpoint(passive)")
             db.execute("begin immediate")
             try:
-                return held.arm()
+                # A process that reads for long keeps the log from being folded; then the rest has to do.
+                if held.folded() or (wait and time.monotonic() - began > FOLD_SECONDS):
+                    return held.arm()
+                if not wait:
+                    raise apsw.BusyError("its log is being read")
             except apsw.BusyError as error:
                 if not wait:
                     raise

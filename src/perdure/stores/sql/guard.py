@@ -10,7 +10,8 @@ Three things stand against that, one set per process and file:
   they are held, the log is not removed, and the shared memory is not begun anew.
 - an idle connection of the standard library's `sqlite3`. While it is open, that library keeps the files open that
   its other connections close, and so the locks of our transactions too. From our first transaction on it also holds
-  the write lock in the books of its library alone: two libraries that write at once would overwrite each other.
+  two locks in the books of its library alone, those for writing and for folding the log: two libraries that do either
+  at once would overwrite each other.
 - `missing`, a look at the names of the files: what was removed or replaced by hand is noticed before a commit.
 """
 
@@ -42,6 +43,8 @@ _READ_MARKS = 123, 5
 _FLOCK = "hhqqi4x"
 # In a log and in the shared memory: two numbers that change when the log begins anew.
 _SALT_IN_LOG, _SALT_IN_MEMORY = 16, 32
+# In the shared memory: how many frames the log has, and how many of them are in the file.
+_FRAMES, _FOLDED = 16, 96
 
 _entering = threading.Lock()
 _guards: dict[tuple[int, int], Guard] = {}
@@ -72,11 +75,19 @@ class Guard:
         # Whether the other library cannot write any more.
         self.armed = self._connection is None
 
+    def folded(self) -> bool:
+        """Whether everything in the log is in the file too, by the shared memory."""
+        if not self._locks:
+            return True
+        memory = self._locks[-1][0]
+        return os.pread(memory, 4, _FRAMES) == os.pread(memory, 4, _FOLDED)
+
     def arm(self) -> None:
-        """Keep the other library from writing; raises BusyError while it is writing.
+        """Keep the other library from writing and from folding the log; raises BusyError while it is writing.
 
         Called inside a transaction, so that no other process is in the way. Roll that transaction back: it may have
-        begun before the last commit of the other library.
+        begun before the last commit of the other library. A connection that begins to read while the log is folded
+        holds the lock that a library needs to fold it.
         """
         import sqlite3
 
