@@ -32,6 +32,7 @@ from perdure.engine.remote import RemoteStep, Report
 from perdure.engine.resources import resources_of
 from perdure.engine.threads import DEFAULT_THREADS
 from perdure.errors import BrokenProgram, Corrupt, PerdureError, UsageError
+from perdure.inherited import check_main, check_process
 from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -180,10 +181,14 @@ class Engine(Client):
         return await self._open(look=True)
 
     async def _open(self, *, look: bool) -> Self:
+        check_main()
+        if self._forked():
+            check_process(self._pid, "Engine")
         if self._orchestrator is not None:
             raise UsageError("this Engine is open already; make another one to run two side by side")
         for program in self._programs.every():
             _check_types(program, self)
+        self._pid = os.getpid()
         await self.store.open(migrate=True)
         try:
             self.store.promise(self._durability)
@@ -344,7 +349,7 @@ class Engine(Client):
 
     async def _close(self, grace: float) -> None:
         orchestrator, self._orchestrator = self._orchestrator, None
-        if orchestrator is None or self._service is None or self._ownership is None:
+        if orchestrator is None or self._service is None or self._ownership is None or self._forked():
             return
         self._scheduled.leave()
         self._leaving = True
@@ -409,6 +414,8 @@ class Engine(Client):
 
     def _accepting(self) -> Orchestrator:
         orchestrator = self._orchestrator
+        if self._forked():
+            check_process(self._pid, "Engine")
         if orchestrator is None or orchestrator.closing:
             raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
         if orchestrator.retired.is_set():
@@ -596,6 +603,7 @@ def run(
     Run the same command again after a crash, with the same `id`, and it goes on from the last thing it finished.
     Takes the options of `Engine.start`. A progress line shows on a terminal unless `progress=False`.
     """
+    check_main()
     check_invocation(invocation, "run")
     if asyncio.events._get_running_loop() is not None:
         raise UsageError(

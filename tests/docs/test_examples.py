@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -79,3 +80,18 @@ def test_three_dots_stand_for_a_part_of_a_line_or_for_lines() -> None:
     assert fits("first\n...", "first")
     assert not fits("first\n...", "second")
     assert not fits("", "something")
+
+
+def test_every_documented_script_starts_its_runs_under_a_guard() -> None:
+    """A process of a `cpu=True` step imports the script, and must not start the runs again."""
+    unguarded = []
+    for guide in (README, *sorted((ROOT / "docs").rglob("*.md"))):
+        for block in blocks(guide.read_text(encoding="utf-8")):
+            if not block.saved_as or not block.saved_as.endswith(".py"):
+                continue
+            for statement in ast.parse(block.text).body:
+                starts = isinstance(statement, ast.Expr | ast.Assign | ast.With | ast.For | ast.Try)
+                calls = (ast.unparse(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call))
+                if starts and any(call.endswith(("perdure.run", "asyncio.run", "Engine")) for call in calls):
+                    unguarded.append(f"{guide.name}: {block.saved_as}")
+    assert unguarded == []

@@ -101,7 +101,8 @@ class Client(Scheduling, InBulk, Forking, Capsules, Resolving, Upkeep):
         """Disconnect, and end the thread."""
         if self._loop.running:
             try:
-                self._loop.wait(self._client.close())
+                if not self._loop.forked:
+                    self._loop.wait(self._client.close())
             finally:
                 self._loop.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from perdure.engine.threads import waiting_for_perdure
 from perdure.errors import UsageError
+from perdure.inherited import check_main, check_process
 
 log = logging.getLogger("perdure")
 
@@ -25,6 +27,8 @@ class Loop:
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
+        # The process in which it was started: a forked child has no such thread.
+        self._pid = 0
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -33,15 +37,27 @@ class Loop:
     def running(self) -> bool:
         return self._loop is not None
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process in which the loop runs."""
+        return self._pid not in (0, os.getpid())
+
     def start(self) -> None:
+        check_main()
+        self._check_process()
         if self._loop is not None:
             raise UsageError(f"this {self._owner} is open already; make another one to use two side by side")
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         # A daemon: a process that ends without closing the engine must not wait for it. Its runs are recovered.
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="perdure-loop", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        if self.forked:
+            # There is no such thread in this process, and the loop is its parent's.
+            self._loop = self._thread = None
+            return
         # Under the lock: what was handed over before is on the loop and gets cancelled, and nothing comes after.
         with self._lock:
             loop, thread = self._loop, self._thread
@@ -55,6 +71,9 @@ class Loop:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine that runs on the loop."""
+        if self.forked:
+            work.close()
+            self._check_process()
         with self._lock:
             if self._loop is None or threading.current_thread() is self._thread:
                 work.close()
@@ -78,6 +97,10 @@ class Loop:
             except StopAsyncIteration:
                 return
             yield item
+
+    def _check_process(self) -> None:
+        if self.forked:
+            check_process(self._pid, self._owner)
 
     def _refusal(self) -> UsageError:
         if self._loop is None:

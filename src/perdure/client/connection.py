@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +18,7 @@ from perdure.config import Limits
 from perdure.engine.locks import Locker
 from perdure.engine.payloads import Payloads
 from perdure.errors import Corrupt, NoSuchRun, NotDecodable, UsageError
+from perdure.inherited import check_main, check_process
 from perdure.kernel.codec import Codec, TypeCodec
 from perdure.kernel.commands import Program
 from perdure.kernel.durability import Durability
@@ -58,12 +60,16 @@ class Connection:
         self._news = News(store)
         self._locks: Locks | None = None
         self._last_run_id = ""
+        # The process in which it is open.
+        self._pid = 0
         self._states = States()
         # The limits of queues, where they are known.
         self._queues: dict[str, Queue] = {}
 
     async def open(self) -> Self:
         """Connect. `async with` and `await` do this too."""
+        check_main()
+        self._pid = os.getpid()
         await self.store.open(migrate=False)
         self._watch = Watch(self.store)
         self._locks = self._make_locks()
@@ -71,6 +77,8 @@ class Connection:
 
     async def close(self) -> None:
         """Disconnect."""
+        if self._forked():
+            self._watch = None  # it is its parent's to close
         if self._watch is not None:
             await self._watch.close()
             await self._news.close()
@@ -110,6 +118,11 @@ class Connection:
         if self._watch is None:
             kind = type(self).__name__
             raise UsageError(f"this {kind} is not open; use it as `async with {kind}(...)`")
+        check_process(self._pid, type(self).__name__)
+
+    def _forked(self) -> bool:
+        """Whether this is a child of the process that opened it."""
+        return self._pid not in (0, os.getpid())
 
     @property
     def blobs(self) -> Blobs:

@@ -21,17 +21,10 @@ from typing import Any
 from perdure.engine.jobs import Job, Told, follow_parent
 from perdure.engine.threads import Outcome, Threads
 from perdure.errors import ProcessDied, UsageError
+from perdure.inherited import CPU_PROCESS, GUARD, UNGUARDED
 
-# How a process of ours ends whose main module starts runs while it is imported; see `refuse_while_importing_main`.
-UNGUARDED = 79
-NAME = "perdure-cpu"
 # How long a process that says nothing more may take to end.
 LAST_SECONDS = 5.0
-GUARD = (
-    "a process for steps with cpu=True imports the program's main module, and that starts runs again; "
-    'put what starts them under `if __name__ == "__main__":`'
-)
-
 _READY, _BEGUN, _RETURNED, _RAISED = "ready", "begun", "returned", "raised"
 
 
@@ -39,7 +32,7 @@ class Processes:
     """Makes calls in other processes, at most `limit` at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int | None = None) -> None:
-        self._threads = Threads(loop, limit or os.cpu_count() or 1, NAME, "the number of CPUs")
+        self._threads = Threads(loop, limit or os.cpu_count() or 1, CPU_PROCESS, "the number of CPUs")
         self._here = threading.local()
         self._lock = threading.Lock()
         self._children: set[_Child] = set()
@@ -130,7 +123,7 @@ class _Child:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         # Not a daemon of multiprocessing: those may have no children of their own.
-        self._process = context.Process(target=serve, args=(theirs,), name=NAME)
+        self._process = context.Process(target=serve, args=(theirs,), name=CPU_PROCESS)
         try:
             self._process.start()
         finally:
@@ -143,7 +136,7 @@ class _Child:
             return
         status = self._died()
         if status == UNGUARDED:
-            raise UsageError(f"{label} cannot begin: {GUARD}")
+            raise UsageError(f"{label} cannot begin: its process {GUARD}")
         main = getattr(sys.modules["__main__"], "__file__", None) or "the main module"
         raise ProcessDied(
             str(label),
@@ -237,14 +230,3 @@ def serve(connection: Connection) -> None:
 
 def _heed_nothing(number: int, frame: object) -> None:
     pass
-
-
-def refuse_while_importing_main() -> None:
-    """Raise where a new process imports the main module of the program that started it: this is no place for runs."""
-    process = multiprocessing.current_process()
-    if not getattr(process, "_inheriting", False):
-        return
-    if process.name == NAME:
-        # No handler of the program may take it for something else; the engine that waits says what is wrong.
-        raise SystemExit(UNGUARDED)
-    raise UsageError(GUARD.replace("a process for steps with cpu=True", f"the process {process.name}"))

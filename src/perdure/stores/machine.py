@@ -16,6 +16,8 @@ import sys
 import tempfile
 from collections.abc import Iterable
 
+from perdure.inherited import keep_private, let_go
+
 try:
     import fcntl
 except ImportError:  # Windows: no name lasts, and leases run out by time alone
@@ -83,6 +85,7 @@ class Name:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), os.stat(path)):
                 self._file = file
+                keep_private(file)
                 return True
         except OSError:
             pass
@@ -100,6 +103,7 @@ class Name:
     def release(self) -> None:
         """Leave the name to the next. Its file stays: who removed it could take the name of one that has just come."""
         if self._file is not None:
+            let_go(self._file)
             os.close(self._file)
             self._file = None
 

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreUnavailable
+from perdure.inherited import keep_private, let_go
 from perdure.stores.file.lines import Change, Commit, read_commit, sealed
 
 try:
@@ -65,11 +66,14 @@ class Folder:
             if not os.path.exists(self.name(MARK)):
                 self._make_room(create)
             self._lock = os.open(self.name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A child that is forked while we write must not hold the lock after us.
+        keep_private(self._lock)
         try:
             if not os.path.exists(self.name(MARK)):
                 self._mark()
             self._check()
         except BaseException:
+            let_go(self._lock)
             os.close(self._lock)
             self._lock = -1
             raise
@@ -113,6 +117,7 @@ class Folder:
         except StoreUnavailable as error:
             log.warning("%s", error)  # nothing is lost: the file of commits has it
         finally:
+            let_go(self._lock)
             os.close(self._lock)
             if self._log is not None:
                 os.close(self._log.file)

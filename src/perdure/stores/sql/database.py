@@ -149,6 +149,7 @@ class Database:
         return any(_size(self.path + suffix) for suffix in ("-wal", "-journal"))
 
     def _connect(self) -> apsw.Connection:
+        guard.refuse_in_a_fork(self.path)
         db = apsw.Connection(self.path, vfs=self._vfs)
         db.set_busy_timeout(int(BUSY_SECONDS * 1000))
         db.execute("pragma fullfsync=1")

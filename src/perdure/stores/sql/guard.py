@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 
 import apsw
 
+from perdure.errors import UsageError
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -162,6 +164,19 @@ def enter(path: str) -> Guard:
             found = _guards[identity] = Guard(path, identity)
         found.stores += 1
         return found
+
+
+def refuse_in_a_fork(path: str) -> None:
+    """Raise where this process was forked while its parent had the file open.
+
+    SQLite's own record of who holds which lock was copied with the parent, and its locks were not: a connection made
+    here would take them for held, and others would remove the log under it.
+    """
+    if _inherited and _identity(os.path.abspath(path)) in {guard.identity for guard in _inherited}:
+        raise UsageError(
+            f"this process was forked from one that has {path} open, and SQLite must not be used on it here: let the "
+            "parent close its engine before it forks, open it in the children alone, or start them with 'spawn'"
+        )
 
 
 def leave(guard: Guard) -> bool:

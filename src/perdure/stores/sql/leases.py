@@ -19,6 +19,7 @@ import apsw
 import msgspec
 
 from perdure.errors import NotOwner, StoreUnavailable
+from perdure.inherited import keep_private, let_go
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.stores.sql.database import Database
 
@@ -201,6 +202,8 @@ class Presence:
                 if not asked:
                     return
             elif _is_at(file, self._path(owner)):
+                # A child that is forked must not show its parent as alive.
+                keep_private(file)
                 self._held[owner] = file
             else:
                 os.close(file)  # removed between opening and locking: nobody would find it
@@ -211,6 +214,7 @@ class Presence:
         if file is None:
             return
         self._remove(self._path(owner))
+        let_go(file)
         os.close(file)
         try:
             os.rmdir(self._folder)
@@ -258,6 +262,7 @@ class Presence:
         """Let go of the lock and leave the file, which shows others at once that its holder has ended."""
         file = self._held.pop(owner, None)
         if file is not None:
+            let_go(file)
             os.close(file)
 
     def close(self) -> None:
