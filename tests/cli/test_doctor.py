@@ -17,7 +17,10 @@ import pytest
 
 from perdure import Engine, connect, sleep, step, workflow
 from perdure.cli import doctor
+from perdure.kernel.events import StepStarted
+from perdure.stores.open import open_store
 from tests.cli.conftest import Cli
+from tests.engine.harness import AT_ONCE, Recorded
 
 
 @workflow
@@ -231,3 +234,29 @@ def test_an_old_sqlite_is_a_failure(napping: Cli, monkeypatch: pytest.MonkeyPatc
 
 def test_a_module_that_cannot_be_imported_is_wrong_usage(napping: Cli) -> None:
     assert napping("doctor", "nothing.py").code == 2
+
+
+@step
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+@workflow
+async def part() -> None:
+    await hang()
+
+
+@workflow
+async def whole() -> None:
+    await part()
+
+
+async def test_a_child_at_work_is_not_without_an_owner(tmp_path: Path) -> None:
+    recorded = Recorded()
+    url = f"sqlite:///{tmp_path}/perdure.db"
+    async with Engine(url, [whole, part], on_commit=recorded, recovery=AT_ONCE) as engine:
+        _ = await engine.start(whole(), id="it")
+        await recorded.until(lambda e: isinstance(e, StepStarted))
+        found = {check.name: check for check in await doctor._store(open_store(url), ["whole", "part"])}
+    assert found["open runs"].found == "1 running"
+    assert {found[name].verdict for name in ("owners", "parked", "journals")} == {"ok"}

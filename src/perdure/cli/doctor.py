@@ -224,14 +224,16 @@ async def _runs(client: Client, programs: list[str] | None) -> list[Check]:
     open_runs = await _open_runs(client.store)
     leases = await client.store.leases.live(ORCHESTRATOR, client.clock.now())
     live = {orchestrator_name(lease.key) for lease in leases}
-    counts = {status: sum(run.status is status for run in open_runs) for status in OPEN}
+    # A child stands where its root does, which has the owner of both.
+    roots = [run for run in open_runs if not run.root]
+    counts = {status: sum(run.status is status for run in roots) for status in OPEN}
     listed = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     checks = [
         Check("orchestrators", "ok", f"{len(live)} alive" + (f": {', '.join(sorted(live))}" if live else "")),
         Check("open runs", "ok", listed or "none"),
         await _journals(client.store, open_runs),
-        _owners(open_runs, live, client.clock.now()),
-        _parked(open_runs),
+        _owners(roots, live, client.clock.now()),
+        _parked(roots),
     ]
     if programs is not None:
         checks.append(_programs(open_runs, programs))
