@@ -262,6 +262,18 @@ async def test_an_owner_that_misses_heartbeats_is_gone_and_its_time_is_told() ->
         assert why == Why("owner", "owner w1 gone, 12 s left", why.until if why else None)
 
 
+async def test_what_is_due_and_not_taken_up_says_so(any_store: Store) -> None:
+    clock, recorded = FakeClock(), Recorded()
+    async with Engine(any_store, ALL, clock=clock, on_commit=recorded, name="w1") as engine:
+        _ = await engine.start(naps(), id="it")
+        await recorded.until(lambda e: isinstance(e, WaitOpened))
+    clock.advance(3 * 86400 + 40)
+    async with connect(any_store, clock=clock) as client:
+        assert await said(client, "it") == "due 40 s ago, no worker has `naps`: none is alive"
+        await client.store.leases.acquire(ORCHESTRATOR + "w9", holder("w9", "s"), 30, clock.now())
+        assert await said(client, "it") == "due 40 s ago, no worker has taken it"
+
+
 async def test_a_parked_a_paused_and_a_failed_run_say_their_reason(any_store: Store) -> None:
     recorded = Recorded()
     async with Engine(any_store, ALL, on_commit=recorded, name="w") as engine:

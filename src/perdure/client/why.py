@@ -20,7 +20,7 @@ from perdure.kernel.state import RunState
 from perdure.ports.leases import REGISTRATION, Lease, Registration, orchestrator_name
 
 # So long something may be due before it is late: orchestrators look, and claim, in less.
-LATE_SECONDS = 2.0
+LATE_SECONDS = 5.0
 # An orchestrator gives two heartbeats within its lease, or three; where less of it is left, one is missing or late.
 SILENT = 0.45
 
@@ -141,9 +141,9 @@ def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | 
         return _first(locks if at_work else locks + waits)
     due = state.wake_at
     if due is not None and due < world.now - LATE_SECONDS:
+        late = f"due {_span(world.now - due)} ago"
         missing = world.without(state.started.program if state.started else "", run.queue or "")
-        if missing:
-            return Why("program", f"due {_span(world.now - due)} ago, {missing}")
+        return Why("program", f"{late}, {missing}") if missing else Why("owner", f"{late}, no worker has taken it")
     return _first(locks + waits)
 
 
