@@ -248,7 +248,7 @@ class Engine(Client):
             self._leases, self.name, orchestrator.session, self._recovery.ttl, self.clock, orchestrator.tenure
         )
         await self._ownership.take()
-        await self._ownership.register([*self._programs], self._serves)
+        self._ownership.describe([*self._programs], self._serves)
         self._service = Service(orchestrator, self._ownership, self._leases, self._queues, self._max_concurrency)
         if self._retention is not None and look:
             keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)

@@ -25,7 +25,7 @@ from perdure import (
 )
 from perdure.kernel.events import AttemptFailed, StepStarted, WaitOpened
 from perdure.orchestrator.ownership import REGISTRATION_SIZE
-from perdure.ports.leases import ORCHESTRATOR, holder
+from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, holder
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
@@ -99,6 +99,13 @@ async def fails() -> None:
 
 
 ALL = [waits, waits_for_a_while, asks, naps, pays, parent, many, holds, works, fails]
+
+
+async def registered(client: Any, name: str) -> None:
+    """Wait until an orchestrator has said which programs it has; no start waits for that."""
+    async with asyncio.timeout(PATIENCE):
+        while not await client.store.leases.live(REGISTRATION + name, client.clock.now()):
+            await asyncio.sleep(0.001)
 
 
 async def said(client: Any, id: str) -> str:
@@ -210,6 +217,7 @@ async def test_a_run_whose_program_no_living_worker_has_says_so(
         url = request.getfixturevalue("postgres_url") if "postgresql" in any_store.url else any_store.url
         other = open_store(url)
     async with Engine(any_store, [waits], name="w1"), connect(other) as client:
+        await registered(client, "w1")
         _ = await client.start(call("fulfil"), id="it")
         assert await said(client, "it") == "no worker has `fulfil` (alive: w1)"
     async with connect(any_store) as client:
@@ -219,6 +227,7 @@ async def test_a_run_whose_program_no_living_worker_has_says_so(
 async def test_a_queue_that_no_worker_serves_is_named() -> None:
     store = MemoryStore()
     async with Engine(store, [waits], name="w1", serves=["mail"]) as engine:
+        await registered(engine, "w1")
         _ = await engine.start(waits(), id="it", queue="films")
         assert await said(engine, "it") == "no worker has `waits` of queue `films` (alive: w1)"
 
@@ -233,6 +242,7 @@ async def test_of_a_worker_with_very_many_programs_nothing_is_claimed() -> None:
     programs = [named(n) for n in range(REGISTRATION_SIZE // 150 + 1)]
     store = MemoryStore()
     async with Engine(store, programs, name="w1"), connect(store) as client:
+        await registered(client, "w1")
         _ = await client.start(call("fulfil"), id="it")
         assert (await said(client, "it")).startswith("no worker has taken it for ")
 
@@ -255,6 +265,7 @@ async def test_an_owner_that_misses_heartbeats_is_gone_and_its_time_is_told() ->
     async with Engine(store, ALL, clock=clock, on_commit=recorded, name="w1", recovery=recovery) as engine:
         _ = await engine.start(works(), id="it")
         await recorded.until(lambda e: isinstance(e, StepStarted))
+        await registered(engine, "w1")
         clock.advance(12)
         assert await engine.why("it") is None
         clock.advance(6)

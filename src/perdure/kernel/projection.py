@@ -108,10 +108,11 @@ def child_rows(state: RunState) -> list[RunRow]:
     if not state.changed:
         return []
     changed, state.changed = state.changed, {}
-    return [_child_row(state, child) for child in changed.values()]
+    return [child_row(state, child) for child in changed.values()]
 
 
-def _child_row(state: RunState, child: Child) -> RunRow:
+def child_row(state: RunState, child: Child) -> RunRow:
+    """The row of a child in this state of its root."""
     root, started, finished = state.started, child.started, child.finished
     assert root is not None
     return RunRow(

@@ -53,6 +53,7 @@ class Ownership:
         self._leases, self.name, self._ttl, self._clock, self._tenure = leases, name, ttl, clock, tenure
         self._key, self._holder = ORCHESTRATOR + name, holder(name, session)
         self._loop = asyncio.get_running_loop()
+        self._described: Renewal | None = None
         self._said: Renewal | None = None
         self._say_again = 0.0
         # Other orchestrators known to be alive: their runs are none of our business.
@@ -68,17 +69,23 @@ class Ownership:
                 await self._leases.release(self._key, held.owner)
         self._extend(began)
 
-    async def register(self, programs: Sequence[str], serves: Sequence[str] | None) -> None:
-        """Say what we have, for those who ask why a run does not go on. Others may read it for as long as we live."""
+    def describe(self, programs: Sequence[str], serves: Sequence[str] | None) -> None:
+        """What to register: the programs that we have, and the queues that we serve alone."""
         said = Registration(tuple(sorted(programs)), None if serves is None else tuple(serves), self._ttl)
         text = msgspec.json.encode(said).decode()
         if len(text) > REGISTRATION_SIZE:
             text = msgspec.json.encode(msgspec.structs.replace(said, programs=None)).decode()
-        key = REGISTRATION + self.name
-        while isinstance(held := await self._leases.acquire(key, text, REGISTERED, self._clock.now()), HeldBy):
+        self._described = Renewal(REGISTRATION + self.name, text, REGISTERED)
+
+    async def register(self) -> None:
+        """Say what we have, once, for those who ask why a run does not go on. No run waits for that."""
+        wish = self._described
+        if wish is None or self._said is not None:
+            return
+        while isinstance(held := await self._leases.acquire(wish.key, wish.owner, wish.ttl, self._clock.now()), HeldBy):
             with suppress(NotOwner):
-                await self._leases.release(key, held.owner)
-        self._said, self._say_again = Renewal(key, text, REGISTERED), self._loop.time() + REGISTERED / 2
+                await self._leases.release(wish.key, held.owner)
+        self._said, self._say_again = wish, self._loop.time() + REGISTERED / 2
 
     async def renew(self) -> bool:
         """Show that we still live; False when that could not be written. Raises Superseded."""

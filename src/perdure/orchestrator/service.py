@@ -96,6 +96,7 @@ class Service:
     def show_life(self) -> None:
         """Begin with signs of life, before anything that may take longer than a lease lasts."""
         self._beating = asyncio.get_running_loop().create_task(self._for_ever(self._beat))
+        self._orchestrator.spawn(self._guarded(self._ownership.register))
 
     def start(self, *, look: bool = True) -> None:
         """Begin with the rest. The first look happens at once; without `look` there are only signs of life."""
@@ -222,6 +223,7 @@ class Service:
         except Superseded:
             orchestrator.retire()
             return
+        await self._guarded(self._ownership.register)
         if orchestrator.go_on():
             self._version = object()
             orchestrator.spawn(self._guarded(lambda: recover(orchestrator, self._ownership, startup=True)))

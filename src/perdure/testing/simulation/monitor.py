@@ -32,7 +32,7 @@ from perdure.kernel.events import (
     encode_events,
 )
 from perdure.kernel.failures import type_name
-from perdure.kernel.projection import RunRow, child_rows, row
+from perdure.kernel.projection import RunRow, child_row, child_rows, row
 from perdure.kernel.state import ANSWER, REJECTED, RunState
 from perdure.ports.journal import Append, Appended, Outcome
 from perdure.testing.simulation.report import StepExecution
@@ -127,7 +127,10 @@ class Monitor:
                     return
             watched.batches.append(batch)
         self._count(state)
-        for implied in (row(state), *child_rows(state)):
+        children = child_rows(state)
+        # Those that did not change have their rows from before.
+        unchanged = [child_row(state, child) for child in state.children.values()]
+        for implied in (row(state), *children, *unchanged):
             stored = rows.get(implied.run_id)
             if msgspec.json.encode(stored) != msgspec.json.encode(implied):
                 self.accuse(f"the row of {implied.run_id} is not what its journal implies:\n  {stored}\n  {implied}")
