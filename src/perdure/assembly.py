@@ -134,6 +134,7 @@ class Engine(Client):
         if twice := lazy.keys() & {program.name for program in at_hand}:
             raise UsageError(f"the program {min(twice)!r} is given twice, as a workflow and as the place of one")
         self._programs = Programs([*at_hand, *remote, schedule_program(self._scheduled)], lazy)
+        self._programs.on_renewed = self._renewed
         self._stream_mode = stream_mode(stream)
         self.resources = resources_of(resources)
         """What the steps of this engine look up by name."""
@@ -167,6 +168,15 @@ class Engine(Client):
         _ = _checked([program])
         check_program(program)
         _check_types(program, self)
+
+    def _renewed(self, program: Program) -> None:
+        self._check_loaded(program)
+        log.warning(
+            "the program %r was defined again since this engine was given it (%s): runs that begin or are loaded from "
+            "now on use the new definition. A run under way that does not fit it is parked",
+            program.name,
+            getattr(getattr(program, "defined", None), "source", ""),
+        )
 
     def _check_rules(self) -> None:
         programs = [program for program in self._programs.every() if not program.name.startswith(BUILT_IN)]
@@ -404,6 +414,8 @@ class Engine(Client):
         if isinstance(invocation, Recorded):
             return self._programs.get(invocation.name)
         own = invocation.program
+        if own is not None:
+            self._programs.renew(own)
         return self._programs.find(invocation.name, own.version if own is not None else "")
 
     def _known(self, program: str) -> Program | None:

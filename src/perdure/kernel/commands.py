@@ -134,6 +134,8 @@ class StartChild(msgspec.Struct, frozen=True, gc=False):
     refused: Failure | None = None
     # For one that is detached.
     options: StartOptions | None = None
+    # The program itself, where the body has it: it may have been defined again since the engine was given it.
+    own: Any = None
 
 
 class CancelOp(msgspec.Struct, frozen=True, gc=False):

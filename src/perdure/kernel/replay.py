@@ -215,6 +215,8 @@ class Replay:
 
     def program(self, child: StartChild) -> Program:
         """The program of a child that is about to begin. Raises UnknownProgram or UnknownVersion."""
+        if child.own is not None:
+            self._family.programs.renew(child.own)
         return self._family.programs.find(child.program, child.version)
 
     def close(self) -> None:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import msgspec
+
 from perdure.errors import UnknownProgram, UnknownVersion, UsageError
 from perdure.kernel.commands import Program
 from perdure.kernel.ids import BUILT_IN, check_version, version_order
 
 
+class Defined(msgspec.Struct, frozen=True):
+    """Where and when a program was defined: one that is defined again has the same place, and a higher number."""
+
+    place: tuple[str, str]
+    """Its module and its qualified name."""
+    source: str
+    """Its file and line."""
+    number: int
+
+
 class Programs(Mapping[str, Program]):
     """Programs by name, in all their versions. As a mapping: the newest of each name."""
 
-    __slots__ = ("_newest", "_unloaded", "_versions")
+    __slots__ = ("_newest", "_unloaded", "_versions", "on_renewed")
 
     def __init__(
         self, programs: Iterable[Program] = (), lazy: Mapping[str, Callable[[], Program]] | None = None
@@ -21,8 +33,33 @@ class Programs(Mapping[str, Program]):
         self._newest: dict[str, Program] = {}
         # Programs that are loaded when they are first needed, by name.
         self._unloaded: dict[str, Callable[[], Program]] = dict(lazy or {})
+        # Told of a program that takes the place of another, before it does.
+        self.on_renewed: Callable[[Program], None] = lambda program: None
         for program in programs:
             self.add(program)
+
+    def renew(self, program: Program) -> None:
+        """Take on a program that was defined again: a cell of a notebook run twice, a module loaded anew.
+
+        The definition that was made last counts. Raises UsageError for another program of this name and version.
+        """
+        versions = self._versions.get(program.name, {})
+        known = versions.get(program.version)
+        if known is None or known is program:
+            return
+        here, there = getattr(known, "defined", None), getattr(program, "defined", None)
+        if here is None or there is None:
+            return
+        if here.place != there.place:
+            raise UsageError(
+                f"this engine has another program of the name {program.name!r}: it was given that of {here.source}, "
+                f"and this is that of {there.source}. Give one another name, as in @workflow(name=...), or make an "
+                "engine of this one"
+            )
+        if here.number < there.number:
+            self.on_renewed(program)
+            versions[program.version] = program
+            self._newest[program.name] = versions[max(versions, key=version_order)]
 
     def add(self, program: Program) -> None:
         """Take one more on. Raises UsageError when another is of its name and version."""

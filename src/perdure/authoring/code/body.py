@@ -433,6 +433,7 @@ class Body:
                 deadline,
                 self._line(),
                 options=options,
+                own=program,
             )
         )
         return future

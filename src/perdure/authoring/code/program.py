@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from inspect import Parameter
@@ -20,6 +21,10 @@ from perdure.kernel.mentions import Mentions
 from perdure.kernel.past import NO_PAST, Past
 from perdure.kernel.reach import Reach
 from perdure.kernel.rules import NONE
+from perdure.kernel.versions import Defined
+
+# In which order programs were defined: of two under one name, the later one is meant.
+_NUMBERS = itertools.count()
 
 
 class CodeProgram:
@@ -29,6 +34,9 @@ class CodeProgram:
         self, name: str, version: str, fn: Callable[..., Coroutine[Any, Any, Any]], hints: dict[str, Any]
     ) -> None:
         self.name, self.version, self._fn = name, version, fn
+        code = fn.__code__
+        source = f"{code.co_filename}:{code.co_firstlineno}"
+        self.defined = Defined((fn.__module__, fn.__qualname__), source, next(_NUMBERS))
         # Older versions whose runs this one can take over.
         self.accepts: tuple[str, ...] = ()
         self._signature = inspect.signature(fn)
