@@ -84,7 +84,8 @@ def _is_cancelled(event: AnyEvent) -> TypeGuard[StepFailed]:
 def _tell(command: Command) -> str:
     if isinstance(command, RunStep):
         return f"RunStep {command.op} {command.inputs.decode()}"
-    return f"{type(command).__name__} {msgspec.json.encode(command).decode()}"
+    # A program that a command carries is no data: it stands for itself by its name.
+    return f"{type(command).__name__} {msgspec.json.encode(command, enc_hook=repr).decode()}"
 
 
 def unfinished(states: Iterable[RunState]) -> str:
