@@ -163,6 +163,37 @@ def test_an_annotation_that_exists_only_for_type_checkers_is_told_at_the_decorat
             return len(xs)
 
 
+def test_an_annotation_may_name_what_is_local_to_any_function_around() -> None:
+    class Order:
+        pass
+
+    def between() -> Step[..., Any]:
+        class Parcel:
+            pass
+
+        @step
+        async def pack(order: Order, parcel: Parcel) -> None: ...
+
+        return pack
+
+    def declares() -> Step[..., Any]:
+        @step
+        async def ship(stranger: Stranger) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+        return ship
+
+    def calls() -> Step[..., Any]:
+        class Stranger:
+            pass
+
+        _ = Stranger
+        return declares()
+
+    assert [kind.__name__ for _, kind in between().spec.types] == ["Order", "Parcel"]
+    with pytest.raises(NameError, match="Stranger"):
+        calls()
+
+
 def test_a_wrong_call_of_a_workflow_fails_where_it_is_written() -> None:
     with pytest.raises(TypeError, match="missing a required argument"):
         _ = flow()  # type: ignore[call-arg]
