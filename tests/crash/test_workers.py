@@ -130,6 +130,47 @@ def test_what_a_killed_worker_left_is_taken_up_by_another(tmp_path: Path) -> Non
         assert asyncio.run(results(tmp_path, "a", "b", "c")) == ["a", "b", "c"]
 
 
+EXITS = """
+import asyncio
+import sys
+
+from perdure import step, workflow
+
+
+async def exits() -> None:
+    sys.exit(3)
+
+
+@step
+async def gathers() -> None:
+    await asyncio.gather(exits())
+
+
+@step
+async def one() -> int:
+    return 1
+
+
+@workflow
+async def mail(to: str, seconds: float = 0.0) -> str:
+    try:
+        await gathers()
+    except Exception as error:
+        return f"{error} {await one()}"
+    return ""
+"""
+
+
+def test_a_worker_outlives_a_task_of_a_step_that_exits(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    (tmp_path / "flows.py").write_text(EXITS)
+    asyncio.run(put(tmp_path, ("a", 0.0), ("b", 0.0)))
+    with worker(tmp_path) as process:
+        assert asyncio.run(results(tmp_path, "a", "b")) == ["builtins.SystemExit: 3 1"] * 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
 # --- remote steps ---------------------------------------------------------------------------------------------------
 
 FILMS = """

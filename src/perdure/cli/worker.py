@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -23,6 +24,8 @@ from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, load
 from perdure.config import Recovery
 from perdure.kernel.queues import Queue
+
+log = logging.getLogger("perdure")
 
 # How long the process may take to end after the engine has been closed.
 LEAVE_SECONDS = 5.0
@@ -87,10 +90,25 @@ def worker(
         **options,
     )
     try:
-        asyncio.run(_work(engine, target, options["queues"], options.get("serves"), recovery.grace))
+        _run(_work(engine, target, options["queues"], options.get("serves"), recovery.grace))
     except asyncio.CancelledError:
         pass  # by a second signal: what was under way is given up, and its runs are handed over
     return Exit.OK
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """As `asyncio.run`, but a task that a step has made and that calls sys.exit() ends itself and not the worker."""
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        asyncio.set_event_loop(loop)
+        task = loop.create_task(work)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except SystemExit as error:
+                if task.done():
+                    raise
+                log.error("a task of a step raised %r: it has ended, and the worker goes on", error)
 
 
 async def _work(
