@@ -157,7 +157,7 @@ async def test_engines_go_on_when_etcd_was_away_for_longer_than_a_lease(servers:
             handles = [await started((a, b)[n % 2], f"run-{n}") for n in range(RUNS)]
             await asyncio.sleep(0.3)
             server.kill()
-            await asyncio.sleep(3 * RECOVERY.lease)
+            await asyncio.sleep(3 * RECOVERY.ttl)
             await asyncio.to_thread(server.start)
             async with asyncio.timeout(PATIENCE):
                 assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS
@@ -186,7 +186,7 @@ async def test_work_goes_on_when_the_way_to_etcd_heals(servers: Servers, tmp_pat
             handles = [await started((a, b)[n % 2], f"run-{n}") for n in range(RUNS)]
             await asyncio.sleep(0.2)
             FAULTS[fault](proxy)
-            await asyncio.sleep(1.5 * RECOVERY.lease)
+            await asyncio.sleep(1.5 * RECOVERY.ttl)
             proxy.heal()
             async with asyncio.timeout(PATIENCE):
                 assert await asyncio.gather(*(h.result() for h in handles)) == [sum(range(STEPS))] * RUNS

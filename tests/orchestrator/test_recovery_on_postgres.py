@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 
-from perdure import Engine
+from perdure import Engine, RunStatus, step, workflow
+from perdure.orchestrator.recovery import recover
 from perdure.stores.open import open_store
 from tests.orchestrator.test_recovery_at_scale import CALM, OWN, Clock, flow, populate, recovered
 
@@ -81,3 +83,34 @@ async def test_one_that_had_nothing_reads_nothing_of_the_others(postgres_url: st
     rows, _ = await read_so_far(postgres_url)
     rows.subtract(rows_before)
     assert rows["perdure_runs"] < PER_RUN * OWN + PER_NAME * ORCHESTRATORS
+
+
+async def test_what_an_owner_has_itself_is_not_withheld_from_those_who_take_it_over(postgres_url: str) -> None:
+    """An owner looks for runs of its own that it does not know of. Should it die then, its note keeps no run waiting."""
+    began = asyncio.Event()
+
+    @step
+    async def long() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    @workflow
+    async def works() -> None:
+        await long()
+
+    other = open_store(postgres_url)
+    async with Engine(postgres_url, [works], name="owner", recovery=CALM) as engine:
+        run = await engine.start(works(), id="it")
+        await began.wait()
+        assert engine._orchestrator is not None
+        assert engine._ownership is not None
+        await recover(engine._orchestrator, engine._ownership, startup=False)
+        await other.open(migrate=False)
+        found = await other.runs.owned(["owner"], RunStatus.RUNNING, ["works"], 10)
+        assert list(found) == [run.run_id]
+        # What is offered to one that has not got it is withheld from the next, as ever.
+        third = open_store(postgres_url)
+        await third.open(migrate=False)
+        assert list(await third.runs.owned(["owner"], RunStatus.RUNNING, ["works"], 10)) == []
+        await third.close()
+        await other.close()
