@@ -86,7 +86,7 @@ async def test_one_that_had_nothing_reads_nothing_of_the_others(postgres_url: st
 
 
 async def test_what_an_owner_has_itself_is_not_withheld_from_those_who_take_it_over(postgres_url: str) -> None:
-    """An owner looks for runs of its own that it does not know of. Should it die then, its note keeps no run waiting."""
+    """An owner looks for runs of its own that it does not know of. Should it die then, its note keeps no run."""
     began = asyncio.Event()
 
     @step
