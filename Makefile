@@ -33,7 +33,7 @@ CODE := $(wildcard src tests bench examples)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast lint types imports compiled pytest soak services bench bench-peers bench-postgres test-all format lock clean
+.PHONY: help setup demo test test-fast lint types imports compiled pytest soak services bench bench-peers bench-postgres test-all format api lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -130,6 +130,9 @@ format: $(INSTALLED) ## put imports and layout in order
 
 # Keeps the present pins where they still fit; `make lock ARGS=--upgrade` moves them all.
 COMPILE = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
+
+api: $(INSTALLED) ## write docs/api.md from the source
+	@$(BIN)/python -m tests.docs.reference
 
 lock: ## pin the requirements again, with hashes, for all supported Pythons
 	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv --clear .venv-lock && .venv-lock/bin/python $(PIP) install uv; }

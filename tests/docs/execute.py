@@ -1,6 +1,7 @@
 """Execute one document as its reader would: `python execute.py guide.md`, in the directory to work in.
 
-- The python blocks of a file share one namespace, in their order, as if typed into one session.
+- The python blocks of a file share one namespace, in their order, as if typed into one session. A block that awaits is
+  a cell of a notebook: all such blocks share one event loop.
 - A block fenced with ```python shop.py or ```yaml perdure.yaml is saved under that name, for later blocks to use.
 - In a console block every line that begins with `$ ` is run in a shell.
 - A text block after a python block, and what follows a command in a console block, is what it prints. `...` stands for
@@ -8,6 +9,7 @@
 - A python block that says `# raises NotDurable` must raise that error; the text block after it ends with its message.
 - A command whose output ends with the line `Killed` is killed with SIGKILL as soon as it has printed the lines above.
 - A command may end with `&`, when what it prints goes to a file. What still runs when the document ends is killed.
+- Port 8000 stands for a free one.
 - Hosts under `.example` in URLs of servers stand for servers of the tests: see `servers.py`.
 
 Prints the first thing that is not as the document says, and exits with 1.
@@ -15,8 +17,11 @@ Prints the first thing that is not as the document says, and exits with 1.
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
 import difflib
+import inspect
 import io
 import os
 import re
@@ -26,7 +31,7 @@ import sys
 import traceback
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -66,6 +71,7 @@ class Session:
         # A module that can be found by its name, as a file of the reader's would be.
         self.module = sys.modules[name] = ModuleType(name)
         self._servers = servers
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Groups of processes, one per command.
         self._groups: list[int] = []
 
@@ -84,10 +90,14 @@ class Session:
 
     def _python(self, block: Any, filename: str) -> str:
         out = io.StringIO()
-        code = compile("\n" * (block.line - 1) + block.text, filename, "exec")
+        source = "\n" * (block.line - 1) + block.text
+        code = compile(source, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         try:
             with contextlib.redirect_stdout(out):
-                exec(code, self.module.__dict__)  # noqa: S102 - the documentation is ours
+                if code.co_flags & inspect.CO_COROUTINE:
+                    self._cell(code)
+                else:
+                    exec(code, self.module.__dict__)  # noqa: S102 - the documentation is ours
         except Exception as error:
             if type(error).__name__ != block.raises:
                 raise
@@ -95,6 +105,12 @@ class Session:
         if block.raises is not None:
             raise Unlike(f"the block says that it raises {block.raises}, and it raises nothing")
         return out.getvalue()
+
+    def _cell(self, code: CodeType) -> None:
+        """Execute a block that awaits, in the loop of all of them."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        self._loop.run_until_complete(FunctionType(code, self.module.__dict__)())
 
     def shell(self, command: str, shown: str) -> str:
         """Run a command and return what it prints, errors included."""
@@ -118,7 +134,9 @@ class Session:
         return f"{first}{rest}Killed"
 
     def end(self) -> None:
-        """End what commands have left running."""
+        """End what commands and cells have left running."""
+        if self._loop is not None:
+            self._loop.close()
         for group in self._groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)

@@ -15,11 +15,17 @@ from urllib.parse import urlsplit
 
 from tests.docs.markdown import blocks
 from tests.services.binaries import ServerMissing, binaries
+from tests.services.servers import free_port
 from tests.services.shared import Shared, empty_etcd, empty_postgres, empty_redis
 
 VARIABLE = "DOCS_SERVERS"
-# What a document may write, and nothing else: .example is nobody's.
-SHOWN = re.compile(r"postgresql://(?:shop@)?db\.example/\w+|redis://redis\.example(?:/\d+)?|etcd://etcd\.example:2379")
+# The port of a web server that a document starts.
+PORT = "8000"
+# What a document may write, and nothing else: no host under .example exists.
+SHOWN = re.compile(
+    r"postgresql://(?:shop@)?db\.example/\w+|redis://redis\.example(?:/\d+)?|etcd://etcd\.example:2379"
+    rf"|(?<=--port ){PORT}|(?<=127\.0\.0\.1:){PORT}"
+)
 
 
 class Standins:
@@ -40,6 +46,9 @@ class Standins:
     def back(self, text: str) -> str:
         """A text that was printed, as the document shows it."""
         for shown, real in self._real.items():
+            if shown == PORT:
+                text = text.replace(f":{real}", f":{PORT}")
+                continue
             parts = urlsplit(real)
             for form in (real, parts._replace(netloc=f"{parts.username}:***@{parts.hostname}:{parts.port}").geturl()):
                 text = text.replace(form, shown)
@@ -57,6 +66,8 @@ def servers_of(document: Path, shared: Shared) -> Iterator[dict[str, str]]:
                 real[url] = stack.enter_context(empty_postgres(shared))
             elif url.startswith("redis"):
                 real[url] = stack.enter_context(empty_redis(shared))
+            elif url == PORT:
+                real[url] = str(free_port())
             else:
                 real[url] = empty_etcd(shared)
         environment = dict(os.environ) | {VARIABLE: json.dumps(real)}
