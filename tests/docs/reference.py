@@ -102,7 +102,11 @@ def _entry(name: str, thing: Any, *, brief: bool = False) -> list[str]:
     elif callable(thing):
         lines += [*_fenced(f"{_prefix(thing)}{name}{_signature(thing)}"), *_doc(thing)]
     else:
-        lines += [f"`{_shown(thing)}`", ""]
+        lines += [
+            f"`{_shown(thing)}`",
+            "",
+            *(_doc(type(thing)) if type(thing).__module__.startswith("perdure") else ()),
+        ]
     return lines
 
 
@@ -214,7 +218,8 @@ def _signature(function: Any, *, bound: bool = False) -> str:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    kind = parameter.kind
+    stars = "*" if kind is inspect.Parameter.VAR_POSITIONAL else "**" if kind is inspect.Parameter.VAR_KEYWORD else ""
     text = f"{stars}{parameter.name}"
     if parameter.annotation is not inspect.Parameter.empty:
         text += f": {_annotation(parameter.annotation)}"
