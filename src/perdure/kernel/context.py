@@ -24,7 +24,8 @@ class RunContext(msgspec.Struct, frozen=True, omit_defaults=True):
     parent: str | None = None
     """The `run_id` of the run that began it."""
     attempt: int = 1
-    """Which run under its id it is, from 1 on: it may be started again, retried, or go on by continue_as."""
+    """Which run under its id it is, from 1 on: it may be started again, retried, or go on by continue_as. The body of
+    one that is retried keeps the number that it had first."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     queue: str | None = None
     schedule: str | None = None
