@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunParked, RunResumed, RunStarted, RunStatus
+from perdure.kernel.events import (
+    Batch,
+    RunClaimed,
+    RunFinished,
+    RunParked,
+    RunPaused,
+    RunResumed,
+    RunStarted,
+    RunStatus,
+)
 from perdure.kernel.failures import Failure
 from perdure.kernel.projection import RunRow, project, row, row_key
 from perdure.kernel.state import RunState
@@ -31,6 +40,16 @@ def test_rows_written_along_the_way_equal_rows_rebuilt_from_the_journal(story: S
 def test_a_row_does_not_depend_on_how_the_journal_was_batched(story: Story) -> None:
     journal = story.run().journal
     assert project("r1", batches(journal)) == project("r1", batches(journal, range(len(journal))))
+
+
+def test_a_run_that_is_paused_again_in_one_append_has_the_reason_of_now_in_its_row() -> None:
+    state = RunState("r1")
+    for event in (RunStarted("r", "w", "1", Raw(b"[]")), RunClaimed("a", 1), RunPaused("first")):
+        state.fold(event, 1.0)
+    key = row_key(state)
+    for again in (RunResumed(), RunPaused("second")):
+        state.fold(again, 2.0)
+    assert row_key(state) != key
 
 
 def test_a_row_holds_what_lists_and_orchestrators_need() -> None:

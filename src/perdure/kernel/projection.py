@@ -52,7 +52,8 @@ class RunRow(msgspec.Struct, frozen=True):
 
 def row_key(state: RunState) -> tuple[object, ...]:
     """What can change in a row: two states with the same key have the same row."""
-    return (state.status, state.owner, state.epoch, state.wake_at, state.approvals)
+    # One that was resumed and paused again in between says why it is paused now.
+    return (state.status, state.owner, state.epoch, state.wake_at, state.approvals, state.paused)
 
 
 def row(state: RunState) -> RunRow:
