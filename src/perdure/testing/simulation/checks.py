@@ -8,7 +8,7 @@ from typing import TypeGuard
 import msgspec
 from msgspec import Raw
 
-from perdure.errors import StepCancelled
+from perdure.errors import DeadlineExceeded, StepCancelled
 from perdure.kernel.codec import Codec
 from perdure.kernel.commands import FINISH, Command, Finish, RunStep
 from perdure.kernel.events import (
@@ -24,6 +24,7 @@ from perdure.kernel.events import (
     RunStatus,
     StepFailed,
     StepSucceeded,
+    WaitResolved,
 )
 from perdure.kernel.failures import type_name
 from perdure.kernel.ops import OpenOp
@@ -63,18 +64,29 @@ def _commands(
     replay = open_replay(programs, run_id, started, codec, [Batch(0, 0.0, [event for event, _ in events])])
     seen: list[str] = []
     finish: Finish | None = None
+    end = _own_end([event for event, _ in events])
     try:
-        for event, at in events:
+        for number, (event, at) in enumerate(events):
             wish = replay.wishes.get(FINISH)
             finish = wish if isinstance(wish, Finish) else finish
-            ending = any(isinstance(wish, Finish) for wish in replay.wishes.values())
+            ending = number >= end or any(isinstance(wish, Finish) for wish in replay.wishes.values())
             if _is_cancelled(event) and f"cancel {event.op}" not in replay.wishes and finish is None and not ending:
                 raise AssertionError(f"{event.op} was recorded as cancelled, and nobody wished for that")
             replay.fold(event, at)
             seen.append(" ".join(_tell(command) for command in replay.wishes.values()))
     finally:
         replay.close()
-    return seen, finish
+    return seen, finish if end == len(events) else None
+
+
+def _own_end(events: Sequence[AnyEvent]) -> int:
+    """Where the end begins of a run that its program did not wish for: its deadline had passed."""
+    last, number = events[-1], len(events) - 1
+    if not isinstance(last, RunFinished) or last.error is None or last.error.type != type_name(DeadlineExceeded):
+        return len(events)
+    while isinstance(events[number - 1], StepFailed | WaitResolved | ChildFinished):
+        number -= 1
+    return number
 
 
 def _is_cancelled(event: AnyEvent) -> TypeGuard[StepFailed]:
