@@ -139,6 +139,22 @@ async def test_replies_get_stuck_on_the_way_down_although_the_request_was_heard(
     streams[1].close()
 
 
+async def test_abandoned_connections_stay_open_and_new_ones_work(proxy: Proxy, echo: Echo) -> None:
+    old_reader, old = await asyncio.open_connection("127.0.0.1", proxy.port)
+    old.write(b"one")
+    assert await old_reader.readexactly(3) == b"one"
+    proxy.abandon()
+    old.write(b"two")
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    writer.write(b"new")
+    assert await reader.readexactly(3) == b"new"
+    assert echo.heard == b"onenew"
+    proxy.heal()
+    assert await old_reader.readexactly(3) == b"two"
+    old.close()
+    writer.close()
+
+
 async def test_a_reply_is_lost_after_the_request_was_heard(proxy: Proxy, echo: Echo) -> None:
     streams = await connect(proxy)
     assert await ask(streams, b"one ") == b"one "

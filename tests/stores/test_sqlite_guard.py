@@ -261,3 +261,36 @@ def _ours(file: str, path: Path) -> bool:
         return os.readlink(f"/proc/self/fd/{file}").startswith(str(path))
     except OSError:
         return False
+
+
+async def test_a_connection_that_was_there_before_the_store_does_no_harm(path: Path, child: Start) -> None:
+    first = SqliteStore(str(path))
+    await first.open(migrate=True)
+    await write_all(first, History("r1").begin())
+    await first.close()
+    other = sqlite3.connect(path)
+    assert other.execute("select count(*) from perdure_runs").fetchone() == (1,)
+    store = SqliteStore(str(path))
+    await store.open(migrate=True)
+    await write_all(store, History("r2").begin())
+    assert other.execute("select count(*) from perdure_runs").fetchone() == (2,)
+    before = os.stat(log_of(path)).st_ino
+    other.close()
+    assert child("visit", path).ended() == "0"
+    assert os.stat(log_of(path)).st_ino == before
+    await write_all(store, History("r3").begin())
+    await store.close()
+    assert glance(path) == 3
+
+
+async def test_the_other_library_folds_no_log(store: SqliteStore, path: Path) -> None:
+    run = History("r1")
+    await write_all(store, run.begin(), run.then(*step(0)))
+    size = os.stat(log_of(path)).st_size
+    with closing(sqlite3.connect(path, timeout=0)) as other:
+        for mode in ("passive", "full", "restart", "truncate"):
+            _, frames, folded = other.execute(f"pragma wal_checkpoint({mode})").fetchone()
+            assert frames > folded, "it is not allowed to"
+    assert os.stat(log_of(path)).st_size == size
+    store._database._checkpoint()
+    assert os.stat(log_of(path)).st_size == 0, "we are"
