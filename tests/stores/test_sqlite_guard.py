@@ -56,12 +56,15 @@ async def test_the_other_library_cannot_write_beside_ours(store: SqliteStore, pa
     await write_all(store, History("r2").begin())
 
 
-async def test_ours_waits_for_a_transaction_of_the_other_library(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ours_waits_for_a_transaction_of_the_other_library(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(str(path))
+    await store.migrations.apply()
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        client = SqliteStore(str(path))
+        await client.open(migrate=False)  # a client does not write by itself
         other.execute("begin immediate")
         other.execute("create table mine (a)")
+        await store.open(migrate=True)
         monkeypatch.setattr(database, "BUSY_SECONDS", 0.0)
         with pytest.raises(StoreUnavailable, match=r"the standard library's sqlite3.*give it a file of its own"):
             await write(store, History("r1").begin())
@@ -70,9 +73,11 @@ async def test_ours_waits_for_a_transaction_of_the_other_library(
         await asyncio.sleep(0)
         other.execute("commit")
         assert await writing == [Appended()]
+        await client.close()
     assert glance(path) == 1
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("select count(*) from mine").fetchone() == (0,)
+    await store.close()
 
 
 async def test_other_processes_write_although_the_other_library_is_kept_from_it(

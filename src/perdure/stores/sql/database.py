@@ -83,6 +83,8 @@ class Database:
             opened += self._readers()
             self._others = opened[0].pragma("data_version")
             self._protect(opened[0])
+            if migrate:  # an engine, which is about to write
+                self._arm_soon(opened[0])
         self._use(*opened)
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
         self._read_thread = ThreadPoolExecutor(self._pool, thread_name_prefix="perdure-read")
@@ -326,6 +328,18 @@ class Database:
             self._commit_seconds += (took - self._commit_seconds) * (0.5 if took > self._commit_seconds else 0.1)
         self._last_write = ended
         return result
+
+    def _arm_soon(self, db: apsw.Connection) -> None:
+        """Arm the guard now, unless another process is in the way: then the first transaction does it."""
+        if self._guard is None or self._guard.armed:
+            return
+        db.set_busy_timeout(0)
+        try:
+            self._arm(db, self._guard, wait=False)
+        except apsw.BusyError:
+            pass
+        finally:
+            db.set_busy_timeout(int(BUSY_SECONDS * 1000))
 
     def _arm(self, db: apsw.Connection, held: Guard, wait: bool) -> None:
         began = time.monotonic()
