@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from perdure import (
     step_context,
     workflow,
 )
+from perdure.engine.steps import Attempt, StepRunner
 from perdure.kernel.events import RunClaimed, RunReleased, WaitOpened
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
@@ -247,6 +249,51 @@ async def test_runs_of_a_program_that_nobody_has_are_parked_with_a_warning_and_g
     parts.gates.open("b")
     async with Engine(found, [other, parts.flow], recovery=AT_ONCE) as engine:
         assert await (await engine.start(parts.flow(), id="it")).result(PATIENCE) == ["a", "b", "c"]
+
+
+async def test_a_step_whose_start_is_on_its_way_to_the_store_does_not_hold_up_the_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    @step
+    async def first() -> None:
+        calls.append("first")
+
+    @step
+    async def second() -> None:
+        calls.append("second")
+        await asyncio.Event().wait()
+
+    @workflow
+    async def flow() -> None:
+        await first()
+        await second()
+
+    engine = Engine(f"sqlite:///{tmp_path}/x.db", [flow], recovery=Recovery(grace=100 * PATIENCE))
+    closing: list[asyncio.Task[None]] = []
+    start = StepRunner.start
+
+    def close_now(runner: StepRunner, attempt: Attempt) -> None:
+        if attempt.call.command.op == "second:0" and not closing:
+            assert engine._orchestrator is not None
+            engine._orchestrator.closing = engine._orchestrator.services.closing = True
+            runner.withdraw()
+            closing.append(asyncio.get_running_loop().create_task(engine.close()))
+        start(runner, attempt)
+
+    monkeypatch.setattr(StepRunner, "start", close_now)
+    async with asyncio.timeout(PATIENCE):
+        _ = await engine.open()
+        run = await engine.start(flow(), id="it")
+        await eventually(lambda: bool(closing))
+        await closing[0]
+    assert calls == ["first"]
+    monkeypatch.undo()
+    async with connect(f"sqlite:///{tmp_path}/x.db") as client:
+        view = await client.get(run.run_id)
+    assert view is not None
+    assert (view.status, view.owner) == (RunStatus.RUNNING, None)
 
 
 # --- using an engine wrongly -----------------------------------------------------------------------------------------

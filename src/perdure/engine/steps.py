@@ -155,8 +155,8 @@ class StepRunner:
         self._most_threads = min(limit, threads or DEFAULT_THREADS)
         self._threads: Threads | None = None
         self._processes: Processes | None = None
-        # Whether the engine is being left: nothing begins any more.
-        self._closed = False
+        # Whether the engine is being left, and nothing begins that can be left to the next owner; or nothing at all.
+        self._withdrawn = self._closed = False
         self._argument_types: dict[Any, Any] = {}
 
     def make(
@@ -187,7 +187,8 @@ class StepRunner:
 
     def start(self, attempt: Attempt) -> None:
         """Launch an attempt now, or as soon as there is room."""
-        if self._closed:
+        if self._closed or (self._withdrawn and not attempt.call.command.spec.at_most_once):
+            self.loop.call_soon(self._drop, attempt)
             return
         if self._running >= self._limit:
             self._queue.append(attempt)
@@ -394,17 +395,21 @@ class StepRunner:
             found = self._argument_types[key] = argument_types(command)
         return found
 
-    def withdraw(self) -> None:
-        """The engine is being left: begin nothing more, except what must not be left in doubt."""
-        self._closed = True
+    def withdraw(self, *, everything: bool = False) -> None:
+        """The engine is being left: begin nothing more, except what must not be left in doubt, or not even that."""
+        self._withdrawn, self._closed = True, self._closed or everything
         waiting, self._queue = self._queue, deque()
         for attempt in waiting:
-            done, attempt.done = attempt.done, None
-            if done is not None:
-                done(attempt, None, asyncio.CancelledError())
+            self._drop(attempt)
         for pool in (self._threads, self._processes):
             if pool is not None:
                 pool.withdraw()
+
+    def _drop(self, attempt: Attempt) -> None:
+        """Leave an attempt that has not begun to the next owner."""
+        done, attempt.done = attempt.done, None
+        if done is not None:
+            done(attempt, None, asyncio.CancelledError())
 
     def close(self) -> None:
         """Let go of the pools. Threads that are still busy are left behind, and processes are ended."""

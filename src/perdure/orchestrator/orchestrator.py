@@ -551,7 +551,7 @@ class Orchestrator:
                 after,
             )
         stopped = [task for driver in drivers for task in driver.attempts.tasks()]
-        self.services.runner.withdraw()
+        self.services.runner.withdraw(everything=True)
         for driver in drivers:
             driver.attempts.channels.flush()
             driver.attempts.cancel_running()
