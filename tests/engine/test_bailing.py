@@ -87,6 +87,36 @@ async def test_a_child_whose_step_bails_bails_and_its_parent_goes_on() -> None:
         assert (result.status, result.output) == (RunStatus.COMPLETED, {"left": 0})
 
 
+async def test_a_child_that_bailed_is_not_tried_again_when_its_parent_is_retried() -> None:
+    calls: list[int] = []
+    broken = [True]
+
+    @step
+    async def gives() -> int:
+        calls.append(1)
+        bail("enough", 5)
+
+    @step
+    async def fails() -> int:
+        if broken[0]:
+            raise ValueError("no")
+        return 1
+
+    @workflow
+    async def inner() -> int:
+        return await gives()
+
+    @workflow
+    async def outer() -> list[int]:
+        return [await inner(), await fails()]
+
+    async with Engine("memory://", [outer, inner]) as engine:
+        _ = await engine.run(outer(), id="r")
+        broken[0] = False
+        assert await (await engine.retry("r")).result(PATIENCE) == [5, 1]
+        assert calls == [1]
+
+
 async def test_no_policy_makes_anything_else_of_it() -> None:
     policies: list[Any] = [
         rule("gives_up", retry=Retry(attempts=5, initial=0.001, on=(BaseException,))),

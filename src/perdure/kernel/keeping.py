@@ -45,6 +45,8 @@ from perdure.kernel.migrations import same_inputs
 EFFECTS = ("succeeded", "skipped", "failed", "started")
 # What had failed and is called again; what marks the path of a patch; a lock, which is taken again.
 AGAIN, PATCHED, LOCKED = "again", "patched", "locked"
+# By what a step had ended that asked for the end of its run.
+BAILED = "bail"
 
 
 class Keeping:
@@ -171,4 +173,6 @@ def outcome(command: RunStep | OpenWait | StartTimer, kept: OutcomeKept) -> list
         return [*shown, StepSucceeded(op, kept.value, 1, kept.blob)]
     if kept.kind == "skipped":
         return [*shown, StepSkipped(op, 1, error)]
+    if kept.by == BAILED:
+        return [*shown, StepFailed(op, 1, error, bailed=True, output=kept.value)]
     return [*shown, StepFailed(op, 1, error, unknown=kept.unknown)]

@@ -38,7 +38,7 @@ from perdure.kernel.events import (
 from perdure.kernel.failures import Failure
 from perdure.kernel.fork import USED, Op, context_of, end_of, numbered, ops
 from perdure.kernel.ids import op_name
-from perdure.kernel.keeping import AGAIN, LOCKED, PATCHED, Keeping, wait_of
+from perdure.kernel.keeping import AGAIN, BAILED, LOCKED, PATCHED, Keeping, wait_of
 from perdure.kernel.past import PATCH
 from perdure.kernel.plan import keep, plan
 from perdure.kernel.replay import Replay
@@ -265,6 +265,8 @@ class _Past:
             return OutcomeKept(op, "skipped", inputs, error=event.error, chunks=chunks)
         if event.cancelled:
             return None
+        if event.bailed:  # on purpose: no failure, and not to be tried again
+            return OutcomeKept(op, "failed", inputs, event.output, by=BAILED, error=event.error, chunks=chunks)
         if withdrawn:
             return OutcomeKept(op, AGAIN, inputs, error=event.error)
         return OutcomeKept(op, "failed", inputs, error=event.error, unknown=event.unknown, chunks=chunks)
