@@ -227,7 +227,7 @@ def test_a_child_that_lives_on_does_not_delay_the_takeover_of_its_parents_runs(h
         # A lease lasts for ten minutes: without the lock of a dead process as a witness, this would be in vain.
         heir = subprocess.Popen([sys.executable, "heir.py", url], cwd=folder, stdout=subprocess.PIPE, text=True)
         try:
-            until(lambda: (folder / "begun.txt").read_text().count("begun") == 2, timeout=60)
+            until(lambda: (folder / "begun.txt").read_text().count("begun") == 2)
             os.kill(child, 0)
             (folder / "go").touch()
             assert heir.communicate(timeout=PATIENCE)[0] == "done\n"

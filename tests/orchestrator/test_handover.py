@@ -26,6 +26,7 @@ from perdure import (
 )
 from perdure.engine.steps import Attempt, StepRunner
 from perdure.kernel.events import RunClaimed, RunReleased, WaitOpened
+from perdure.ports.leases import ORCHESTRATOR
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
 from tests.engine.harness import (
@@ -294,6 +295,30 @@ async def test_a_step_whose_start_is_on_its_way_to_the_store_does_not_hold_up_th
         view = await client.get(run.run_id)
     assert view is not None
     assert (view.status, view.owner) == (RunStatus.RUNNING, None)
+
+
+async def test_signs_of_life_go_on_while_a_step_has_its_grace() -> None:
+    parts, store = Parts(), MemoryStore()
+    engine = Engine(store, [parts.flow], name="w1", recovery=Recovery(lease=3, grace=100 * PATIENCE))
+
+    async def expires() -> float:
+        lease = await store.leases.get(f"{ORCHESTRATOR}w1", engine.clock.now())
+        assert lease is not None
+        return lease.expires
+
+    async with asyncio.timeout(PATIENCE):
+        _ = await engine.open()
+        run = await engine.start(parts.flow(), id="it")
+        await parts.gates.wait("b runs")
+        closing = asyncio.create_task(engine.close())
+        before = await expires()
+        while await expires() == before:
+            await asyncio.sleep(0.001)
+        assert store.journal.rows[run.run_id].owner == "w1"
+        parts.gates.open("b")
+        await closing
+    assert store.journal.rows[run.run_id].owner is None
+    assert await store.leases.get(f"{ORCHESTRATOR}w1", engine.clock.now()) is None
 
 
 # --- using an engine wrongly -----------------------------------------------------------------------------------------
