@@ -71,7 +71,7 @@ HELD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("held", HELD, ids=repr)
+@pytest.mark.parametrize("held", HELD, ids=range(len(HELD)))
 def test_whatever_a_codec_returns_comes_back_to_it(held: Any) -> None:
     codec = Codec([BOX])
     for value, annotation in [
