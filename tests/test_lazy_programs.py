@@ -111,6 +111,7 @@ async def test_a_program_that_cannot_be_loaded_costs_its_own_runs_alone_and_says
                 with pytest.raises(BrokenProgram, match="the program 'doubled' cannot be loaded") as raised:
                     _ = await engine.start(call("doubled", 3))
                 assert reason in str(raised.value)
+                assert str(raised.value).endswith("; correct it and start the engine again")
             assert (await engine.run(eager())).output == 1
     assert len([record for record in caplog.records if "cannot be loaded" in record.getMessage()]) == 1
 
@@ -129,6 +130,7 @@ async def test_runs_of_a_program_that_is_broken_wait_for_one_that_is_not(modules
         result = await engine.handle("begun").outcome(PATIENCE)
         assert result.status is RunStatus.PARKED
         assert "No module named 'lazy_good'" in str(result.error)
+        assert "renamed" not in str(result.error)
         assert await engine.handle("new").status() is RunStatus.QUEUED
     (modules / "gone.txt").rename(modules / "lazy_good.py")
     async with Engine(url, [eager, "lazy_good:waits", "lazy_good:doubled"], name="a") as engine:

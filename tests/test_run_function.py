@@ -175,3 +175,44 @@ def test_a_run_that_another_orchestrator_has_says_for_how_long_it_is_waited_for(
     told = [record.getMessage() for record in caplog.records]
     assert any("run 'it' belongs to orchestrator w1" in line and "at most" in line for line in told)
     assert any("orchestrator w1 has unfinished runs" in line for line in told)
+
+
+BREAKS = """
+import perdure
+@perdure.step
+def charge():
+    if BROKEN:
+        raise ValueError("typo")
+    return 7
+@perdure.workflow
+async def pay():
+    return await charge()
+if __name__ == "__main__":
+    print(perdure.run(pay(), id="order 1"))
+"""
+
+
+def test_a_script_that_shows_the_error_of_an_earlier_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+    path, told = tmp_path / "pay.py", "Run 'order 1' had failed before"
+    path.write_text(BREAKS.replace("BROKEN", "True"))
+    first = run(tmp_path, "pay.py")
+    assert "ValueError: typo" in first.stderr
+    assert told not in first.stderr
+    path.write_text(BREAKS.replace("BROKEN", "False"))
+    again = run(tmp_path, "pay.py")
+    assert "ValueError: typo" in again.stderr
+    assert told in again.stderr
+    assert "`perdure runs retry 'order 1'` and the same command again" in again.stderr
+    assert run(tmp_path, "-m", "perdure", "runs", "retry", "order 1").returncode == 0
+    assert run(tmp_path, "pay.py").stdout == "7\n"
+    path.write_text(BREAKS.replace("BROKEN", "True"))
+    assert run(tmp_path, "pay.py").stdout == "7\n"
+
+
+def test_the_command_line_says_that_a_run_had_failed_before(tmp_path: Path) -> None:
+    (tmp_path / "pay.py").write_text(BREAKS.replace("BROKEN", "True"))
+    command = ("-m", "perdure", "run", "pay.py", "--id", "order 1")
+    first, again = run(tmp_path, *command), run(tmp_path, *command)
+    assert "before this command" not in first.stderr
+    assert "It had ended so before this command, which executed nothing." in again.stderr
+    assert "Let it go on from there: perdure runs retry 'order 1', and the same command again" in again.stderr

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -106,7 +107,7 @@ class Engine(Client):
         on_commit: OnCommit | None = None,
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
-        _check_kinds(store, programs, name, max_concurrency, limits, recovery)
+        _check_kinds(store, programs, name, max_concurrency, limits, recovery, retention)
         codecs = _checked_codecs(codecs)
         opened = with_leases(open_store(store), leases)
         super().__init__(opened, limits=limits, codecs=codecs, clock=clock, durability=durability, reuse=reuse)
@@ -114,6 +115,12 @@ class Engine(Client):
             raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise UsageError(f"threads={threads!r} must be a whole number, at least 1; None: {DEFAULT_THREADS}")
+        if executor is not None and not hasattr(executor, "submit"):
+            raise UsageError(f"Engine(executor={executor!r:.80}): give one with the interface of concurrent.futures")
+        if clock is not None and not hasattr(clock, "now"):
+            raise UsageError(
+                f"Engine(clock={clock!r:.80}) takes a clock, with a method now(); leave it out for the system's"
+            )
         if threads is not None and executor is not None:
             raise UsageError("threads=... has no effect beside executor=..., which runs `def` steps; give one of them")
         # Without one it takes the name that it had the last time, when it is opened: what it owned is its own again.
@@ -390,11 +397,13 @@ class Engine(Client):
             self._lasting.release()
             self._lasting = None
 
-    async def _tell_whose_it_is(self, id: str) -> None:
-        """Where a run belongs to another orchestrator, say for how long that keeps it from going on here."""
+    async def _tell_whose_it_is(self, id: str) -> RunRow | None:
+        """The run under an id, if there is one. Where it belongs to another orchestrator, say how long it waits."""
         found = await self._find(id)
-        if found is None or self._ownership is None or found[0].owner is None or found[0].status.finished:
-            return
+        if found is None:
+            return None
+        if self._ownership is None or found[0].owner is None or found[0].status.finished:
+            return found[0]
         owner, left = found[0].owner, self._ownership.wait_for(found[0].owner)
         if left is not None:
             log.warning(
@@ -405,6 +414,7 @@ class Engine(Client):
                 owner,
                 left,
             )
+        return found[0]
 
     async def _keep_name(self) -> None:
         if self._lasting is not None:
@@ -647,16 +657,32 @@ async def _run(
         async with Engine(store, known, on_commit=line, resources=resources) as engine:
             if line is not None and id is not None:
                 await line.recall(engine, id)
-            if id is not None:
-                await engine._tell_whose_it_is(id)
+            before = await engine._tell_whose_it_is(id) if id is not None else None
             result = await engine.run(invocation, id=id, **options)
             if result.error is not None:
+                if before is not None and before.status.finished and before.run_id == result.run_id:
+                    result.error.add_note(ended_before(result.id, result.status))
                 raise result.error
             return result.output  # type: ignore[return-value]
 
 
+def ended_before(id: str, status: RunStatus) -> str:
+    """What to tell who starts a run that failed or was cancelled some time ago, and sees its error once more."""
+    return (
+        f"Run {id!r} had {'failed' if status is RunStatus.FAILED else 'been cancelled'} before: this is how it ended "
+        f"then, and nothing was executed now. To let it go on from there, `perdure runs retry {shlex.quote(id)}` and "
+        "the same command again; to begin anew, another id or reuse='allow_if_failed'."
+    )
+
+
 def _check_kinds(
-    store: object, programs: object, name: object, max_concurrency: object, limits: object, recovery: object
+    store: object,
+    programs: object,
+    name: object,
+    max_concurrency: object,
+    limits: object,
+    recovery: object,
+    retention: object,
 ) -> None:
     """Refuse what stands in the wrong place, and say what to write."""
     if isinstance(store, Iterable | Invocation | Step) and not isinstance(store, str | os.PathLike):
@@ -668,13 +694,19 @@ def _check_kinds(
         raise UsageError(f"Engine({store!r}): the store comes first; write Engine('sqlite:///flows.db', [...])")
     if isinstance(programs, str | Invocation) or not isinstance(programs, Iterable):
         raise UsageError(f"Engine(store, {programs!r:.80}): programs are a list; write Engine(store, [...])")
-    if name is not None and not isinstance(name, str):
-        raise UsageError(f"Engine(name={name!r:.80}): a name is a text, such as 'worker-1'")
+    if name is not None and not (isinstance(name, str) and name):
+        raise UsageError(
+            f"Engine(name={name!r:.80}): a name is a text, such as 'worker-1'; leave it out to have one made"
+        )
     if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int):
         raise UsageError(f"Engine(max_concurrency={max_concurrency!r:.80}): it is a whole number of steps")
     for what, value, cls in (("limits", limits, Limits), ("recovery", recovery, Recovery)):
         if not isinstance(value, cls):
             raise UsageError(f"Engine({what}={value!r:.80}): write {what}={cls.__name__}(...)")
+    if retention is not None and not isinstance(retention, Retention):
+        raise UsageError(
+            f"Engine(retention={retention!r:.80}): write retention=Retention(older_than=timedelta(days=30))"
+        )
 
 
 def _checked_codecs(codecs: Iterable[TypeCodec[Any]]) -> list[TypeCodec[Any]]:

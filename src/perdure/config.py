@@ -59,18 +59,25 @@ class Recovery:
         return SERVER_HEARTBEAT if self.lease is None else self.lease / 3
 
     def __post_init__(self) -> None:
-        if self.snapshot < 0:
-            raise ValueError(f"Recovery(snapshot={self.snapshot!r}) must be at least 0; 0 takes none")
-        if self.quarantine < 0:
-            raise ValueError(f"Recovery(quarantine={self.quarantine!r}) must be at least 0; 0 parks none")
-        if not isinstance(self.grace, int | float) or isinstance(self.grace, bool) or not 0 <= self.grace < ENDLESS:
-            raise ValueError(f"Recovery(grace={self.grace!r}) must be a number of seconds, at least 0")
-        for name in ("check_interval", "lease"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be more than 0")
-        for name in ("max_startup", "max_claims"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Recovery({name}={getattr(self, name)!r}) must be at least 1")
+        for name, least, zero in (
+            ("snapshot", 0, "; 0 takes none"),
+            ("quarantine", 0, "; 0 parks none"),
+            ("max_startup", 1, ""),
+            ("max_claims", 1, ""),
+        ):
+            count: object = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ValueError(f"Recovery({name}={count!r}) must be a whole number, at least {least}{zero}")
+        for name in ("grace", "check_interval", "lease"):
+            seconds: object = getattr(self, name)
+            if name == "lease" and seconds is None:
+                continue
+            number = float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else -1.0
+            if not 0 <= number < ENDLESS or (number == 0 and name != "grace"):
+                least_seconds = "at least 0" if name == "grace" else "more than 0"
+                raise ValueError(f"Recovery({name}={seconds!r}) must be a number of seconds, {least_seconds}")
+        if not isinstance(self.enabled, bool):
+            raise ValueError(f"Recovery(enabled={self.enabled!r}) must be True or False")
 
 
 @dataclass(frozen=True, slots=True)

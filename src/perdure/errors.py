@@ -131,9 +131,10 @@ class BrokenProgram(UnknownProgram):
 
     def __init__(self, name: str, place: str, reason: str) -> None:
         self.place, self.reason = place, reason
-        cure = f"correct it and start the engine again; other programs are not affected. It is {place!r}: {reason}"
-        super().__init__(name, (), cure)
-        self.args = (f"the program {name!r} cannot be loaded from {place!r}: {reason}",)
+        super().__init__(name, (), "")
+        self.args = (
+            f"the program {name!r} cannot be loaded from {place!r}: {reason}; correct it and start the engine again",
+        )
 
 
 class UnknownVersion(UsageError):

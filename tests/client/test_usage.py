@@ -75,6 +75,9 @@ ASKED: dict[str, tuple[Callable[[Engine], Any], str]] = {
     "an unknown argument": (lambda e: e.start(call("fulfil", dollars=1)), r"it is fulfil\(cents: int\) -> int"),
     "an argument too few": (lambda e: e.start(call("fulfil")), "missing a required argument: 'cents'"),
     "a deadline without a zone": (lambda e: e.start(fulfil(1), deadline=NAIVE), r"write datetime\.now\(UTC\)"),
+    "one start for many": (lambda e: e.start_many(fulfil(1)), r"takes a list of invocations.*use start\(\)"),
+    "a number of starts": (lambda e: e.start_many(5), "takes a list of invocations"),
+    "a number of ids": (lambda e: e.cancel_many(ids=5), "give the ids in a list"),
     "list since": (lambda e: e.list(since=NAIVE), r"write datetime\.now\(UTC\)"),
     "list until": (lambda e: e.list(until=NAIVE), r"write datetime\.now\(UTC\)"),
     "sweep until": (lambda e: e.sweep(until=NAIVE), "has no timezone"),
@@ -110,6 +113,11 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "recovery": (lambda: Engine("memory://", recovery=5), r"recovery=Recovery\("),
     "limits": (lambda: Engine("memory://", limits=Recovery()), r"limits=Limits\("),
     "codecs": (lambda: Engine("memory://", codecs=[int]), r"write TypeCodec\("),
+    "an empty name": (lambda: Engine("memory://", name=""), "leave it out to have one made"),
+    "retention": (lambda: Engine("memory://", retention=30), r"write retention=Retention\("),
+    "an executor": (lambda: Engine("memory://", executor=5), "with the interface of concurrent.futures"),
+    "a clock": (lambda: Engine("memory://", clock=5), "takes a clock"),
+    "leases": (lambda: Engine("memory://", leases=5), "etcd://host:2379"),
     "with": (lambda: Engine("memory://").__enter__(), "async with Engine"),
     "a client with": (lambda: perdure.connect("memory://").__enter__(), "async with Client"),
     "connect to a list": (lambda: perdure.connect(["x"]), "a store is named by a URL"),
@@ -137,6 +145,25 @@ async def test_a_body_that_asks_for_the_wrong_thing_says_what_to_write(invocatio
         result = await (await engine.start(invocation())).outcome(PATIENCE)
     assert result.status is RunStatus.FAILED
     assert told in str(result.error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"check_interval": "10s"}, "Recovery(check_interval='10s') must be a number of seconds, more than 0"),
+        ({"lease": 0}, "Recovery(lease=0) must be a number of seconds, more than 0"),
+        ({"lease": float("nan")}, "Recovery(lease=nan) must be a number of seconds, more than 0"),
+        ({"grace": None}, "Recovery(grace=None) must be a number of seconds, at least 0"),
+        ({"quarantine": "never"}, "Recovery(quarantine='never') must be a whole number, at least 0; 0 parks none"),
+        ({"snapshot": 0.5}, "Recovery(snapshot=0.5) must be a whole number, at least 0; 0 takes none"),
+        ({"max_claims": True}, "Recovery(max_claims=True) must be a whole number, at least 1"),
+        ({"enabled": "no"}, "Recovery(enabled='no') must be True or False"),
+    ],
+)
+def test_recovery_that_makes_no_sense_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        Recovery(**settings)
+    assert str(raised.value) == told
 
 
 def test_a_retry_that_makes_no_sense_is_refused() -> None:

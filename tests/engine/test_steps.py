@@ -263,6 +263,22 @@ async def test_a_failed_attempt_is_one_line_in_the_log(caplog: pytest.LogCapture
     ]
 
 
+async def test_a_long_error_is_cut_in_the_log_and_shows_that_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    @step
+    async def talkative() -> int:
+        raise RuntimeError("x" * 500)
+
+    @workflow
+    async def flow() -> int:
+        return await talkative()
+
+    with caplog.at_level("INFO", "perdure"):
+        async with Engine("memory://", [flow]) as engine:
+            await engine.run(flow(), id="it")
+    [line] = [line for line in caplog.messages if line.startswith("run ")]
+    assert line == f"run it: talkative:0, attempt 1 failed: {'RuntimeError: '.ljust(199, 'x')}…; the step has failed"
+
+
 async def test_a_step_that_never_succeeds_fails_with_its_last_exception() -> None:
     calls = 0
 

@@ -295,8 +295,8 @@ def test_a_file_that_cannot_be_meant_says_why(place: Path, name: str, content: A
         ("recovery:\n  lease: 3 parsecs", "line 2: recovery.lease is a number of seconds, or a length of time"),
         ("recovery:\n  lease: '3'", "line 2: recovery.lease is a number of seconds"),
         ("recovery:\n  lease: .nan", "line 2: recovery.lease is a number of seconds"),
-        ("recovery:\n  grace: 1\n  lease: -3", "line 3: Recovery(lease=-3.0) must be more than 0"),
-        ("recovery:\n  max_claims: 0", "line 2: Recovery(max_claims=0) must be at least 1"),
+        ("recovery:\n  grace: 1\n  lease: -3", "line 3: Recovery(lease=-3.0) must be a number of seconds, more than 0"),
+        ("recovery:\n  max_claims: 0", "line 2: Recovery(max_claims=0) must be a whole number, at least 1"),
         ("limits:\n  blob: 5\n  payload: 0", "line 3: Limits(payload=0): give a number of bytes, at least 1"),
         ("retention:\n  every: 1h", "line 1: retention needs older_than"),
         ("retention:\n  older_than: 1d\n  statuses: [running]", "line 3: Retention(statuses=('running',))"),
@@ -467,7 +467,11 @@ def test_variables_alone_are_settings_too() -> None:
     [
         ("PERDURE_MAX_CONCURRENCY", "many", "PERDURE_MAX_CONCURRENCY: max_concurrency is a whole number"),
         ("PERDURE_RECOVERY__ENABLED", "perhaps", "PERDURE_RECOVERY__ENABLED: recovery.enabled is true or false"),
-        ("PERDURE_RECOVERY__LEASE", "-1", "PERDURE_RECOVERY__LEASE: Recovery(lease=-1.0) must be more than 0"),
+        (
+            "PERDURE_RECOVERY__LEASE",
+            "-1",
+            "PERDURE_RECOVERY__LEASE: Recovery(lease=-1.0) must be a number of seconds, more than 0",
+        ),
         ("PERDURE_RECOVERY__LEAS", "1", "no setting of that name; did you mean 'PERDURE_RECOVERY__LEASE'?"),
         ("PERDURE_STROE", "x", "PERDURE_STROE: there is no setting of that name; did you mean 'PERDURE_STORE'?"),
         ("PERDURE_STORE", "", "PERDURE_STORE: store is text"),

@@ -86,6 +86,8 @@ class _Task:
         self._program, self._wanted, self._module = program, wanted, module
         self._id, self._store, self._json, self._options = id, store, json, options
         self._started: str | None = None
+        # The run_id of a run under the id that had ended before this command.
+        self._ended: str | None = None
         self._terminated = False
 
     async def perform(self) -> int:
@@ -120,6 +122,7 @@ class _Task:
         wanted = self._wanted or self._again(existing)
         if existing is not None:
             self._compare(existing, wanted, engine)
+            self._ended = existing.run_id if existing.status.finished else None
         try:
             handle = await engine.start(wanted, id=self._id, **self._options)
         except NotDecodable as error:
@@ -166,8 +169,14 @@ class _Task:
                 note(f"{result.error}\n{self._look(view)}")
 
     def _look(self, view: RunView) -> str:
-        store = "" if self._store == DEFAULT_STORE else f" --store {shlex.quote(self._store)}"
-        return f"Look at it: perdure runs steps {shlex.quote(view.id)}{store}"
+        id = shlex.quote(view.id) + ("" if self._store == DEFAULT_STORE else f" --store {shlex.quote(self._store)}")
+        look = f"Look at it: perdure runs steps {id}"
+        if self._ended != view.run_id or view.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+            return look
+        return (
+            f"It had ended so before this command, which executed nothing.\n{look}\n"
+            f"Let it go on from there: perdure runs retry {id}, and the same command again"
+        )
 
     def _heed_sigterm(self) -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

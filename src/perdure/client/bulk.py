@@ -240,6 +240,8 @@ class InBulk(Resolving, Asking):
             raise UsageError(f"{what}(ids=[...]) names its runs; leave out other filters and the cursor")
         if isinstance(given["ids"], str):
             raise UsageError(f"{what}(ids={given['ids']!r}) is one string; give a list, as in ids=[{given['ids']!r}]")
+        if not isinstance(given["ids"], Iterable):
+            raise UsageError(f"{what}(ids={given['ids']!r:.80}): give the ids in a list")
         ids = list(dict.fromkeys(given["ids"]))
         if len(ids) > limit:
             raise UsageError(f"{what}(ids=[...]) names {len(ids):,} runs, more than limit={limit:,}")

@@ -106,6 +106,8 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         keeps no other from being started. Of several under one id `reuse` decides, as it does for one that exists.
         """
         self._check_open()
+        if not isinstance(starts, Iterable):
+            raise UsageError(f"start_many([...]) takes a list of invocations, and {starts!r:.80} is none; use start()")
         requests = [one if isinstance(one, Start) else Start(one) for one in starts]
         for request in requests:
             if not isinstance(request.invocation, Invocation):

@@ -415,7 +415,8 @@ def _told(id: str, event: AttemptFailed | StepFailed | StepSkipped, failure: Fai
         follows = "its fallback is next" if event.fallback else f"the next begins in {event.retry_at - now:.1f} s"
     elif isinstance(event, StepSkipped):
         follows = "the step is skipped"
-    said = str(failure).partition("\n")[0][:200]
+    said = str(failure).partition("\n")[0]
+    said = said if len(said) <= 200 else f"{said[:199]}…"
     # What others have written in an error does nothing to a terminal.
     error = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in said)
     return f"run {id}: {event.op}, {number} failed: {error}; {follows}"

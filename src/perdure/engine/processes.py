@@ -136,7 +136,9 @@ class _Child:
             return
         status = self._died()
         if status == UNGUARDED:
-            raise UsageError(f"{label} cannot begin: its process {GUARD}")
+            raise UsageError(
+                f"{label} cannot begin: its process {GUARD}. Then let the run go on with `perdure runs retry ID`"
+            )
         main = getattr(sys.modules["__main__"], "__file__", None) or "the main module"
         raise ProcessDied(
             str(label),

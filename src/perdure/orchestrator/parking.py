@@ -13,6 +13,7 @@ import msgspec
 from perdure.engine.outbox import extend
 from perdure.engine.payloads import FIRST_RETRY, LAST_RETRY
 from perdure.errors import (
+    BrokenProgram,
     Corrupt,
     Diverged,
     NotDecodable,
@@ -43,12 +44,12 @@ _UNDECODABLE = (
 _NOT_ITS_ARGUMENTS = (
     "It was started with that, by a caller that does not have the program and could not check it, or before\n"
     "the program took something else. Start it again with what fits, and end this one with `perdure resolve\n"
-    "--fail`; or let the parameter take it: the run then goes on by itself."
+    "ID --fail REASON`; or let the parameter take it: the run then goes on by itself."
 )
 _INTERNAL = (
     "an error inside perdure stopped it: {}{}\n\n"
     "Nothing that was recorded is lost. It is tried again when an engine opens the store, and at once by\n"
-    "`perdure resolve`. The log of the process has the traceback: please report it."
+    "`perdure resolve ID`. The log of the process has the traceback: please report it."
 )
 _PLAIN = Codec()
 # How many reasons are remembered, to tell each of them once.
@@ -189,6 +190,8 @@ def _parked(error: Exception, *, internal: bool = False) -> RunParked:
     """Why a run stands still."""
     if isinstance(error, Diverged):
         return RunParked(str(error), "diverged", error.divergence)
+    if isinstance(error, BrokenProgram):
+        return RunParked(str(error), "no_program")
     if isinstance(error, UnknownProgram):
         return RunParked(f"{error}\n\n{_NO_PROGRAM.format(error.name)}", "no_program")
     if isinstance(error, UnknownVersion):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from perdure.errors import InvalidStoreUrl
+from perdure.errors import InvalidStoreUrl, UsageError
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
 from perdure.stores.masking import masked
@@ -116,6 +116,8 @@ def with_leases(store: Store, leases: str | Leases | None) -> Store:
     from perdure.stores.beside import WithLeases
 
     if not isinstance(leases, str):
+        if not hasattr(leases, "acquire"):
+            raise UsageError(f"leases={leases!r:.80}: give their URL, such as 'etcd://host:2379', or 'none'")
         return WithLeases(store, leases)
     if leases == "none":
         from perdure.stores.none import NoLeases
