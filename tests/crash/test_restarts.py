@@ -76,7 +76,11 @@ async def left(url: str) -> tuple[int, list[str]]:
             "select count(*) from pg_stat_activity where application_name = 'perdure'"
         )
         leases = await connection.fetch(
-            "select key from perdure_leases where owner <> '' and expires > extract(epoch from now())"
+            # What an orchestrator has registered is not what it holds, and outlives it.
+            """
+            select key from perdure_leases
+            where owner <> '' and expires > extract(epoch from now()) and key not like 'registered:%'
+            """
         )
         return connected, [lease["key"] for lease in leases]
     finally:
