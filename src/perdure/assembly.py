@@ -278,7 +278,11 @@ class Engine(Client):
             await warn_of_unknown(orchestrator)
         self._service.start(look=look)
         for schedule in self._schedules:
-            _ = await self._declare(schedule)
+            try:
+                _ = await self._declare(schedule)
+            except UsageError as error:
+                error.add_note(f"in Engine(schedules=[Schedule({schedule.id!r}, ...)])")
+                raise
 
     async def sweep(
         self,

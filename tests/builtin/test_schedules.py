@@ -883,3 +883,9 @@ def test_a_declaration_that_makes_no_sense_is_refused_before_the_engine_opens() 
     for given, says in wrong:
         with pytest.raises(UsageError, match=says):
             _ = Engine("memory://", [report], schedules=given)
+
+
+async def test_a_declaration_of_a_program_that_the_engine_does_not_have_is_named() -> None:
+    with pytest.raises(UnknownProgram, match="no program named 'nothing'") as raised:
+        _ = await Engine("memory://", [report], schedules=[Schedule("nightly", call("nothing"), every=60)]).open()
+    assert raised.value.__notes__ == ["in Engine(schedules=[Schedule('nightly', ...)])"]

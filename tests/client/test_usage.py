@@ -75,7 +75,7 @@ ASKED: dict[str, tuple[Callable[[Engine], Any], str]] = {
     "an unknown argument": (lambda e: e.start(call("fulfil", dollars=1)), r"it is fulfil\(cents: int\) -> int"),
     "an argument too few": (lambda e: e.start(call("fulfil")), "missing a required argument: 'cents'"),
     "a deadline without a zone": (lambda e: e.start(fulfil(1), deadline=NAIVE), r"write datetime\.now\(UTC\)"),
-    "one start for many": (lambda e: e.start_many(fulfil(1)), r"takes a list of invocations.*use start\(\)"),
+    "one start for many": (lambda e: e.start_many(fulfil(1)), r"takes a list of invocations.*for one use start\(\)"),
     "a number of starts": (lambda e: e.start_many(5), "takes a list of invocations"),
     "a number of ids": (lambda e: e.cancel_many(ids=5), "give the ids in a list"),
     "list since": (lambda e: e.list(since=NAIVE), r"write datetime\.now\(UTC\)"),

@@ -104,7 +104,7 @@ class Place:
         for effect in read_effects(self.log):
             by_run[effect.run_id].append(effect)
         journals = asyncio.run(audit(self.url))
-        stops = sum(worker.log.count("could not show in time that it lives: it stops") for worker in self.workers)
+        stops = sum(worker.log.count("no heartbeat succeeded in time; stopped") for worker in self.workers)
         assert set(journals) == {f"run-{n}" for n in range(self.runs)}, "a run was lost"
         for id, journal in journals.items():
             n = int(id.removeprefix("run-"))
@@ -154,7 +154,7 @@ def test_a_worker_that_is_cut_off_loses_its_runs_to_the_other_and_writes_nothing
         until(lambda: finished(url) == RUNS, what="for the other to end everything")
         cut_off.heal()
         # What it still wanted to say is said by now, if it ever is.
-        until(lambda: "shows again that it lives" in returning.log, what="for the first to return")
+        until(lambda: "heartbeat succeeded again" in returning.log, what="for the first to return")
         place.finish()
 
 

@@ -82,7 +82,9 @@ def fresh() -> None:
     cancelled.clear()
 
 
-def test_an_orchestrator_that_cannot_renew_stops_before_its_lease_ends_and_goes_on_by_itself() -> None:
+def test_an_orchestrator_that_cannot_renew_stops_before_its_lease_ends_and_goes_on_by_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     sim = Simulation(seed=1)
 
     async def scenario() -> None:
@@ -109,6 +111,14 @@ def test_an_orchestrator_that_cannot_renew_stops_before_its_lease_ends_and_goes_
             assert [event.attempt for event in journal if isinstance(event, StepStarted)] == [1, 2]
 
     sim.play(scenario())
+    said = [line for line in caplog.messages if line.startswith("orchestrator a: ")]
+    assert said[0].startswith("orchestrator a: heartbeat failed: ")
+    assert said[0].endswith(". It tries again, and stops its runs unless one succeeds before its lease ends")
+    assert said[1:] == [
+        "orchestrator a: no heartbeat succeeded in time; stopped 1 run (another orchestrator may take over). "
+        "Resumes when a heartbeat succeeds",
+        "orchestrator a: heartbeat succeeded again; it resumes its runs",
+    ]
 
 
 def test_a_renewal_that_fails_for_a_moment_changes_nothing() -> None:

@@ -75,14 +75,15 @@ def _escaped(text: str, passes: Callable[[str], bool]) -> str:
 def complain(error: Exception, code: Exit, as_json: bool) -> None:
     """Say on stderr what is wrong; as one line of JSON where JSON was asked for."""
     sys.stdout.flush()
+    message = "\n".join([str(error), *getattr(error, "__notes__", ())])
     if as_json:
         import json
 
         kind = type(error).__name__
-        document = {"error": {"type": kind, "message": str(error), "exit_code": int(code)}}
+        document = {"error": {"type": kind, "message": message, "exit_code": int(code)}}
         print(json.dumps(document), file=sys.stderr)
     else:
-        note(str(error))
+        note(message)
 
 
 def note(text: str) -> None:

@@ -107,7 +107,8 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         """
         self._check_open()
         if not isinstance(starts, Iterable):
-            raise UsageError(f"start_many([...]) takes a list of invocations, and {starts!r:.80} is none; use start()")
+            one = "; for one use start()" if isinstance(starts, Invocation) else ""
+            raise UsageError(f"start_many([...]) takes a list of invocations, and {starts!r:.80} is none{one}")
         requests = [one if isinstance(one, Start) else Start(one) for one in starts]
         for request in requests:
             if not isinstance(request.invocation, Invocation):

@@ -267,7 +267,11 @@ class Locker:
             wishes = [Renewal(lease_key(hold.key), hold.owner, hold.ttl) for hold in due]
             lost = set(await self._leases.renew_all(wishes, wall))
         except StoreUnavailable as error:
-            log.warning("locks could not be renewed: %s", error)
+            log.warning(
+                "%d locks could not be renewed: %s. It is tried again; a lock that is not renewed in time is lost",
+                len(due),
+                error,
+            )
             for hold in due:
                 hold.renew_at = self.loop.time() + min(RETRY_SECONDS * 5, hold.ttl / 10)
             return
@@ -284,7 +288,7 @@ class Locker:
         if self._holds.get(hold.key) is hold:
             del self._holds[hold.key]
         hold.lost = True
-        log.warning("%s has lost the lock %r: somebody else took it", hold.owner, hold.key)
+        log.warning("%s has lost the lock %r: it ran out, and another holder took it", hold.owner, hold.key)
         hold.on_lost()
         self._wake(hold.key)
 

@@ -56,7 +56,7 @@ MEANWHILE_SECONDS = 0.5
 # How long the store may take for the last events.
 DRAIN_SECONDS = 5.0
 
-_SUSPENDED = "this engine could not show in time that it lives, and begins nothing until it can; try again"
+_SUSPENDED = "no heartbeat of this engine succeeded in time, and it begins nothing until one does; try again"
 
 
 class Taken(Exception):
@@ -439,10 +439,11 @@ class Orchestrator:
         """Stop everything: our lease ends, and others may go on with our runs. What is in the store stays."""
         if self.at_work:
             log.warning(
-                "%r could not show in time that it lives: it stops %d runs, which others may take over, and goes on by "
-                "itself when it can",
+                "orchestrator %s: no heartbeat succeeded in time; stopped %d run%s (another orchestrator may take "
+                "over). Resumes when a heartbeat succeeds",
                 self.name,
                 len(self.active),
+                "" if len(self.active) == 1 else "s",
             )
             self._stop()
 
@@ -462,12 +463,16 @@ class Orchestrator:
         if not self.suspended or self.closing or self.retired.is_set():
             return False
         self.suspended = False
-        log.warning("%r shows again that it lives, and goes on", self.name)
+        log.warning("orchestrator %s: heartbeat succeeded again; it resumes its runs", self.name)
         return True
 
     def retire(self) -> None:
         """Stop for good: another process has our name."""
-        log.warning("another process has been started as %r: this one stops", self.name)
+        log.warning(
+            "orchestrator %s: another process has been started under this name; this one has stopped for good. Give "
+            "each process a name of its own",
+            self.name,
+        )
         self._stop()
         self.retired.set()
 
@@ -505,7 +510,11 @@ class Orchestrator:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self.services.writer.drained()
         except TimeoutError:
-            log.warning("the store did not take the last events; runs go on from what it has")
+            log.warning(
+                "orchestrator %s: the store did not take the last events in time; its runs go on elsewhere from what "
+                "it has, and steps without a recorded outcome are called again",
+                self.name,
+            )
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             interrupted = error
         self.abort()

@@ -56,6 +56,8 @@ class Ownership:
         self._described: Renewal | None = None
         self._said: Renewal | None = None
         self._say_again = 0.0
+        # Why the last heartbeat failed, if it did.
+        self._reason = ""
         # Other orchestrators known to be alive: their runs are none of our business.
         self.others: list[str] = []
         # When the lease of each of them ends, unless it is renewed.
@@ -101,13 +103,25 @@ class Ownership:
                 if self._key in lost and isinstance(await self._acquire(), HeldBy):
                     raise Superseded
         except StoreUnavailable as error:
-            log.warning("no sign of life could be written: %s", error)
+            self._missed(str(error))
             return False
         except TimeoutError:
-            log.warning("no sign of life could be written: the store did not answer in time")
+            self._missed("the store did not answer in time")
             return False
         self._extend(began)
+        self._reason = ""
         return True
+
+    def _missed(self, reason: str) -> None:
+        if reason == self._reason:
+            return  # told once for as long as it goes on
+        self._reason = reason
+        log.warning(
+            "orchestrator %s: heartbeat failed: %s. It tries again, and stops its runs unless one succeeds before its "
+            "lease ends",
+            self.name,
+            reason,
+        )
 
     async def _acquire(self) -> Acquired | HeldBy:
         return await self._leases.acquire(self._key, self._holder, self._ttl, self._clock.now())
@@ -135,4 +149,8 @@ class Ownership:
                     await self._leases.release(self._said.key, self._said.owner)
             await self._leases.release_all(self._holder)
         except StoreUnavailable as error:
-            log.warning("others take over when the leases of %r run out: %s", self.name, error)
+            log.warning(
+                "orchestrator %s: its lease could not be given back: %s. Its runs are taken over when the lease ends",
+                self.name,
+                error,
+            )

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from perdure.engine.outbox import extend
-from perdure.errors import PerdureError, StoreUnavailable
+from perdure.errors import PerdureError
 from perdure.kernel.events import RunReleased
 from perdure.kernel.queues import Queue
 from perdure.kernel.state import fold
@@ -91,6 +91,8 @@ class Service:
         self.chores: list[tuple[float, float, Callable[[], Awaitable[object]]]] = []
         # How each kind of work went wrong the last time, unless it went well.
         self._failing: dict[str, str] = {}
+        # Whether the last heartbeat succeeded.
+        self._shown = True
         orchestrator.on_due = self.note
 
     def show_life(self) -> None:
@@ -213,15 +215,18 @@ class Service:
                 async with asyncio.timeout(recovery.heartbeat if shown else min(1.0, recovery.ttl / 12)):
                     await doubt.wait()
             doubt.clear()
-            shown = await self._guarded(self._show_life)
+            self._shown = False
+            await self._guarded(self._show_life)
+            shown = self._shown
 
     async def _show_life(self) -> None:
         orchestrator = self._orchestrator
         try:
-            if not await self._ownership.renew():
-                raise StoreUnavailable(orchestrator.store.url, "there is no sign of life of this engine in it")
+            self._shown = await self._ownership.renew()
         except Superseded:
             orchestrator.retire()
+            return
+        if not self._shown:
             return
         await self._guarded(self._ownership.register)
         if orchestrator.go_on():
