@@ -137,6 +137,27 @@ async def test_a_callback_that_raises_is_logged_once_and_no_run_and_no_other_cal
     ]
 
 
+@pytest.mark.parametrize(
+    "raised", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, BaseException]
+)
+async def test_an_async_callback_that_raises_no_exception_of_a_program_harms_nothing(
+    raised: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    async def breaks(result: RunResult[Any]) -> None:
+        raise raised("odd")
+
+    with caplog.at_level(logging.ERROR, "perdure"):
+        async with Engine(
+            "memory://", [doubled], on_complete=[breaks, lambda result: told.append(result.id)]
+        ) as engine:
+            for n in range(2):
+                assert (await engine.run(doubled(n), id=f"r{n}")).output == (n * 2, "ok")
+    assert told == ["r0", "r1"]
+    assert [f"raised {raised.__name__}: odd" in record.getMessage() for record in caplog.records] == [True] * 2
+
+
 async def test_a_callback_that_blocks_holds_no_run_up_and_the_engine_can_be_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

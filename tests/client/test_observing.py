@@ -61,14 +61,20 @@ async def test_an_observer_that_raises_is_logged_once_and_no_run_notices(
     assert len([r for r in caplog.records if "on_commit raised" in r.getMessage()]) == 1
 
 
-@pytest.mark.parametrize("kind", ["error", "cancelled", "no message"])
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("kind", RAISED)
 async def test_an_async_observer_that_raises_is_logged_once_and_no_run_notices(
-    kind: str, caplog: pytest.LogCaptureFixture
+    kind: str, lazily: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    seen: list[str] = []
+
     async def observe(id: str, append: Append) -> None:
+        seen.append(id)
         raise RAISED[kind]()
 
-    await check_runs(observe)
+    # A plain function that returns a coroutine is called in a thread, and the coroutine is awaited on the loop.
+    await check_runs((lambda id, append: observe(id, append)) if lazily else observe)
+    assert len(set(seen)) == 3
     assert len([r for r in caplog.records if "on_commit raised" in r.getMessage()]) == 1
 
 
@@ -98,6 +104,23 @@ async def test_an_async_observer_that_never_returns_holds_up_nothing(monkeypatch
         await asyncio.Event().wait()
 
     await check_runs(observe)
+
+
+async def test_an_async_observer_lets_its_loop_end() -> None:
+    reached, observed = asyncio.Event(), asyncio.Event()
+
+    async def observe(id: str, append: Append) -> None:
+        reached.set()
+        await observed.wait()
+
+    observer = observing.Observer(observe)
+    observer.committed("r", Append("r", 0, ()))
+    await reached.wait()
+    # As asyncio.run() does with the tasks that are left.
+    assert observer._task is not None
+    observer._task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(observer._task, PATIENCE)
 
 
 class Counting:

@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from perdure.client.observing import ends_the_task
 from perdure.client.views import RunResult
 from perdure.errors import UsageError
+from perdure.kernel.failures import message_of
 from perdure.kernel.projection import RunRow
 
 log = logging.getLogger("perdure")
@@ -68,13 +70,15 @@ class Completions:
             for callback in self._callbacks:
                 try:
                     await self._tell(callback, await self._result(row))
-                except Exception as error:
+                except BaseException as error:
+                    if ends_the_task(error):
+                        raise
                     log.error(
                         "on_complete of run %r: %s raised %s: %s; the run has ended as it is, and is not affected",
                         row.id,
                         getattr(callback, "__qualname__", callback),
                         type(error).__name__,
-                        error,
+                        message_of(error),
                         exc_info=error,
                     )
 

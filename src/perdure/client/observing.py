@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from perdure.errors import UsageError
-from perdure.kernel.failures import message_of
+from perdure.kernel.failures import message_of, pressed
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")
@@ -33,6 +33,17 @@ def checked(observer: OnCommit | None) -> OnCommit | None:
     if observer is not None and not callable(observer):
         raise UsageError(f"on_commit takes a function that is told of each commit, f(id, append), not {observer!r:.80}")
     return observer
+
+
+def ends_the_task(error: BaseException) -> bool:
+    """Whether what came out of a callback is not its own doing: its task is cancelled, or Ctrl-C was pressed.
+
+    Anything else that it raises is its failure, SystemExit too: that would end the loop, and all runs with it.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return pressed(error)
 
 
 class Observer:
@@ -111,11 +122,9 @@ class Observer:
                     returned = self._observe(id, append)
                     if inspect.isawaitable(returned):
                         await returned
-                except asyncio.CancelledError as error:
-                    if self._closing:
+                except BaseException as error:
+                    if ends_the_task(error):
                         raise
-                    self._failed(id, error)
-                except Exception as error:
                     self._failed(id, error)
             if self._closing:
                 break
@@ -134,7 +143,9 @@ class Observer:
             try:
                 returned = self._observe(id, append)
                 if inspect.isawaitable(returned):
-                    asyncio.run_coroutine_threadsafe(_result(returned), self._loop).result()
+                    error = asyncio.run_coroutine_threadsafe(_raised_by(returned), self._loop).result()
+                    if error is not None:
+                        self._failed(id, error)
             except BaseException as error:
                 self._failed(id, error)
         try:
@@ -159,8 +170,14 @@ class Observer:
             )
 
 
-def _result(awaitable: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
-    async def result() -> Any:
-        return await awaitable
+def _raised_by(awaitable: Awaitable[Any]) -> Coroutine[Any, Any, BaseException | None]:
+    async def raised() -> BaseException | None:
+        try:
+            await awaitable
+        except BaseException as error:
+            if ends_the_task(error):
+                raise
+            return error
+        return None
 
-    return result()
+    return raised()
