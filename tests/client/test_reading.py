@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -460,3 +461,19 @@ async def test_follow_misses_no_end_that_comes_between_two_questions(monkeypatch
         async with asyncio.timeout(PATIENCE):
             seen = [entry.event async for entry in client.follow("it")]
     assert isinstance(seen[-1], RunFinished)
+
+
+async def test_what_is_far_beyond_a_store_is_asked_for_like_anything_else(url: str) -> None:
+    async with Engine(url, [pay], recovery=AT_ONCE) as engine:
+        await engine.run(pay(1), id="p")
+        for far in (sys.maxsize, 10**30):
+            assert [run.id for run in await engine.list(limit=far)] == ["p"]
+            assert await engine.journal("p", start=far) == []
+            assert [entry async for entry in engine.follow("p", start=far)] == []
+            assert [chunk async for chunk in engine.stream("p", start=far)] == []
+
+
+@pytest.mark.parametrize("id", ["", "a\x00b", "\ud800", "../x", "x" * 100_000, "ä" * 64])
+async def test_a_blob_id_that_none_can_have_is_no_blob_in_any_store(url: str, id: str) -> None:
+    async with Engine(url, [pay], recovery=AT_ONCE) as engine:
+        assert await engine.blobs.get(id) is None

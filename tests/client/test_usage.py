@@ -25,6 +25,7 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.kernel.durability import durability
 from tests.engine.harness import AT_ONCE, PATIENCE
 
 
@@ -80,6 +81,14 @@ ASKED: dict[str, tuple[Callable[[Engine], Any], str]] = {
     "a number of ids": (lambda e: e.cancel_many(ids=5), "give the ids in a list"),
     "list since": (lambda e: e.list(since=NAIVE), r"write datetime\.now\(UTC\)"),
     "list until": (lambda e: e.list(until=NAIVE), r"write datetime\.now\(UTC\)"),
+    "list a limit as text": (lambda e: e.list(limit="5"), "at least one run"),
+    "list a limit that is none": (lambda e: e.list(limit=None), "at least one run"),
+    "list a part of a run": (lambda e: e.list(limit=1.5), "at least one run"),
+    "list a status by number": (lambda e: e.list(status=5), "5 is no status; there are queued, running"),
+    "list several by number": (lambda e: e.list(status=[5]), "5 is no status; there are queued, running"),
+    "a journal from a moment": (lambda e: e.journal("x", start=NAIVE), "numbered from 0"),
+    "a journal from before": (lambda e: e.journal("x", start=-1), "numbered from 0"),
+    "events from text": (lambda e: anext(e.follow("x", start="0")), "numbered from 0"),
     "sweep until": (lambda e: e.sweep(until=NAIVE), "has no timezone"),
     "prune older than a moment": (lambda e: e.prune(older_than=NAIVE), "a number of seconds or a timedelta"),
     "a schedule of a workflow": (lambda e: e.schedule("s", fulfil, every=60), r"write schedule\(fulfil\(\.\.\.\)\)"),
@@ -183,3 +192,9 @@ def test_perdure_run_in_a_running_loop_leaves_no_coroutine_behind() -> None:
                 perdure.run(fulfil(1), store="memory://")
 
     asyncio.run(notebook())
+
+
+@pytest.mark.parametrize("mode", [5, b"sync", None, 1.5])
+def test_a_durability_that_is_no_text_is_refused_like_one_that_is_no_mode(mode: Any) -> None:
+    with pytest.raises(ValueError, match="is none of 'sync'"):
+        durability(mode)

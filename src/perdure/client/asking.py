@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -55,6 +55,8 @@ QUEUED_READ = 1000
 ASKING_PAGE = 200
 # No name is longer; those of children are made of several.
 MAX_ASKED = 10_000
+# More runs, events or chunks than there can be.
+FAR = 2**53
 
 
 class Asking(Connection):
@@ -91,8 +93,7 @@ class Asking(Connection):
         is its own root. `owner` is an orchestrator, which owns roots. `id_prefix` is no pattern.
         """
         self._check_open()
-        if limit < 1:
-            raise UsageError(f"list(limit={limit}): ask for at least one run")
+        limit = _whole(limit, "list(limit", 1, "ask for at least one run, such as limit=100")
         if cursor is not None and (not isinstance(cursor, str) or not cursor.isascii() or not cursor.isprintable()):
             raise UsageError(f"list(cursor={cursor!r:.60}): give the cursor of the page before")
         filter = await self._run_filter(
@@ -119,9 +120,9 @@ class Asking(Connection):
         id_prefix: str | None = None,
     ) -> RunFilter:
         """What callers say about runs, checked."""
-        wanted = [status] if isinstance(status, str) else [*(status or ())]
+        wanted = [*(status or ())] if isinstance(status, Iterable) and not isinstance(status, str) else [status]
         return RunFilter(
-            status=[_status(s) for s in wanted],
+            status=[_status(s) for s in wanted if s is not None],
             program=_named(program, f"{call}(program", "the name of a workflow"),
             tags=checked_tags(tags),
             since=_timestamp(since, f"{call}(since"),
@@ -305,6 +306,7 @@ class Asking(Connection):
 
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
         """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
+        start = _whole(start, "journal(start", 0, "events are numbered from 0")
         run, _ = await self._require(id)
         root = run.root or run.run_id
         return _of(run, entries(root, await self.store.journal.read(root, start), start, run.run_id))
@@ -315,6 +317,7 @@ class Asking(Connection):
         By id, a run that goes on by `continue_as` has not ended: the events of the next one follow, from number 0 on,
         and have its `run_id`. A run_id means that one run.
         """
+        start = _whole(start, "follow(start", 0, "events are numbered from 0")
         run, _ = await self._require(id)
         following: RunRow | None = run
         while following is not None:
@@ -360,8 +363,7 @@ class Asking(Connection):
             yield chunk
 
     async def _stream(self, run: RunRow, step: str | None, start: int, *, goes_on: bool) -> AsyncIterator[Chunk]:
-        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-            raise UsageError(f"stream(start={start!r}): chunks are numbered from 0")
+        start = _whole(start, "stream(start", 0, "chunks are numbered from 0")
         streaming: RunRow | None = run
         begun: list[str] = []
         index = 0
@@ -393,6 +395,13 @@ def _status(value: RunStatus | str) -> RunStatus:
         return RunStatus(value)
     except ValueError:
         raise UsageError(f"{value!r} is no status; there are {', '.join(RunStatus)}") from None
+
+
+def _whole(value: int, what: str, least: int, meaning: str) -> int:
+    """A count or a place, checked; one that is beyond anything in a store as what every store can be asked for."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{what}={value!r:.60}): {meaning}")
+    return min(value, FAR)
 
 
 def _timestamp(at: datetime | None, what: str) -> float | None:

@@ -212,4 +212,6 @@ class _KeptBlobs:
         """The bytes, or None when there is no such blob. Raises Corrupt when they are not what was put."""
         if not isinstance(blob_id, str):
             raise UsageError(f"blobs.get() takes the id that blobs.put() returned, a text, not {blob_id!r:.60}")
+        if not (blob_id.isascii() and blob_id.isalnum()):
+            return None  # it is no hash, and stores would take it in ways of their own
         return await self._store.blobs.get(blob_id)

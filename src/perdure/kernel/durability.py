@@ -45,15 +45,20 @@ def every(n: int) -> Durability:
     return Durability("every", n)
 
 
+_NO_MODE = "durability={!r} is none of 'sync', 'relaxed', 'async', 'exit', 'manual', every(n)"
+
+
 @cache
 def durability(value: str | Durability) -> Durability:
     """A mode from its name, as in `sync`, `every(5)` or `async(0.5)`, where the number is the lag in seconds."""
     if isinstance(value, Durability):
         return value
+    if not isinstance(value, str):
+        raise ValueError(_NO_MODE.format(value))
     if match := re.fullmatch(r"async\((\d+\.?\d*(?:e-?\d+)?)\)", value):
         return Durability("async", lag=float(match[1]))
     if match := re.fullmatch(r"every\((\d+)\)", value):
         return every(int(match[1]))
     if value in MODES and value != "every":
         return Durability(value)
-    raise ValueError(f"durability={value!r} is none of 'sync', 'relaxed', 'async', 'exit', 'manual', every(n)")
+    raise ValueError(_NO_MODE.format(value))
