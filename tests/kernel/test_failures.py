@@ -564,3 +564,48 @@ def test_a_failure_is_small_json_that_can_be_read_with_sql() -> None:
         "args": ["declined with 5: funds"],
         "data": {"code": 5, "reason": "funds", "amount": "0"},
     }
+
+
+class Refused(Exception):
+    __slots__ = ("body",)
+
+    def __init__(self, body: bytes, code: int) -> None:
+        super().__init__(body, code)
+        self.body = body
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: subprocess.CalledProcessError(2, ["ls"], b"\xff out", b""), ("output", "stderr", "returncode")),
+        (lambda: subprocess.TimeoutExpired("ls", 3.0, "text", b"\x00"), ("output", "stderr", "timeout")),
+        (lambda: Refused(b"no\xfe", 403), ("body", "args")),
+        (lambda: FileNotFoundError(2, "no such file", b"/tmp/\xff"), ("filename", "errno")),
+        (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd"), ("object", "args")),
+        (
+            lambda: with_attributes(raw=b"abcd", text="abcd"),
+            ("args", "raw", "text"),
+        ),
+    ],
+)
+def test_bytes_of_an_exception_come_back_as_bytes(make: Callable[[], BaseException], names: tuple[str, ...]) -> None:
+    raised = make()
+    failure = describe(raised, CODEC)
+    # As a journal keeps it, and once more, as a parent that lets it through does.
+    for _ in range(2):
+        failure = msgspec.json.decode(msgspec.json.encode(failure), type=Failure)
+        again = rebuild(failure, CODEC)
+        assert [getattr(again, name) for name in names] == [getattr(raised, name) for name in names]
+        assert str(again) == str(raised)
+        failure = describe(again, CODEC)
+
+
+def test_bytes_that_a_journal_does_not_mark_stay_what_they_were() -> None:
+    old = Failure(
+        "subprocess.CalledProcessError",
+        "x",
+        data=msgspec.Raw(b'{"returncode":2,"cmd":"ls","output":null,"stderr":"QQ=="}'),
+    )
+    assert getattr(rebuild(old, CODEC), "stderr", None) == "QQ=="
+    decoding = Failure("builtins.UnicodeDecodeError", "x", args=msgspec.Raw(b'["utf-8","/w==",0,1,"odd"]'))
+    assert getattr(rebuild(decoding, CODEC), "object", None) == b"\xff"

@@ -78,6 +78,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """The builtin class that it was derived from, unless that is Exception; for where its own class is not known."""
     lost: tuple[str, ...] = ()
     """The names of attributes that could not be stored."""
+    binary: tuple[str | int, ...] = ()
+    """Which attributes, by name, and which of `args`, by number, are bytes: in JSON they are base64 text."""
 
     def __str__(self) -> str:
         """As an exception is said in one line: `ValueError: no stock`."""
@@ -146,8 +148,9 @@ class _Describing:
         if cause is None and not _SUPPRESS.__get__(exc):
             cause = _CONTEXT.__get__(exc)
         message = _message(exc)
-        args = ABSENT if self._spend(len(message)) else self._args(exc)
-        data, lost = self._data(exc)
+        binary: list[str | int] = []
+        args = ABSENT if self._spend(len(message)) else self._args(exc, binary)
+        data, lost = self._data(exc, binary)
         errors: tuple[Failure, ...] = ()
         if issubclass(cls, BaseExceptionGroup) and depth > 1:
             children = BaseExceptionGroup.__dict__["exceptions"].__get__(exc)
@@ -163,6 +166,7 @@ class _Describing:
             errors=errors,
             base=base.__name__ if base not in (cls, Exception, BaseException) else "",
             lost=lost,
+            binary=tuple(binary),
         )
 
     def _spend(self, size: int) -> bool:
@@ -170,7 +174,7 @@ class _Describing:
         self._bytes -= size
         return self._bytes <= 0
 
-    def _args(self, exc: BaseException) -> msgspec.Raw:
+    def _args(self, exc: BaseException, binary: list[str | int]) -> msgspec.Raw:
         """Give the arguments that make the same exception again. Those kept elsewhere than in `args` are added."""
         if issubclass(type(exc), BaseExceptionGroup):
             # The exceptions are kept as failures.
@@ -182,9 +186,12 @@ class _Describing:
                 args.append(names[0])
                 if names[1] is not None:
                     args += [None, names[1]]
-        return self._raw(args)
+        raw = self._raw(args)
+        if raw:
+            binary += [place for place, arg in enumerate(args) if type(arg) is bytes]
+        return raw
 
-    def _data(self, exc: BaseException) -> tuple[msgspec.Raw, tuple[str, ...]]:
+    def _data(self, exc: BaseException, binary: list[str | int]) -> tuple[msgspec.Raw, tuple[str, ...]]:
         """Give the attributes that can be stored, and the names of those that cannot."""
         kept: dict[str, msgspec.Raw] = {}
         lost: list[str] = []
@@ -199,6 +206,8 @@ class _Describing:
             if raw and size + more < TEXT:
                 kept[name] = raw
                 size += more
+                if type(value) is bytes:
+                    binary.append(name)
             elif len(lost) < CHILDREN:
                 lost.append(name[:200])
         return (msgspec.Raw(msgspec.json.encode(kept)) if kept else ABSENT), tuple(lost)
@@ -399,10 +408,11 @@ def _make(
     args: tuple[Any, ...] = (failure.message,)
     if failure.args:
         args = tuple(msgspec.json.decode(failure.args, type=list[Any]))
+        args = tuple(_bytes(arg) if place in failure.binary else arg for place, arg in enumerate(args))
     if issubclass(cls, BaseExceptionGroup):
         children = [rebuild(child, codec, known) for child in failure.errors]
         args = (args[0], children)
-    elif issubclass(cls, UnicodeDecodeError):
+    elif issubclass(cls, UnicodeDecodeError) and isinstance(args[1], str):  # a journal that does not say what is bytes
         args = (args[0], b64decode(args[1]), *args[2:])
     exc = _new(cls, args)
     slots, attributes = _slots(cls), _DICT.__get__(exc)
@@ -431,6 +441,14 @@ def _make(
     elif _silent(exc):
         add_note(exc, f"its message, of which not everything could be kept: {failure.message}")
     return exc
+
+
+def _bytes(text: object) -> object:
+    """The bytes that JSON holds as base64; what a codec of the engine made of them stays as it is."""
+    try:
+        return b64decode(text, validate=True) if isinstance(text, str) else text
+    except ValueError:
+        return text
 
 
 def _new(cls: type[Exception], args: tuple[Any, ...]) -> Exception:
@@ -482,6 +500,8 @@ def _attributes(cls: type[Exception], failure: Failure, codec: Codec | None) -> 
     attributes = {}
     for name, raw in raws.items():
         attributes[name] = msgspec.json.decode(raw)
+        if name in failure.binary:
+            attributes[name] = _bytes(attributes[name])
         if codec is not None and name in hints:
             try:
                 attributes[name] = codec.decode(raw, hints[name], f"{failure.type}.{name}")
