@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from perdure.authoring.code.inspection import arguments
 from perdure.authoring.code.lazy import lazy_programs
+from perdure.authoring.code.program import CodeProgram
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
@@ -46,6 +47,7 @@ from perdure.kernel.queues import Queue, check_queue
 from perdure.kernel.reach import check_program, engine_strangers
 from perdure.kernel.reuse import Reuse
 from perdure.kernel.rules import RulesLike, rules_of
+from perdure.kernel.signatures import Signature
 from perdure.kernel.state import RunState
 from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.versions import Programs
@@ -185,6 +187,20 @@ class Engine(Client):
             getattr(getattr(program, "defined", None), "source", ""),
         )
 
+        if self._ownership is not None and self._service is not None:
+            self._describe()
+            self._service.register()
+
+    def _describe(self) -> None:
+        """Have registered what this engine has, as it is then."""
+        assert self._ownership is not None
+        self._ownership.describe([*self._programs], self._serves, self._signatures_here)
+
+    def _signatures_here(self) -> dict[str, Signature]:
+        """What the programs take that are loaded."""
+        programs = [program for program in self._programs.newest() if not program.name.startswith(BUILT_IN)]
+        return {program.name: program.takes(self.codec) for program in programs if isinstance(program, CodeProgram)}
+
     def _check_rules(self) -> None:
         programs = [program for program in self._programs.every() if not program.name.startswith(BUILT_IN)]
         for program in programs:
@@ -265,7 +281,7 @@ class Engine(Client):
             self._leases, self.name, orchestrator.session, self._recovery.ttl, self.clock, orchestrator.tenure
         )
         await self._ownership.take()
-        self._ownership.describe([*self._programs], self._serves)
+        self._describe()
         self._service = Service(orchestrator, self._ownership, self._leases, self._queues, self._max_concurrency)
         if self._retention is not None and look:
             keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)
@@ -283,6 +299,7 @@ class Engine(Client):
             except UsageError as error:
                 error.add_note(f"in Engine(schedules=[Schedule({schedule.id!r}, ...)])")
                 raise
+        await self._service.registered()
 
     async def sweep(
         self,

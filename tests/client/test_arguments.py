@@ -1,15 +1,38 @@
 # mypy: disable-error-code="unused-awaitable"
-"""Arguments that do not fit are refused where the program is at hand, and named where they are read."""
+"""Arguments that do not fit are refused where it is known what the program takes, and named where they are read."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Engine, NotDecodable, RunParked, RunStatus, UsageError, call, child, connect, step, workflow
+from perdure import (
+    Client,
+    Engine,
+    NotDecodable,
+    RunParked,
+    RunStatus,
+    Start,
+    StoreUnavailable,
+    UsageError,
+    blocking,
+    call,
+    child,
+    connect,
+    step,
+    workflow,
+)
+from perdure.kernel.invocation import WrongCall
+from perdure.orchestrator.ownership import REGISTRATION_SIZE
+from perdure.ports.clock import SystemClock
+from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, SIGNATURES, holder
+from perdure.ports.store import Store
+from perdure.stores.memory.store import MemoryStore
+from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE
 
 
@@ -120,9 +143,10 @@ async def test_a_worker_says_which_argument_does_not_fit_and_blames_no_other_cod
     invocation: Any, told: str, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/runs.db"
-    async with Engine(url, [fulfil], recovery=AT_ONCE) as engine, connect(url) as client:
-        handle = await client.start(invocation, id="it")
-        result = await handle.outcome(PATIENCE)
+    async with Engine(url), connect(url) as client:
+        _ = await client.start(invocation, id="it")  # no worker lives that could say what it takes
+    async with Engine(url, [fulfil], recovery=AT_ONCE) as engine:
+        result = await engine.handle("it").outcome(PATIENCE)
         assert isinstance(result.error, RunParked)
         assert told in str(result.error)
         assert "other code" not in str(result.error)
@@ -131,10 +155,229 @@ async def test_a_worker_says_which_argument_does_not_fit_and_blames_no_other_cod
         assert (await engine.run(fulfil(GOOD))).output == 300
 
 
-async def test_arguments_of_a_program_that_is_not_at_hand_are_taken_as_they_are(tmp_path: Path) -> None:
+async def test_arguments_that_fit_are_taken_by_name_and_by_position(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/runs.db"
     async with Engine(url, [fulfil], recovery=AT_ONCE), connect(url) as client:
-        handle = await client.start(call("fulfil", order=GOOD))
-        assert await handle.result(PATIENCE) == 300
+        for invocation in (call("fulfil", order=GOOD), call("fulfil", GOOD), call("fulfil", order=GOOD, gift=True)):
+            assert await (await client.start(invocation)).result(PATIENCE) == 300
         with pytest.raises(UsageError, match="mixes positional and keyword"):
             await client.start(call("fulfil", GOOD, gift=True))
+
+
+# --- programs that only workers have --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beside(any_store: Store, any_url: str) -> Store:
+    """The same store, for another process; there is one of a store in memory."""
+    return any_store if any_url.startswith("memory:") else open_store(any_url)
+
+
+MISFITS: list[tuple[Any, type[Exception], str]] = [
+    (
+        call("fulfil", 7),
+        NotDecodable,
+        r'the argument order of fulfil cannot be read as .*Order: 7 is not of type "object"',
+    ),
+    (call("fulfil", order=WRONG), NotDecodable, r'"three" is not of type "integer" - at `\$\.items\[0\]\.cents`'),
+    (call("fulfil", order=GOOD, gift=7), NotDecodable, "the argument gift of fulfil cannot be read as bool: 7 is not"),
+    (call("fulfil"), UsageError, r"fulfil\(\) cannot be called so: missing a required argument: 'order'"),
+    (call("fulfil", gift=True), UsageError, "missing a required argument: 'order'"),
+    (call("fulfil", GOOD, 5), UsageError, "too many positional arguments"),
+    (call("fulfil", order=GOOD, colour="red"), UsageError, "got an unexpected keyword argument 'colour'"),
+]
+
+
+@pytest.mark.parametrize(("invocation", "error", "told"), MISFITS, ids=range(len(MISFITS)))
+async def test_a_client_refuses_what_no_worker_takes_and_says_who_said_so(
+    any_store: Store, beside: Store, invocation: Any, error: type[Exception], told: str
+) -> None:
+    async with Engine(any_store, [fulfil], name="w1"), connect(beside) as client:
+        with pytest.raises(error, match=told) as raised:
+            await client.start(invocation, id="it")
+        assert "worker w1 has fulfil(order: " in str(raised.value)
+        assert not await client.list()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+async def test_a_client_refuses_them_whenever_the_run_begins(options: dict[str, Any]) -> None:
+    store = MemoryStore()
+    async with Engine(store, [fulfil]), connect(store) as client:
+        with pytest.raises(NotDecodable, match="the argument order of fulfil"):
+            await client.start(call("fulfil", 7), **options)
+        assert not await client.list()
+
+
+async def test_of_many_starts_those_that_do_not_fit_fail_alone() -> None:
+    store = MemoryStore()
+    async with Engine(store, [fulfil]), connect(store) as client:
+        starts: list[Start[Any]] = [Start(call("fulfil", GOOD)), Start(call("fulfil", 7)), Start(call("fulfil"))]
+        report = await client.start_many(starts)
+        assert [type(item.error) for item in report.failed] == [NotDecodable, WrongCall]
+        assert await report.done[0].result(PATIENCE) == 300
+        assert len(await client.list()) == 1
+
+
+async def test_a_client_refuses_a_schedule_of_them(any_store: Store, beside: Store) -> None:
+    async with Engine(any_store, [fulfil]), connect(beside) as client:
+        with pytest.raises(NotDecodable, match="the argument order of fulfil"):
+            await client.schedule("s", call("fulfil", 7), every=3600)
+        assert not await client.schedules()
+        _ = await client.schedule("s", call("fulfil", GOOD), every=3600)
+
+
+def test_a_blocking_client_refuses_them(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    with blocking.Engine(url, [fulfil]), blocking.connect(url) as client:
+        with pytest.raises(NotDecodable, match="the argument order of fulfil"):
+            client.start(call("fulfil", 7))
+        assert client.start(call("fulfil", GOOD)).result(PATIENCE) == 300
+
+
+def of_type(annotation: Any, version: str = "1") -> Any:
+    """A program of one name, with an argument of that type."""
+
+    async def takes(x: Any) -> Any:
+        return repr(x)
+
+    takes.__annotations__["x"] = annotation
+    return workflow(version=version)(takes)
+
+
+async def test_what_fits_one_of_several_workers_is_taken(any_store: Store, beside: Store, any_url: str) -> None:
+    another = beside if beside is any_store else open_store(any_url)
+    async with (
+        Engine(any_store, [of_type(int)], name="w1"),
+        Engine(beside, [of_type(str)], name="w2"),
+        connect(another) as client,
+    ):
+        _ = await client.start(call("takes", 7), delay=60)
+        _ = await client.start(call("takes", "seven"), delay=60)
+        with pytest.raises(NotDecodable, match=r"worker w1 and 1 more has takes\(x: int\)"):
+            await client.start(call("takes", [7]))
+
+
+async def test_the_newest_version_counts_as_it_takes_runs_that_are_started_by_name() -> None:
+    store = MemoryStore()
+    async with Engine(store, [of_type(int), of_type(str, "2")]), connect(store) as client:
+        assert await (await client.start(call("takes", "seven"))).result(PATIENCE) == "'seven'"
+        with pytest.raises(NotDecodable, match="cannot be read as str"):
+            await client.start(call("takes", 7))
+
+
+async def test_a_worker_that_comes_with_other_code_is_heard_before_anything_is_refused() -> None:
+    store = MemoryStore()
+    async with connect(store) as client:
+        async with Engine(store, [of_type(int)], name="w1"):
+            assert await (await client.start(call("takes", 7))).result(PATIENCE) == "7"
+        async with Engine(store, [of_type(str)], name="w1"):
+            assert await (await client.start(call("takes", "seven"))).result(PATIENCE) == "'seven'"
+
+
+async def test_a_program_that_is_defined_again_is_registered_again() -> None:
+    store = MemoryStore()
+    async with Engine(store, [of_type(int)]) as engine, connect(store) as client:
+        with pytest.raises(NotDecodable):
+            await client.start(call("takes", "seven"))
+        assert (await engine.run(of_type(str)("six"))).output == "'six'"
+        async with asyncio.timeout(PATIENCE):
+            while not await taken(client, call("takes", "seven")):
+                await asyncio.sleep(0)  # it is registered in the background
+        assert not await taken(client, call("takes", 7))
+
+
+async def taken(client: Client, invocation: Any) -> bool:
+    try:
+        _ = await client.start(invocation)
+    except NotDecodable:
+        return False
+    return True
+
+
+async def test_without_a_worker_that_lives_everything_is_taken(any_store: Store, beside: Store) -> None:
+    async with Engine(any_store, [fulfil]):
+        pass
+    async with Engine(any_store, [], name="other"), connect(beside) as client:
+        _ = await client.start(call("fulfil", 7), id="it")
+        assert await client.get("it") is not None
+
+
+async def test_a_worker_that_has_said_nothing_or_no_signature_may_take_anything() -> None:
+    store, clock = MemoryStore(), SystemClock()
+
+    async def start() -> None:
+        async with connect(store) as client:
+            _ = await client.start(call("fulfil", 7), delay=60)
+
+    async with Engine(store, [fulfil], name="w1"):
+        await store.leases.acquire(ORCHESTRATOR + "old", holder("old", "s"), 60, clock.now())
+        await start()
+        # As it was written before there were signatures.
+        await store.leases.acquire(REGISTRATION + "old", '{"programs":["fulfil"],"lease":15.0}', 60, clock.now())
+        await start()
+        await store.leases.release(ORCHESTRATOR + "old", holder("old", "s"))
+        with pytest.raises(NotDecodable, match="worker w1 has fulfil"):
+            await start()
+
+
+async def test_a_program_that_is_not_loaded_yet_takes_anything() -> None:
+    store = MemoryStore()
+    async with Engine(store, ["fulfil=tests.nowhere:fulfil"]), connect(store) as client:
+        _ = await client.start(call("fulfil", 7), delay=60)
+
+
+async def test_signatures_go_with_their_worker_and_come_again(any_store: Store, beside: Store) -> None:
+    for _ in range(2):
+        async with Engine(any_store, [fulfil], name="w1"), connect(beside) as client:
+            with pytest.raises(NotDecodable, match="the argument order of fulfil"):
+                await client.start(call("fulfil", 7))
+            leases, now = client.store.leases, client.clock.now()
+            assert await leases.live(SIGNATURES, now)
+        async with connect(beside) as client:
+            assert not await client.store.leases.live(SIGNATURES, now)
+
+
+async def test_a_worker_with_very_many_programs_says_what_each_takes() -> None:
+    def named(n: int) -> Any:
+        async def taker(x: int) -> None: ...
+
+        return workflow(name=f"{n}" + "x" * 150)(taker)
+
+    programs = [named(n) for n in range(REGISTRATION_SIZE // 150 + 1)]
+    store = MemoryStore()
+    async with Engine(store, programs), connect(store) as client:
+        with pytest.raises(NotDecodable, match="the argument x of 3x"):
+            await client.start(call(programs[3].name, "seven"))
+        _ = await client.start(call("fulfil", 7))
+
+
+async def test_many_starts_ask_for_the_signature_once() -> None:
+    store = MemoryStore()
+    async with Engine(store, [fulfil]), connect(store) as client:
+        reads = 0
+        live = store.leases.live
+
+        async def counted(prefix: str, now: float) -> Any:
+            nonlocal reads
+            reads += client_at_work
+            return await live(prefix, now)
+
+        store.leases.live = counted  # type: ignore[method-assign]
+        client_at_work = 1
+        await asyncio.gather(*(client.start(call("fulfil", GOOD), delay=60) for _ in range(50)))
+        assert reads == 3
+        _ = await client.start(fulfil(GOOD), delay=60)
+        assert reads == 3
+
+
+async def test_a_start_does_not_fail_because_the_leases_cannot_be_read() -> None:
+    store = MemoryStore()
+    async with Engine(store, [fulfil]), connect(store) as client:
+        live = store.leases.live
+
+        async def gone(prefix: str, now: float) -> Any:
+            raise StoreUnavailable("etcd://nowhere", "it is out of reach")
+
+        store.leases.live = gone  # type: ignore[method-assign]
+        _ = await client.start(call("fulfil", 7), delay=60)
+        store.leases.live = live  # type: ignore[method-assign]

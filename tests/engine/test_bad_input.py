@@ -20,6 +20,7 @@ from perdure import (
     InvalidStoreUrl,
     Invocation,
     NotAStore,
+    NotDecodable,
     NotSerializable,
     PayloadTooLarge,
     RunFailed,
@@ -319,10 +320,17 @@ async def test_arguments_that_do_not_fit_are_refused_before_anything_is_written(
         with pytest.raises(UsageError, match="needs an invocation"):
             _ = await engine.start(good, id="r")  # type: ignore[arg-type]
         assert await engine.list() == []
-        # Queued by somebody who does not have the program: the run fails, and says why.
-        async with connect(url) as client:
-            _ = await client.start(call("good", "one"), id="misfit")
-            _ = await client.start(call("good", 1, 2, 3), id="too many")
+        async with connect(url) as client:  # which does not have the program
+            with pytest.raises(NotDecodable, match="the argument n of good"):
+                _ = await client.start(call("good", "one"), id="misfit")
+            with pytest.raises(TypeError, match="too many positional arguments"):
+                _ = await client.start(call("good", 1, 2, 3), id="too many")
+        assert await engine.list() == []
+    # Queued while no worker says what the program takes: the run fails, and says why.
+    async with connect(url) as client:
+        _ = await client.start(call("good", "one"), id="misfit")
+        _ = await client.start(call("good", 1, 2, 3), id="too many")
+    async with Engine(url, PROGRAMS) as engine:
         for id in ("misfit", "too many"):
             outcome = await (await engine.start(good(1), id=id)).outcome(PATIENCE)
             assert outcome.status in (RunStatus.FAILED, RunStatus.PARKED)

@@ -329,6 +329,8 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         if program is not None and not isinstance(invocation, Recorded) and not self._begins_here(started):
             # It is read elsewhere, and later, where the caller hears of nothing: what does not fit is refused here.
             check_input(program, started.input, self.codec)
+        elif program is None and not isinstance(invocation, Recorded):
+            await self._signatures.check(invocation.name, data)
         if inline:
             return started, started
         blob = await self.payloads.offload(data, what)

@@ -11,6 +11,7 @@ import msgspec
 
 from perdure.client.locks import Locks
 from perdure.client.news import News
+from perdure.client.signatures import Signatures
 from perdure.client.states import States
 from perdure.client.views import Loaded
 from perdure.client.watch import Watch
@@ -58,6 +59,7 @@ class Connection:
         self._leases: Leases = store.leases
         self._watch: Watch | None = None
         self._news = News(store)
+        self._signatures = Signatures(store, self.clock)
         self._locks: Locks | None = None
         self._last_run_id = ""
         # The process in which it is open.
@@ -72,6 +74,7 @@ class Connection:
         self._pid = os.getpid()
         await self.store.open(migrate=False)
         self._watch = Watch(self.store)
+        self._signatures = Signatures(self.store, self.clock)
         self._locks = self._make_locks()
         return self
 

@@ -203,6 +203,8 @@ class Scheduling(Telling):
         program = handle._client._program(invocation)
         input = invocation.encode(program, self.codec)
         check_input(program, msgspec.Raw(input), self.codec)
+        if program is None:
+            await self._signatures.check(invocation.name, input)
         self.payloads.fits_inline(len(input), f"the input of {invocation.name}")
         await handle._define(
             Definition(

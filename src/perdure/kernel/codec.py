@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from msgspec import inspect as msgspec_inspect
 
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.codec_annotations import Annotations, is_plain
@@ -29,6 +30,7 @@ from perdure.kernel.codec_models import is_model, model_from, model_json, ordere
 from perdure.kernel.codec_types import Shapes, TypeCodec, base_value, name_of
 from perdure.kernel.migrations import CannotMigrate
 from perdure.kernel.payload import Limits
+from perdure.kernel.signatures import schema_of
 
 __all__ = ["Codec", "TypeCodec"]
 
@@ -136,6 +138,14 @@ class Codec:
                 raise NotDecodable(what, name, _reason(problem)) from problem
 
         return checked
+
+    def schema(self, annotation: Any) -> msgspec.Raw:
+        """A JSON schema that fits all that can be decoded by an annotation; an empty one where none is known."""
+        try:
+            info = None if is_plain(annotation) else msgspec_inspect.type_info(self._annotations.rewrite(annotation))
+        except Exception:  # what makes a type unfit is said when it is decoded
+            info = None
+        return msgspec.Raw(b"{}" if info is None else msgspec.json.encode(schema_of(info)))
 
     def _decoder(self, type: Any, what: str) -> Decode:
         try:

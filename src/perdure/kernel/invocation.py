@@ -15,7 +15,7 @@ from perdure.kernel.commands import Program
 R = TypeVar("R", covariant=True)
 
 
-class _WrongCall(UsageError, TypeError):
+class WrongCall(UsageError, TypeError):
     """As Python would say of a call that does not fit the function."""
 
 
@@ -41,7 +41,7 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
                 check_arguments(self.name, (*self.args, *self.kwargs.values()))
                 raise
             except TypeError as error:
-                raise _WrongCall(f"{self.name}() cannot be called so: {error}; {_signature(program)}") from None
+                raise WrongCall(f"{self.name}() cannot be called so: {error}; {_signature(program)}") from None
         if self.args and self.kwargs:
             raise UsageError(
                 f"call({self.name!r}, ...) mixes positional and keyword arguments for a program that is not loaded "

@@ -97,6 +97,10 @@ class Programs(Mapping[str, Program]):
         """All programs that are loaded, in all versions."""
         return [program for versions in self._versions.values() for program in versions.values()]
 
+    def newest(self) -> list[Program]:
+        """The programs that are loaded, each in its newest version."""
+        return list(self._newest.values())
+
     def find(self, name: str, version: str) -> Program:
         """The program for a run of this version: that very one, or the newest that accepts it.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from perdure.engine.tenure import Tenure
 from perdure.errors import NotOwner, StoreUnavailable
+from perdure.kernel.signatures import Signature, packed
 from perdure.ports.clock import Clock
 from perdure.ports.leases import (
     ORCHESTRATOR,
@@ -26,6 +27,7 @@ from perdure.ports.leases import (
     Renewal,
     holder,
     orchestrator_name,
+    part_prefix,
 )
 
 log = logging.getLogger("perdure")
@@ -40,6 +42,8 @@ RENEW_SECONDS = 3.5
 REGISTERED = 86400.0
 # How many characters of it: it stands in an index.
 REGISTRATION_SIZE = 1000
+# In how many leases of that size at most we say what our programs take; where that is not enough, we do not.
+SIGNATURE_PARTS = 50
 
 
 class Superseded(Exception):
@@ -53,8 +57,10 @@ class Ownership:
         self._leases, self.name, self._ttl, self._clock, self._tenure = leases, name, ttl, clock, tenure
         self._key, self._holder = ORCHESTRATOR + name, holder(name, session)
         self._loop = asyncio.get_running_loop()
-        self._described: Renewal | None = None
-        self._said: Renewal | None = None
+        self._described: Registration | None = None
+        self._signatures: Callable[[], Mapping[str, Signature]] = dict
+        self._registering = asyncio.Lock()
+        self._said: list[Renewal] = []
         self._say_again = 0.0
         # Why the last heartbeat failed, if it did.
         self._reason = ""
@@ -71,23 +77,44 @@ class Ownership:
                 await self._leases.release(self._key, held.owner)
         self._extend(began)
 
-    def describe(self, programs: Sequence[str], serves: Sequence[str] | None) -> None:
-        """What to register: the programs that we have, and the queues that we serve alone."""
-        said = Registration(tuple(sorted(programs)), None if serves is None else tuple(serves), self._ttl)
+    def describe(
+        self,
+        programs: Sequence[str],
+        serves: Sequence[str] | None,
+        signatures: Callable[[], Mapping[str, Signature]] = dict,
+    ) -> None:
+        """What to register: the programs that we have, what they take, and the queues that we serve alone."""
+        self._described = Registration(tuple(sorted(programs)), None if serves is None else tuple(serves), self._ttl)
+        self._signatures, self._said = signatures, []
+
+    async def register(self) -> None:
+        """Say what we have, once, for callers without our programs and for those who ask why a run does not go on."""
+        async with self._registering:
+            while self._described is not None and not self._said:
+                described = self._described
+                wishes = self._wishes(described)
+                for wish in wishes:
+                    await self._say(wish)
+                if described is self._described:  # else a program was defined again meanwhile
+                    self._said, self._say_again = wishes, self._loop.time() + REGISTERED / 2
+
+    def _wishes(self, described: Registration) -> list[Renewal]:
+        digest, parts = packed(self._signatures(), REGISTRATION_SIZE)
+        if len(parts) > SIGNATURE_PARTS:
+            digest, parts = "", []
+        said = msgspec.structs.replace(described, signatures=digest)
         text = msgspec.json.encode(said).decode()
         if len(text) > REGISTRATION_SIZE:
             text = msgspec.json.encode(msgspec.structs.replace(said, programs=None)).decode()
-        self._described = Renewal(REGISTRATION + self.name, text, REGISTERED)
+        prefix = part_prefix(self.name, digest)
+        wishes = [Renewal(f"{prefix}{number}", part, REGISTERED) for number, part in enumerate(parts)]
+        return [*wishes, Renewal(REGISTRATION + self.name, text, REGISTERED)]
 
-    async def register(self) -> None:
-        """Say what we have, once, for those who ask why a run does not go on. No run waits for that."""
-        wish = self._described
-        if wish is None or self._said is not None:
-            return
-        while isinstance(held := await self._leases.acquire(wish.key, wish.owner, wish.ttl, self._clock.now()), HeldBy):
+    async def _say(self, wish: Renewal) -> None:
+        now = self._clock.now()
+        while isinstance(held := await self._leases.acquire(wish.key, wish.owner, wish.ttl, now), HeldBy):
             with suppress(NotOwner):
                 await self._leases.release(wish.key, held.owner)
-        self._said, self._say_again = wish, self._loop.time() + REGISTERED / 2
 
     async def renew(self) -> bool:
         """Show that we still live; False when that could not be written. Raises Superseded."""
@@ -96,8 +123,8 @@ class Ownership:
         try:
             async with asyncio.timeout(min(self._ttl / 2, RENEW_SECONDS)):
                 renewals = [Renewal(self._key, self._holder, self._ttl)]
-                if self._said is not None and began >= self._say_again:
-                    renewals.append(self._said)
+                if self._said and began >= self._say_again:
+                    renewals += self._said
                     self._say_again = began + REGISTERED / 2
                 lost = await self._leases.renew_all(renewals, self._clock.now())
                 if self._key in lost and isinstance(await self._acquire(), HeldBy):
@@ -144,9 +171,9 @@ class Ownership:
     async def leave(self) -> None:
         """Give back everything, so that others may take over at once."""
         try:
-            if self._said is not None:
+            for said in self._said:
                 with suppress(NotOwner):  # another process has said something under our name
-                    await self._leases.release(self._said.key, self._said.owner)
+                    await self._leases.release(said.key, said.owner)
             await self._leases.release_all(self._holder)
         except StoreUnavailable as error:
             log.warning(

@@ -49,6 +49,8 @@ HUSH_SECONDS = 0.2
 QUIET_LOOKS = 4
 # How long a service that an error has ended is left alone before it begins again.
 AGAIN_SECONDS = 1.0
+# How long an engine that is opened waits at most until its registration is in the store.
+REGISTER_SECONDS = 0.5
 # How long leases that cannot be watched are left alone before the next try.
 WATCH_AGAIN_SECONDS = 5.0
 # Libraries lose a cancellation now and then: what goes on for so long after one gets another.
@@ -86,6 +88,8 @@ class Service:
         self._waiting: Sequence[Waiting] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._beating: asyncio.Task[None] | None = None
+        # Set when what we have has been said, or could not be.
+        self._registered = asyncio.Event()
         self._stopping = False
         # What else is to be done now and then: how soon first, how often, and what.
         self.chores: list[tuple[float, float, Callable[[], Awaitable[object]]]] = []
@@ -98,7 +102,23 @@ class Service:
     def show_life(self) -> None:
         """Begin with signs of life, before anything that may take longer than a lease lasts."""
         self._beating = asyncio.get_running_loop().create_task(self._for_ever(self._beat))
-        self._orchestrator.spawn(self._guarded(self._ownership.register))
+        self.register()
+
+    def register(self) -> None:
+        """Have said in the background what we have."""
+        self._orchestrator.spawn(self._register())
+
+    async def _register(self) -> None:
+        try:
+            await self._guarded(self._ownership.register)
+        finally:
+            self._registered.set()
+
+    async def registered(self) -> None:
+        """Give a store that is quick the time to hear it: a client that comes next then knows what programs take."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REGISTER_SECONDS):
+                await self._registered.wait()
 
     def start(self, *, look: bool = True) -> None:
         """Begin with the rest. The first look happens at once; without `look` there are only signs of life."""

@@ -23,18 +23,27 @@ def orchestrator_name(key: str) -> str:
 
 # What it says of itself is a lease as well, of no use to others once the one on its name has ended.
 REGISTRATION = "registered:"
+# So is what its programs take, in parts: it is longer than the owner of a lease may be, and read once by each caller.
+SIGNATURES = "signatures:"
+
+
+def part_prefix(name: str, digest: str) -> str:
+    """What the keys begin with of the parts that have what the programs of an orchestrator take."""
+    return f"{SIGNATURES}{name}:{digest}:"
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an orchestrator says of itself: the owner of the lease is this as JSON, so that it is read with the lease.
 
     `programs` are those it has, by name, and None when they are too many to be said. `serves` are the queues that it
-    serves alone, if it does so. `lease` is how long its name stays taken after its last heartbeat.
+    serves alone, if it does so. `lease` is how long its name stays taken after its last heartbeat. `signatures` is the
+    digest of what its programs take, which is in leases of its own; empty where it is not said.
     """
 
     programs: tuple[str, ...] | None = None
     serves: tuple[str, ...] | None = None
     lease: float = 30.0
+    signatures: str = ""
 
 
 class Acquired(msgspec.Struct, frozen=True):

@@ -16,11 +16,13 @@ from perdure.authoring.code.mentions import mentions
 from perdure.authoring.code.reach import reach
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.codec import Codec
+from perdure.kernel.codec_types import name_of
 from perdure.kernel.events import RunStarted
 from perdure.kernel.mentions import Mentions
 from perdure.kernel.past import NO_PAST, Past
 from perdure.kernel.reach import Reach
 from perdure.kernel.rules import NONE
+from perdure.kernel.signatures import Signature, Taken
 from perdure.kernel.versions import Defined
 
 # In which order programs were defined: of two under one name, the later one is meant.
@@ -62,6 +64,15 @@ class CodeProgram:
     def signature(self) -> inspect.Signature:
         """How it is called."""
         return self._signature
+
+    def takes(self, codec: Codec) -> Signature:
+        """What it is called with, for callers that do not have it."""
+        return Signature(
+            tuple(
+                Taken(name, name_of(annotation), int(kind), required, codec.schema(annotation))
+                for name, kind, required, annotation, _ in self._parameters
+            )
+        )
 
     def reach(self) -> Reach:
         """The steps that the function can be seen to call."""

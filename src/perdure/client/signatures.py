@@ -1,0 +1,114 @@
+"""What programs take that are not at hand, as the workers say that have them. Refuses what fits none of those."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from perdure.client.why import alive, registrations
+from perdure.errors import NotDecodable, StoreUnavailable
+from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.invocation import WrongCall
+from perdure.kernel.signatures import Misfit, Signature, unpacked
+from perdure.ports.clock import Clock
+from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, Registration, part_prefix
+from perdure.ports.store import Store
+
+# How long what workers said is good enough to accept a call: where it is known what the program takes, and where not.
+# A call is refused only by what was read after it was made: workers come, with other code.
+KNOWN_SECONDS = 5.0
+UNKNOWN_SECONDS = 0.5
+# How long a start waits at most to find out: it does without rather than fail.
+READ_SECONDS = 2.0
+
+
+class Signatures:
+    """The signatures of the programs of the workers that live, read now and then."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._reading = asyncio.Lock()
+        self._read_at = float("-inf")
+        # By name: what each worker that lives has said, None when it has not.
+        self._workers: Mapping[str, Registration | None] = {}
+        # By its digest: what the programs of workers take.
+        self._taken: dict[str, Mapping[str, Signature]] = {}
+
+    async def check(self, program: str, input: bytes) -> None:
+        """Raise NotDecodable or UsageError for input that fits no worker that has the program, if all of them say."""
+        if program.startswith(BUILT_IN):
+            return
+        began = asyncio.get_running_loop().time()
+        await self._read(began - (KNOWN_SECONDS if self._known(program) else UNKNOWN_SECONDS))
+        misfits = self._misfits(program, input)
+        if misfits and self._read_at < began:
+            await self._read(began)
+            misfits = self._misfits(program, input)
+        if misfits:
+            raise self._refusal(program, misfits)
+
+    def _known(self, program: str) -> dict[str, Signature]:
+        """What the program takes, by worker; empty unless all that may have it say so."""
+        found: dict[str, Signature] = {}
+        for name, said in self._workers.items():
+            if said is None:
+                return {}
+            if said.programs is not None and program not in said.programs:
+                continue
+            signature = self._taken.get(said.signatures, {}).get(program)
+            if signature is None:
+                return {}
+            found[name] = signature
+        return found
+
+    def _misfits(self, program: str, input: bytes) -> dict[str, Misfit]:
+        """Why the input does not fit, by worker; empty when it fits one of them."""
+        found: dict[str, Misfit] = {}
+        for name, signature in self._known(program).items():
+            misfit = signature.misfit(input)
+            if misfit is None:
+                return {}
+            found[name] = misfit
+        return found
+
+    def _refusal(self, program: str, misfits: Mapping[str, Misfit]) -> NotDecodable | WrongCall:
+        workers = sorted(misfits)
+        misfit, signature = misfits[workers[0]], self._known(program)[workers[0]]
+        more = f" and {len(workers) - 1} more" if len(workers) > 1 else ""
+        says = f"worker {workers[0]}{more} has {program}{signature}"
+        if not misfit.argument:
+            return WrongCall(f"{program}() cannot be called so: {misfit.reason}; {says}")
+        return NotDecodable(f"the argument {misfit.argument} of {program}", misfit.type, f"{misfit.reason}; {says}")
+
+    async def _read(self, since: float) -> None:
+        """Read what the workers say, unless that was read since a moment."""
+        async with self._reading:
+            if self._read_at >= since:
+                return
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    self._workers = await self._said()
+                    for name, said in self._workers.items():
+                        if said is not None and said.signatures and said.signatures not in self._taken:
+                            await self._take(name, said.signatures)
+            except (StoreUnavailable, TimeoutError):
+                self._workers = {}
+            used = {said.signatures for said in self._workers.values() if said is not None}
+            self._taken = {digest: taken for digest, taken in self._taken.items() if digest in used}
+            self._read_at = began
+
+    async def _said(self) -> dict[str, Registration | None]:
+        leases, now = self._store.leases, self._clock.now()
+        live = alive(await leases.live(ORCHESTRATOR, now))
+        said = registrations(await leases.live(REGISTRATION, now)) if live else {}
+        return {name: said.get(name) for name in live}
+
+    async def _take(self, worker: str, digest: str) -> None:
+        prefix = part_prefix(worker, digest)
+        found = await self._store.leases.live(prefix, self._clock.now())
+        parts = {lease.key.removeprefix(prefix): lease.owner for lease in found}
+        taken = unpacked(digest, [parts[str(number)] for number in range(len(parts)) if str(number) in parts])
+        if taken is not None:
+            self._taken[digest] = taken

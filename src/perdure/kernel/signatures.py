@@ -1,0 +1,253 @@
+"""What a program takes, as plain data: for callers that do not have the program. Refuses only what it would refuse.
+
+A schema here is JSON Schema, and looser than the type it is of: what a type says beyond it (patterns, codecs, models
+and hooks of the user's) is left to the worker that has the type.
+"""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
+from hashlib import blake2b
+from inspect import Parameter
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from msgspec import inspect as types
+
+_TEXTS = (
+    *(types.BytesType, types.ByteArrayType, types.MemoryViewType, types.DateTimeType, types.DateType),
+    *(types.TimeType, types.TimeDeltaType, types.UUIDType),
+)
+_OBJECTS = (types.StructType, types.DataclassType, types.TypedDictType)
+_KINDS = (
+    *(Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL),
+    *(Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD),
+)
+
+
+class Taken(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A parameter of a program: its type as the author wrote it, its kind as `inspect` numbers it, and its schema."""
+
+    name: str
+    type: str
+    kind: int = int(Parameter.POSITIONAL_OR_KEYWORD)
+    required: bool = True
+    schema: Raw = Raw(b"{}")
+
+
+class Misfit(msgspec.Struct, frozen=True):
+    """Why input does not fit: the argument, none when the call as a whole is wrong; its type; and the reason."""
+
+    argument: str
+    type: str
+    reason: str
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a program takes. What it returns, and its defaults, are its own business."""
+
+    parameters: tuple[Taken, ...]
+
+    def __str__(self) -> str:
+        """How it is called, near enough for a message."""
+        return str(inspect.Signature(list(self._plain()))).replace("'", "").replace("= Ellipsis", "= ...")
+
+    def misfit(self, input: bytes) -> Misfit | None:
+        """Why a program cannot be called with stored input; None when it can be, as far as is known."""
+        values = msgspec.json.decode(input)
+        try:
+            given = self._given(values)
+        except TypeError as error:
+            return Misfit("", "", str(error))
+        for taken in self.parameters:
+            if taken.name in given:
+                for value in _values(taken, given[taken.name]):
+                    reason = _unfit(bytes(taken.schema), value)
+                    if reason is not None:
+                        return Misfit(taken.name, taken.type, reason)
+        return None
+
+    def _given(self, values: Any) -> dict[str, Any]:
+        """The arguments by name, of an object by name or a list by position. Raises TypeError when they are others."""
+        if isinstance(values, list):
+            return dict(inspect.Signature(list(self._plain())).bind(*values).arguments)
+        missing = [taken.name for taken in self.parameters if taken.required and taken.name not in values]
+        if missing:
+            raise TypeError(f"missing a required argument: {missing[0]!r}")
+        unknown = sorted(values.keys() - {taken.name for taken in self.parameters})
+        if unknown:
+            raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
+        return dict(values)
+
+    def _plain(self) -> Iterator[Parameter]:
+        for taken in self.parameters:
+            kind = _KINDS[taken.kind]
+            variable = kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+            default = Parameter.empty if taken.required or variable else ...
+            yield Parameter(taken.name, kind, default=default, annotation=taken.type)
+
+
+def packed(signatures: Mapping[str, Signature], size: int) -> tuple[str, list[str]]:
+    """What programs take, by name, as texts of at most `size` characters, and the digest of them."""
+    if not signatures:
+        return "", []
+    text = b64encode(zlib.compress(msgspec.json.encode(signatures, order="deterministic"))).decode()
+    return _digest(text), [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def unpacked(digest: str, parts: Sequence[str]) -> dict[str, Signature] | None:
+    """What was packed; None when it is incomplete, or written by a later version."""
+    text = "".join(parts)
+    if _digest(text) != digest:
+        return None
+    try:
+        return msgspec.json.decode(zlib.decompress(b64decode(text)), type=dict[str, Signature])
+    except (msgspec.MsgspecError, ValueError, zlib.error):
+        return None
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def schema_of(info: types.Type) -> dict[str, Any]:
+    """A schema that every value fits which can be decoded as this type; an empty one where none is known."""
+    defined: dict[str, dict[str, Any]] = {}
+    schema = _Schemas(defined).of(info)
+    return {**schema, "$defs": defined} if defined else schema
+
+
+class _Schemas:
+    """The schema of a type, with what it refers to by name: types may refer to themselves."""
+
+    def __init__(self, defined: dict[str, dict[str, Any]]) -> None:
+        self._defined = defined
+        self._names: dict[int, str] = {}
+
+    def of(self, info: Any) -> dict[str, Any]:
+        match info:
+            case types.Metadata():
+                return self.of(info.type)
+            case types.NoneType():
+                return {"type": "null"}
+            case types.BoolType():
+                return {"type": "boolean"}
+            case types.IntType():
+                limits = ("minimum", info.ge), ("maximum", info.le)
+                strict = ("exclusiveMinimum", info.gt), ("exclusiveMaximum", info.lt)
+                return {"type": "integer"} | {word: limit for word, limit in (*limits, *strict) if limit is not None}
+            case types.FloatType():
+                return {"type": "number"}
+            case types.DecimalType():
+                return {"type": ["string", "number"]}
+            case types.StrType():
+                return {"type": "string"} | _lengths(info, "minLength", "maxLength")
+            case types.LiteralType():
+                return {"enum": list(info.values)}
+            case types.EnumType():
+                return _enum(info.cls)
+            case types.UnionType():
+                return self._union(info.types)
+            case types.DictType():
+                return {"type": "object"} | _unless_empty("additionalProperties", self.of(info.value_type))
+            case types.ListType() | types.VarTupleType():
+                lengths = _lengths(info, "minItems", "maxItems")
+                return {"type": "array"} | lengths | _unless_empty("items", self.of(info.item_type))
+            case types.SetType() | types.FrozenSetType():
+                return {"type": "array"} | _unless_empty("items", self.of(info.item_type))
+            case types.TupleType():
+                count = len(info.item_types)
+                items = [self.of(item) for item in info.item_types]
+                return {"type": "array", "prefixItems": items, "minItems": count, "maxItems": count}
+            case types.NamedTupleType():
+                return {"type": "array", "maxItems": len(info.fields)}
+            case types.StructType(array_like=True):
+                return {"type": "array"}
+        if isinstance(info, _TEXTS):
+            return {"type": "string"}
+        return self._object(info) if isinstance(info, _OBJECTS) else {}
+
+    def _union(self, members: tuple[types.Type, ...]) -> dict[str, Any]:
+        others = [member for member in members if not isinstance(member, types.NoneType)]
+        schemas = [self.of(member) for member in others]
+        if not all(schemas):
+            return {}
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        if len(others) == len(members):
+            return schema
+        # Rather than one more `anyOf`: the error then says what is wrong with a value that is not null.
+        return {"if": {"not": {"type": "null"}}, "then": schema}
+
+    def _object(self, info: Any) -> dict[str, Any]:
+        # Each is described by one object, also where it refers to itself.
+        key = id(info)
+        if key not in self._names:
+            name = self._names[key] = str(len(self._names))
+            self._defined[name] = {}
+            self._defined[name] = self._fields(info)
+        return {"$ref": f"#/$defs/{self._names[key]}"}
+
+    def _fields(self, info: Any) -> dict[str, Any]:
+        properties = {field.encode_name: self.of(field.type) for field in info.fields}
+        # A dataclass is given fields that are no arguments of it as well, and does without.
+        late = {name for name, f in getattr(info.cls, "__dataclass_fields__", {}).items() if not f.init}
+        required = [field.encode_name for field in info.fields if field.required and field.name not in late]
+        schema: dict[str, Any] = {"type": "object"}
+        if getattr(info, "tag", None) is not None:
+            properties[info.tag_field] = {"enum": [info.tag]}
+        if properties:
+            schema["properties"] = properties
+        if required:
+            schema["required"] = required
+        if getattr(info, "forbid_unknown_fields", False):
+            schema["additionalProperties"] = False
+        return schema
+
+
+def _enum(cls: type[Enum]) -> dict[str, Any]:
+    if cls._missing_.__func__ is not Enum._missing_.__func__:  # type: ignore[attr-defined]
+        return {}  # it takes values that are none of its members'
+    return {"enum": list(cls._value2member_map_)}
+
+
+def _lengths(info: Any, least: str, most: str) -> dict[str, Any]:
+    found = ((least, info.min_length), (most, info.max_length))
+    return {word: length for word, length in found if length is not None}
+
+
+def _unless_empty(word: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {word: schema} if schema else {}
+
+
+def _values(taken: Taken, given: Any) -> Any:
+    """The values that a parameter is given: several, where it takes the rest."""
+    if taken.kind == Parameter.VAR_POSITIONAL:
+        return given if isinstance(given, list | tuple) else ()
+    if taken.kind == Parameter.VAR_KEYWORD:
+        return given.values() if isinstance(given, dict) else ()
+    return (given,)
+
+
+def _unfit(schema: bytes, value: Any) -> str | None:
+    """What is wrong with a value, and where in it; None when it fits, or cannot be compared."""
+    try:
+        for error in _validator(schema).iter_errors(value):
+            path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
+            text = error.message if len(error.message) <= 240 else f"{error.message[:120]} … {error.message[-100:]}"
+            return f"{text} - at `{path}`" if error.instance_path else text
+    except ValueError:
+        pass  # nested too deeply for the validator, or a schema of a later version
+    return None
+
+
+@lru_cache(maxsize=1000)
+def _validator(schema: bytes) -> Any:
+    import jsonschema_rs
+
+    return jsonschema_rs.validator_for(msgspec.json.decode(schema))
