@@ -79,6 +79,8 @@ ASKED: dict[str, tuple[Callable[[Engine], Any], str]] = {
     "one start for many": (lambda e: e.start_many(fulfil(1)), r"takes a list of invocations.*for one use start\(\)"),
     "a number of starts": (lambda e: e.start_many(5), "takes a list of invocations"),
     "a number of ids": (lambda e: e.cancel_many(ids=5), "give the ids in a list"),
+    "a cursor that no page gave": (lambda e: e.list(cursor="page-2"), "give the cursor of the page before"),
+    "a cursor of many": (lambda e: e.cancel_many(program="fulfil", cursor="2"), "give the cursor of the page before"),
     "list since": (lambda e: e.list(since=NAIVE), r"write datetime\.now\(UTC\)"),
     "list until": (lambda e: e.list(until=NAIVE), r"write datetime\.now\(UTC\)"),
     "list a limit as text": (lambda e: e.list(limit="5"), "at least one run"),

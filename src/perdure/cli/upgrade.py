@@ -69,7 +69,7 @@ def _tell(found: Sequence[Checked]) -> None:
     for (fit, program, version, reason), runs in groups.items():
         named = ", ".join(run.id for run in runs[:EXAMPLES]) + (", …" if len(runs) > EXAMPLES else "")
         count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-        print(clean(f"{_title(fit)}: {count} of {program}, version {version} ({named})"))
+        print(clean(f"{_title(fit)}: {count} of {program}{f', version {version}' if version else ''} ({named})"))
         for line in reason.splitlines():
             print(clean(f"    {line}"))
 

@@ -31,7 +31,7 @@ from perdure.client.why import Why, World, alive, ended, explain, registrations,
 from perdure.errors import Corrupt, UsageError
 from perdure.kernel.arguments import by_name
 from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, Entry, RunFinished, RunStatus, entries
-from perdure.kernel.ids import flaw_of
+from perdure.kernel.ids import check_cursor, flaw_of
 from perdure.kernel.locking import lease_key
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
@@ -94,8 +94,7 @@ class Asking(Connection):
         """
         self._check_open()
         limit = _whole(limit, "list(limit", 1, "ask for at least one run, such as limit=100")
-        if cursor is not None and (not isinstance(cursor, str) or not cursor.isascii() or not cursor.isprintable()):
-            raise UsageError(f"list(cursor={cursor!r:.60}): give the cursor of the page before")
+        _ = check_cursor(cursor, "list")
         filter = await self._run_filter(
             "list", status, program, tags, since, until, owner, parent, root, queue, id_prefix
         )

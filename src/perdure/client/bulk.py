@@ -17,6 +17,7 @@ from perdure.errors import NoSuchRun, StoreUnavailable, UsageError
 from perdure.kernel.durability import Durability
 from perdure.kernel.durations import Duration
 from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import check_cursor
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import RunRow
@@ -215,6 +216,7 @@ class InBulk(Resolving, Asking):
         given: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         if not given:
             raise UsageError(f"{what}() without a filter would mean every run; say which, as in program='fulfil'")
+        _ = check_cursor(cursor, what)
         if "ids" in given:
             return await self._named(what, given, tell, limit, cursor, dry_run)
         items: list[BulkItem[T]] = []

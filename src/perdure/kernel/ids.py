@@ -10,6 +10,8 @@ from uuid import UUID
 from perdure.errors import InvalidId, InvalidName, UsageError
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+# A run_id; that of a child has its op path after a slash.
+_CURSOR = re.compile(rf"[{_ALPHABET}]{{16}}(?:/|$)")
 MAX_ID = 255
 MAX_VERSION = 100
 ODD = "holds a control character or a lone surrogate"
@@ -33,6 +35,13 @@ def run_id(now: float, entropy: int, after: str = "") -> str:
         if number <= last and number >> 36 == last >> 36:
             number = last + 1 + (entropy & 0xF_FFFF)
     return "".join(_ALPHABET[number >> shift & 31] for shift in range(75, -1, -5))
+
+
+def check_cursor(cursor: str | None, what: str) -> str | None:
+    """Return where a list is to go on, or raise UsageError for what no page can have given."""
+    if cursor is not None and not (isinstance(cursor, str) and _CURSOR.match(cursor)):
+        raise UsageError(f"{what}(cursor={cursor!r:.60}): give the cursor of the page before")
+    return cursor
 
 
 def check_id(id: str) -> str:
