@@ -171,6 +171,21 @@ async def returned() -> Any:
 
 
 @workflow
+async def returned_in_a_list() -> Any:
+    return [charge(item) for item in ("a", "b")]
+
+
+@workflow
+async def returned_in_a_dict() -> Any:
+    return {"paid": [refund("a")]}
+
+
+@workflow
+async def given_to_a_step_in_a_list() -> Any:
+    return await ship([charge("a")])  # type: ignore[arg-type]
+
+
+@workflow
 async def returned_invocation() -> Any:
     return refund("x")
 
@@ -238,6 +253,9 @@ async def test_an_op_that_is_not_awaited_fails_the_run_with_its_line(
     [
         (returned, "returned charge(...) without awaiting it"),
         (returned_invocation, "returned refund(...) without awaiting it"),
+        (returned_in_a_list, "returned charge(...) without awaiting it; write `await` before it"),
+        (returned_in_a_dict, "returned refund(...) without awaiting it"),
+        (given_to_a_step_in_a_list, "ship(...) is given charge(...), which is not awaited"),
         (given_to_a_step, "ship(...) is given charge(...), which is not awaited"),
         (invocation_given_to_a_step, "ship(...) is given refund(...), which is not awaited"),
         (coroutine_given_to_a_step, "ship(...) is given _helper(...), which is not awaited"),

@@ -295,7 +295,11 @@ class Body:
                 self.finish(Finish(RunStatus.COMPLETED, data))
                 return
             except PerdureError as not_kept:
-                error = not_kept
+                error, inner = not_kept, _unawaited(value)
+                if inner is not None:
+                    error = UsageError(
+                        f"the workflow returned {_named(inner)} without awaiting it; write `await` before it"
+                    )
         self.finish(Finish(RunStatus.FAILED, error=describe(error, self.codec)))
 
     def _check_stuck(self) -> None:
@@ -564,13 +568,23 @@ class Body:
 
 def _check_arguments(where: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say of an argument that cannot be stored that it is not awaited, where that is why."""
-    for given in (*args, *kwargs.values()):
-        if inspect.isawaitable(given):
-            if inspect.iscoroutine(given):
-                given.close()
-            raise UsageError(
-                f"{where}: {name}(...) is given {_named(given)}, which is not awaited; write `{name}(await ...)`"
-            )
+    inner = _unawaited((args, kwargs))
+    if inner is not None:
+        raise UsageError(
+            f"{where}: {name}(...) is given {_named(inner)}, which is not awaited; write `{name}(await ...)`"
+        )
+
+
+def _unawaited(value: object, depth: int = 5) -> object | None:
+    """What is awaitable in a value that cannot be stored, and was to be awaited."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        return value
+    if depth and isinstance(value, dict | list | tuple | set | frozenset):
+        inner = (_unawaited(one, depth - 1) for one in (value.values() if isinstance(value, dict) else value))
+        return next((one for one in inner if one is not None), None)
+    return None
 
 
 def _named(awaitable: object) -> str:

@@ -258,7 +258,9 @@ class _Module:
 def _values(node: ast.AST, read: set[str], is_body: bool) -> Iterator[ast.expr | None]:
     """What a node takes for a value, or drops."""
     match node:
-        case ast.Expr(value=value) | ast.FormattedValue(value=value) | ast.Subscript(value=value):
+        case ast.Expr(value=value):
+            yield from _parts(value)
+        case ast.FormattedValue(value=value) | ast.Subscript(value=value):
             yield value
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) | ast.Assert(test=test):
             yield test
@@ -271,12 +273,24 @@ def _values(node: ast.AST, read: set[str], is_body: bool) -> Iterator[ast.expr |
         case ast.BinOp(left=left, right=right):
             yield from (left, right)
         case ast.Return(value=value) if is_body:
-            yield value
+            yield from _parts(value)
         case (
             ast.Assign(targets=[ast.Name(id=name)], value=value) | ast.AnnAssign(target=ast.Name(id=name), value=value)
         ):
             if name not in read and not name.startswith("_"):
-                yield value
+                yield from _parts(value)
+
+
+def _parts(value: ast.expr | None) -> Iterator[ast.expr | None]:
+    """What a collection that is written out is made of; anything else is one part."""
+    match value:
+        case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements) | ast.Dict(values=elements):
+            for element in elements:
+                yield from _parts(element)
+        case ast.ListComp(elt=element) | ast.SetComp(elt=element) | ast.DictComp(value=element):
+            yield from _parts(element)
+        case _:
+            yield value
 
 
 def _is_store(node: ast.Name) -> bool:

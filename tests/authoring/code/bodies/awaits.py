@@ -1,4 +1,4 @@
-# mypy: disable-error-code="unused-coroutine,unused-awaitable,truthy-bool,comparison-overlap,return-value"
+# mypy: disable-error-code="unused-coroutine,unused-awaitable,truthy-bool,comparison-overlap,return-value,misc"
 """Ops that are called and not awaited."""
 
 import asyncio
@@ -53,6 +53,15 @@ async def forgets(order: str) -> int:
     if not charge(4) or charge(5) == 5:  # expect: await
         return len(told)
     return charge(6)  # expect: await
+
+
+@workflow
+async def forgets_all_of_them(orders: list[str]) -> list[int]:
+    unread = [charge(n) for n in range(3)]  # noqa: F841  # expect: await
+    {"a": charge(1)}  # expect: await
+    if not orders:
+        return {order: (1, charge(2)) for order in orders}  # expect: await
+    return [charge(n) for n in range(3)]  # expect: await
 
 
 @workflow
