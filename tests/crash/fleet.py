@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import apsw
 
 from perdure import RunSummary, call, connect
 from perdure.kernel.events import RunClaimed
@@ -132,9 +135,26 @@ class Fleet:
         return stale
 
 
-def freeze(member: Member) -> None:
-    """Let it stand still."""
+def freeze(member: Member, url: str) -> None:
+    """Let it stand still; on SQLite outside of a commit, in which it would keep every other process from writing."""
     member.signal(signal.SIGSTOP)
+    while url.startswith("sqlite:") and not _can_write(url.removeprefix("sqlite:///")):
+        member.signal(signal.SIGCONT)
+        time.sleep(0.02)
+        member.signal(signal.SIGSTOP)
+
+
+def _can_write(path: str) -> bool:
+    """Whether the write lock comes free: the others hold it for moments, the one that stands still for good."""
+    database = apsw.Connection(path)
+    database.set_busy_timeout(5000)
+    try:
+        database.execute("begin immediate; rollback")
+    except apsw.BusyError:
+        return False
+    finally:
+        database.close()
+    return True
 
 
 def wake(member: Member) -> None:

@@ -99,6 +99,6 @@ def test_an_orchestrator_that_is_not_heard_until_its_lease_ends_is_looked_for_th
         fleet.put("flow", 2, 6.0, ids=["it"])
         until(lambda: len(fleet.did("steps")) == 2, every=0.1)
         owner = next(one for one in both if one.pid == fleet.did("steps")[-1].pid)
-        freeze(owner)
+        freeze(owner, url)
         until(lambda: len(fleet.did("steps")) == 3, timeout=60.0, every=0.1)
         assert fleet.did("steps")[-1].pid != owner.pid

@@ -41,7 +41,7 @@ def zombies(url: str, leases: str | None, folder: Path, count: int, seed: int) -
             begun += fresh
             victim = members[chance.choice(NAMES)]
             time.sleep(chance.random() * 0.2)
-            freeze(victim)
+            freeze(victim, url)
             replaced = number % 2 == 0
             try:
                 if replaced:
