@@ -218,6 +218,35 @@ async def test_of_many_starts_those_that_do_not_fit_fail_alone() -> None:
         assert len(await client.list()) == 1
 
 
+async def test_a_run_that_exists_is_given_out_whatever_the_arguments_are() -> None:
+    store = MemoryStore()
+    async with Engine(store, [fulfil]), connect(store) as client:
+        _ = await client.start(call("fulfil", GOOD), id="it")
+        assert await (await client.start(call("fulfil"), id="it")).result(PATIENCE) == 300
+        report = await client.start_many([Start(call("fulfil", 7), id="it")])
+        assert [handle.id for handle in report.done] == ["it"]
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_what_exists_is_neither_ended_nor_changed_for_arguments_that_do_not_fit(large: bool) -> None:
+    store = MemoryStore()
+    wrong = "x" * 1_000_000 if large else 7
+    async with Engine(store, [fulfil]), connect(store) as client:
+        first = await client.start(call("fulfil", GOOD), id="it", delay=60)
+        _ = await client.start(call("fulfil", GOOD), id="later", queue="q", debounce=60)
+        with pytest.raises(NotDecodable, match="the argument order of fulfil"):
+            await client.start(call("fulfil", wrong), id="it", reuse="terminate_running")
+        with pytest.raises(NotDecodable, match="the argument order of fulfil"):
+            await client.start(call("fulfil", wrong), id="later", queue="q", debounce=60)
+        assert {run.status for run in await client.list()} <= {RunStatus.QUEUED, RunStatus.RUNNING}
+        runs = {run.id: run for run in await client.list()}
+        assert runs["it"].run_id == first.run_id
+        later = await client.get("later")
+        assert later is not None
+        assert later.input[0]["id"] == "o-1"
+        assert (await store.upkeep.collect(-1, 10, dry_run=True)).blobs == 0
+
+
 async def test_a_client_refuses_a_schedule_of_them(any_store: Store, beside: Store) -> None:
     async with Engine(any_store, [fulfil]), connect(beside) as client:
         with pytest.raises(NotDecodable, match="the argument order of fulfil"):

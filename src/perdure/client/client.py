@@ -195,11 +195,13 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         existing = found[0] if found is not None and not found[0].root else None
         starting.incarnation = existing.incarnation + 1 if existing is not None else 1
         if existing is None:
+            await self._check_arguments(starting)
             return None
         decision = decide(reuse, existing.status)
         if starting.debounced:
             if existing.program != starting.invocation.name:
                 raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
+            await self._check_arguments(starting)
             if await self._replace_input(existing.run_id, starting.recorded):
                 return RunHandle(self, existing.id, existing.run_id, program)
         elif decision == "return":
@@ -208,9 +210,21 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
             return RunHandle(self, existing.id, existing.run_id, program)
         elif decision == "reject":
             raise AlreadyExists(existing.id, existing.status, reuse)
-        elif decision == "replace":
+        else:
+            await self._check_arguments(starting)
+        if decision == "replace":
             await self._terminate(existing, "another run was started under its id")
         return None
+
+    async def _check_arguments(self, starting: _Starting[Any]) -> None:
+        """Refuse arguments that no worker takes, where the program is not at hand, before anything is written for them.
+
+        Not earlier: a run that exists is given out whatever the arguments are. Large ones were checked before they were
+        put apart.
+        """
+        if starting.program is None and starting.recorded is starting.started:
+            if not isinstance(starting.invocation, Recorded):
+                await self._signatures.check(starting.invocation.name, bytes(starting.started.input))
 
     def _identified(self, starting: _Starting[Any]) -> tuple[str, RunStarted, RunStarted]:
         """A start with the run_id of a new run."""
@@ -329,10 +343,10 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         if program is not None and not isinstance(invocation, Recorded) and not self._begins_here(started):
             # It is read elsewhere, and later, where the caller hears of nothing: what does not fit is refused here.
             check_input(program, started.input, self.codec)
-        elif program is None and not isinstance(invocation, Recorded):
-            await self._signatures.check(invocation.name, data)
         if inline:
             return started, started
+        if program is None and not isinstance(invocation, Recorded):
+            await self._signatures.check(invocation.name, data)
         blob = await self.payloads.offload(data, what)
         return started, _with(started, input=Raw(b"null"), input_blob=blob)
 
