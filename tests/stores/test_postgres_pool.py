@@ -108,8 +108,12 @@ async def test_a_pool_that_cannot_do_is_refused(postgres_url: str, monkeypatch: 
         PostgresStore.from_pool(postgres_url)
     with pytest.raises(UsageError, match="table_prefix"):
         PostgresStore.from_pool(asyncpg.create_pool(postgres_url), table_prefix="a b")
-    with pytest.raises(StoreUnavailable, match=r"pool is not initialized"):
+    with pytest.raises(UsageError, match=r"is not open; write `async with asyncpg.create_pool"):
         await PostgresStore.from_pool(asyncpg.create_pool(postgres_url)).open(migrate=True)
+    async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as closed:
+        pass
+    with pytest.raises(UsageError, match="open the engine or the client in that block"):
+        await PostgresStore.from_pool(closed).open(migrate=True)
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
         taken = [await pool.acquire() for _ in range(4)]

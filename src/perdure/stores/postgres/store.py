@@ -72,6 +72,7 @@ class PostgresStore:
     def _set_up(self, address: Address, pool: Any = None) -> None:
         # Without its password: it is shown in messages.
         self.url = address.shown
+        self._pool = pool
         self._database = Database(address, pool)
         self.journal = PostgresJournal(self._database)
         self._offers = Offers(self._database)
@@ -90,6 +91,12 @@ class PostgresStore:
 
         `migrate=true` in the URL lets an engine bring it up to date too, `migrate=false` lets it do neither.
         """
+        pool = self._pool
+        if pool is not None and (not getattr(pool, "_initialized", True) or pool.is_closing()):
+            raise UsageError(
+                "the pool that PostgresStore.from_pool() was given is not open; write `async with "
+                "asyncpg.create_pool(...) as pool:`, and open the engine or the client in that block"
+            )
         connection = await self._database.open()
         try:
             schema = await self._check(connection, migrate)
