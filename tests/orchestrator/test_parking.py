@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from perdure import Accepted, Engine, Recovery, RunStatus, Workflow, call, sleep, step, wait_signal, workflow
+from perdure import (
+    Accepted,
+    Engine,
+    Recovery,
+    RunStatus,
+    UsageError,
+    Workflow,
+    call,
+    sleep,
+    step,
+    wait_signal,
+    workflow,
+)
 from perdure.kernel.events import RunClaimed, RunResumed
 from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.orchestrator.recovery import recover
@@ -90,6 +102,10 @@ async def test_a_run_whose_program_nobody_has_is_parked_when_it_should_go_on() -
         assert (view.parked, view.divergence) == ("no_program", None)
         assert "no program named 'order' (it has other)" in view.reason
         assert "@workflow(name='order')" in view.reason
+        with pytest.raises(UsageError, match=r"run 'it' is parked, not paused.*`perdure resolve`"):
+            await engine.resume("it")
+        [item] = await engine.resume_many(status="parked")
+        assert "is parked, not paused" in str(item.error)
         assert await engine.run(other(5), id="beside") is not None
     async with Engine(store, [order], recovery=AT_ONCE, clock=clock) as engine:
         assert await (await engine.start(order(), id="it")).result(PATIENCE) == 2

@@ -196,6 +196,12 @@ def resume(state: RunState, child: str = "") -> Events | Finished:
     _refuse_child(child, "resumed")
     if state.finished is not None:
         return Finished(state.finished.status)
+    if state.paused is None and state.parked is not None:
+        id = state.started.id if state.started else state.run_id
+        raise UsageError(
+            f"run {id!r} is parked, not paused, and resuming does nothing for it; `perdure runs show` says why it is "
+            "parked, and `perdure resolve`, or resolve(id), has it tried again"
+        )
     return [RunResumed()] if state.paused is not None else []
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perdure.client.client import Client
-from perdure.errors import AnswerRejected, NoSuchRun, StoreUnavailable
+from perdure.errors import AnswerRejected, NoSuchRun, StoreUnavailable, UsageError
 from perdure.kernel.events import AnyEvent, RunPaused, RunStatus, SignalReceived, WaitResolved
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.testing.simulation.monitor import Monitor, Watched
@@ -124,7 +124,10 @@ async def _tell(client: Client, message: Message, id: str) -> Verdict:
         case "pause":
             return await client.pause(run, id)
         case "resume":
-            return await client.resume(run)
+            try:
+                return await client.resume(run)
+            except UsageError:
+                return Accepted()  # it is parked and not paused: there is nothing to resume
 
 
 def find(monitor: Monitor, id: str) -> Watched | None:
