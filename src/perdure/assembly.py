@@ -275,7 +275,12 @@ class Engine(Client):
             self._completions = Completions(self._on_complete, self._result)
             orchestrator.on_completed = self._completed
         orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
-        self._watch = Watch(self.store, orchestrator.active.__contains__, orchestrator.unreadable)
+        self._watch = Watch(
+            self.store,
+            orchestrator.active.__contains__,
+            orchestrator.unreadable,
+            orchestrator.locks.regaining.__contains__,
+        )
         self._news.is_local = orchestrator.active.__contains__
         self._ownership = Ownership(
             self._leases, self.name, orchestrator.session, self._recovery.ttl, self.clock, orchestrator.tenure

@@ -18,6 +18,7 @@ from perdure import (
     UsageError,
     Workflow,
     call,
+    lock,
     sleep,
     step,
     wait_signal,
@@ -83,6 +84,30 @@ async def begun(program: Workflow[..., Any], *args: Any, waits: int = 1) -> tupl
 
 async def parked(store: MemoryStore, run_id: str) -> None:
     await eventually(lambda: store.journal.rows[run_id].status is RunStatus.PARKED)
+
+
+@workflow
+async def locked(n: int) -> int:
+    async with lock("the till"):
+        paid = await charge(n)
+        await wait_signal("go")
+        await wait_signal("on")
+        return paid + await ship(n)
+
+
+async def test_a_run_that_another_program_parked_goes_on_with_its_lock_and_its_caller_sees_no_parked_run() -> None:
+    store, run_id, clock = await begun(locked, 4, waits=3)
+    # Another script on the same store, which has other programs, and is alone.
+    async with Engine(store, [other], recovery=AT_ONCE, clock=clock):
+        await parked(store, run_id)
+    async with Engine(store, [locked], recovery=AT_ONCE, clock=clock) as engine:
+        handle = await engine.start(locked(4), id="it")
+        waiting = asyncio.create_task(handle.result(PATIENCE))
+        # Nor do others, from the moment it is claimed.
+        await eventually(lambda: store.journal.rows[run_id].status is not RunStatus.PARKED)
+        await engine.signal("it", "on")
+        assert await waiting == 8
+    assert called == ["charge 4", "ship 4"]
 
 
 # --- no program -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 
 from perdure.errors import Corrupt, NoSuchRun, PerdureError, UsageError
+from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.store import Store
 
@@ -30,10 +31,13 @@ class Watch:
         store: Store,
         is_local: Callable[[str], bool] = lambda run_id: False,
         unreadable: Mapping[str, Corrupt] | None = None,
+        is_coming_back: Callable[[str], bool] = lambda run_id: False,
     ) -> None:
         self._store = store
         self._unreadable = unreadable if unreadable is not None else {}
         self._is_local = is_local
+        # Whether a run that was parked goes on here in a moment.
+        self._is_coming_back = is_coming_back
         self._waiters: dict[str, set[asyncio.Future[RunRow]]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -45,7 +49,8 @@ class Watch:
             for row in await self._store.runs.finished([run_id]):
                 if isinstance(row, Corrupt):
                     raise row
-                return row
+                if not self._is_resumed(row):
+                    return row
         waiter: asyncio.Future[RunRow] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)
         if self._task is None or self._task.done():
@@ -69,6 +74,11 @@ class Watch:
             else:
                 waiter.set_result(row)
 
+    def _is_resumed(self, row: RunRow | Corrupt) -> bool:
+        """Whether what the store says of a run is about to be otherwise."""
+        parked = not isinstance(row, Corrupt) and row.status is RunStatus.PARKED
+        return parked and self._is_coming_back(row.run_id or "")
+
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
         version: object = object()
@@ -88,7 +98,8 @@ class Watch:
             if some:
                 try:
                     for row in await self._store.runs.finished(some):
-                        self.resolve(row)
+                        if not self._is_resumed(row):
+                            self.resolve(row)
                 except PerdureError as error:
                     log.warning("%s", error)
                 except Exception:

@@ -16,7 +16,7 @@ from perdure.engine.driver import Driver
 from perdure.engine.locks import RETRY_SECONDS, Hold, Locker
 from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
-from perdure.kernel.events import ChildFinished, RunClaimed, ValueRecorded, WaitOpened, WaitResolved
+from perdure.kernel.events import ChildFinished, RunClaimed, RunResumed, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.ids import step_key
 from perdure.kernel.locking import HeldLock, unlocked
 from perdure.kernel.state import RunState
@@ -233,12 +233,16 @@ class RunLocks:
         return None if deadline is None else max(0.0, deadline - self._orchestrator.clock.now())
 
     async def _claim(self, state: RunState) -> bool:
-        """Become the owner of a run, and do nothing else with it; False when somebody else appended first."""
+        """Become the owner of a run, and do nothing else with it; False when somebody else appended first.
+
+        One that was parked is so no longer: it fits the code, and who waits for it must not be told otherwise.
+        """
         orchestrator = self._orchestrator
-        if (state.owner, state.session) == (orchestrator.name, orchestrator.session):
+        resumed = [RunResumed()] if state.parked is not None else []
+        if (state.owner, state.session) == (orchestrator.name, orchestrator.session) and not resumed:
             return True
         claim = RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, early=True)
-        return await append_one(orchestrator.store.journal, extend(state, [claim], orchestrator.clock.now()))
+        return await append_one(orchestrator.store.journal, extend(state, [*resumed, claim], orchestrator.clock.now()))
 
     def _lost(self, run_id: str, op: str) -> None:
         """A run inside its block no longer holds the lock: stop it, and let it go on when it has the lock again."""
