@@ -201,10 +201,10 @@ class Effect:
 
 
 def read_effects(path: Path) -> list[Effect]:
-    """All lines so far."""
+    """All lines so far; one that is being written is none yet."""
     if not path.exists():
         return []
-    return [Effect(**json.loads(line)) for line in path.read_text().splitlines()]
+    return [Effect(**json.loads(line)) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 # --- audits ---------------------------------------------------------------------------------------------------------
