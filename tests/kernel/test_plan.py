@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from perdure.kernel.commands import CancelOp, Checkpoint, Finish, RecordValue, RunStep, StartTimer, StepSpec
+from perdure.kernel.commands import FINISH, CancelOp, Checkpoint, Finish, RecordValue, RunStep, StartTimer, StepSpec
 from perdure.kernel.events import (
     AnyEvent,
     AttemptFailed,
+    ChildFinished,
+    ChildStarted,
     RunClaimed,
     RunFinished,
     RunParked,
@@ -198,6 +200,44 @@ def test_a_deadline_ends_the_run_and_gives_up_what_is_under_way() -> None:
     assert end.error is not None
     assert end.error.type == "perdure.errors.DeadlineExceeded"
     assert made.cancels == ["charge:0"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        DONE,
+        Finish(RunStatus.BAILED, reason="enough"),
+        Finish(RunStatus.CANCELLED, reason="stop"),
+        Finish(RunStatus.FAILED, error=BOOM),
+        Finish(RunStatus.COMPLETED, continue_with=b"[]"),
+    ],
+    ids=["completed", "bailed", "cancelled", "failed", "continued"],
+)
+def test_a_body_that_ends_when_its_deadline_has_come_loses_to_it(end: Finish) -> None:
+    bounded = RunStarted("order-1", "checkout", "1", Raw(b"[]"), deadline=150.0)
+    [in_time] = plan(after(started=bounded), [end], 149.0).events
+    assert isinstance(in_time, RunFinished)
+    assert in_time.status is end.status
+    for now in (150.0, 151.0):
+        made = plan(after(started=bounded), [end], now)
+        assert (made.events, made.starts) == (wake(after(started=bounded), {}, now, MANY).events, [])
+        [late] = made.events
+        assert isinstance(late, RunFinished)
+        assert late.error is not None
+        assert late.error.type == "perdure.errors.DeadlineExceeded"
+
+
+def test_a_child_that_ends_when_its_deadline_has_come_loses_to_it() -> None:
+    begun = ChildStarted("pack:0", "pack", "1", Raw(b"[]"), deadline=150.0)
+    end = Finish(RunStatus.COMPLETED, b'"packed"', op="pack:0/" + FINISH)
+    [in_time] = plan(after(begun), [end], 149.0).events
+    assert in_time == ChildFinished("pack:0", RunStatus.COMPLETED, Raw(b'"packed"'))
+    made = plan(after(begun), [end], 150.0)
+    assert made.events == wake(after(begun), {}, 150.0, MANY).events
+    [late] = made.events
+    assert isinstance(late, ChildFinished)
+    assert late.error is not None
+    assert late.error.type == "perdure.errors.DeadlineExceeded"
 
 
 def test_a_run_that_has_ended_or_is_parked_does_not_wake() -> None:

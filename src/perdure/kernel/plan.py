@@ -149,7 +149,7 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         # One at a time: whoever waits for it may no longer want the others. The innermost first: with a child ends what
         # it left under way.
         if ends:
-            _finish_child(state, max(ends, key=lambda end: end.op.count("/")), result)
+            _finish_child(state, max(ends, key=lambda end: end.op.count("/")), now, result)
     return result
 
 
@@ -332,6 +332,10 @@ def _give_up_open(state: RunState, prefix: str, result: Plan) -> None:
 
 
 def _finish(state: RunState, command: Finish, now: float, result: Plan) -> None:
+    if is_late(state, now):
+        # The body may end before the alarm of its deadline rings: the deadline wins, whichever of them is heard first.
+        assert state.started is not None
+        command = _too_late(state.started.id, state.started.deadline, FINISH)
     _give_up_open(state, "", result)
     if command.continue_with is not None:
         next_one = continuation(state, command, now)
@@ -342,9 +346,19 @@ def _finish(state: RunState, command: Finish, now: float, result: Plan) -> None:
     result.events.append(RunFinished(command.status, value, command.blob, command.error, command.reason))
 
 
-def _finish_child(state: RunState, command: Finish, result: Plan) -> None:
+def _too_late(id: str, deadline: float | None, op: str) -> Finish:
+    """The end of a run or a child whose deadline has passed."""
+    assert deadline is not None
+    error = describe(DeadlineExceeded(id, moment(deadline).isoformat()), _PLAIN)
+    return Finish(RunStatus.FAILED, error=error, op=op)
+
+
+def _finish_child(state: RunState, command: Finish, now: float, result: Plan) -> None:
     path = command.op.removesuffix("/" + FINISH)
-    if command.continue_with is not None:
+    due = state.ops[path].due
+    if due is not None and due <= now:
+        command = _too_late(state.children[path].started.id or path, due, command.op)
+    elif command.continue_with is not None:
         error = UsageError("continue_as() ends a run, and this one is awaited: start it with child(..., detached=True)")
         command = Finish(RunStatus.FAILED, error=describe(error, _PLAIN))
     _drop_begun(path + "/", result)
@@ -390,9 +404,7 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
             continue
         open_op = state.ops[op]
         if open_op.kind == "child":
-            assert open_op.due is not None
-            late = DeadlineExceeded(state.children[op].started.id or op, moment(open_op.due).isoformat())
-            _finish_child(state, Finish(RunStatus.FAILED, error=describe(late, _PLAIN), op=f"{op}/{FINISH}"), result)
+            _finish_child(state, Finish(RunStatus.FAILED, op=f"{op}/{FINISH}"), now, result)
         elif any(op.startswith(f"{event.op}/") for event in result.events if isinstance(event, ChildFinished)):
             continue
         elif open_op.kind != "step":
@@ -414,11 +426,8 @@ def is_late(state: RunState, now: float) -> bool:
 
 def expire(state: RunState, now: float) -> Plan:
     """The end of a run whose deadline has passed. Needs no code: it is the same whatever the run was at."""
-    assert state.started is not None
-    assert state.started.deadline is not None
     result = Plan([], [], [])
-    error = describe(DeadlineExceeded(state.started.id, moment(state.started.deadline).isoformat()), _PLAIN)
-    _finish(state, Finish(RunStatus.FAILED, error=error), now, result)
+    _finish(state, Finish(RunStatus.FAILED), now, result)
     return result
 
 
