@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -406,7 +408,7 @@ async def test_a_step_that_swells_its_process_is_not_acquitted(monkeypatch: pyte
     monkeypatch.setattr(quarantine, "LIVED_SECONDS", 0.01)
     monkeypatch.setattr(quarantine, "LOOK_SECONDS", 0.001)
     looks = itertools.count()
-    monkeypatch.setattr(quarantine, "peak_memory", lambda: next(looks) * (quarantine.SWELLING_BYTES + 1))
+    monkeypatch.setattr(quarantine, "memory", lambda: next(looks) * (quarantine.SWELLING_BYTES + 1))
     store = MemoryStore()
     async with Engine(store, [resting], name="n0", recovery=AT_ONCE) as engine:
         run = await engine.start(resting("x", 1e6), id="x")
@@ -420,6 +422,19 @@ async def test_a_step_that_swells_its_process_is_not_acquitted(monkeypatch: pyte
             found = left_by_a_crash(found)
     async with Engine(found, [resting], name="n4", recovery=AT_ONCE):
         await eventually(lambda: found.journal.rows[run.run_id].status is RunStatus.PARKED)
+
+
+def test_a_process_that_a_big_one_has_started_sees_that_it_swells() -> None:
+    ballast = b"x" * (256 << 20)
+    swell = """
+from perdure.orchestrator.quarantine import SWELLING_BYTES, memory
+before = memory()
+hoard = b"x" * (2 * SWELLING_BYTES)
+print(memory() - before > SWELLING_BYTES)
+"""
+    told = subprocess.run([sys.executable, "-c", swell], capture_output=True, text=True, timeout=PATIENCE)
+    assert told.stdout == "True\n", told.stderr
+    del ballast
 
 
 async def test_of_many_suspects_an_eighth_is_tried_at_a_time_and_those_of_a_bad_group_alone() -> None:

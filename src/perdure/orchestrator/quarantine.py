@@ -44,8 +44,9 @@ PATIENT = 4
 # How long an owner has to live with the steps of a suspect before it acquits it, and how often it looks meanwhile.
 LIVED_SECONDS = 1.0
 LOOK_SECONDS = 0.1
-# A process that swells by more than this while a suspect is tried may be about to die of it.
-SWELLING_BYTES = 64 << 20
+# A process that swells by more than this while a suspect is tried may be about to die of it. It is little, because a
+# busy machine lets a process swell slowly.
+SWELLING_BYTES = 16 << 20
 
 
 class Suspect(msgspec.Struct):
@@ -151,15 +152,15 @@ class Quarantine:
         """Wait until those that are tried got further, or until we have lived with them for long enough."""
         orchestrator = self._orchestrator
         loop, lease = orchestrator.loop, orchestrator.recovery.ttl
-        end, peak, swelled = loop.time() + lease, peak_memory(), -LIVED_SECONDS
+        end, most, swelled = loop.time() + lease, memory(), -LIVED_SECONDS
         # Since when all its steps are under way, and the heartbeats of each, by run.
         since: dict[str, float] = {}
         beats: dict[str, list[float]] = {}
         away: set[str] = set()
         while self._unproven and orchestrator.at_work:
             now = loop.time()
-            if peak_memory() - peak > SWELLING_BYTES:
-                peak, swelled = peak_memory(), now
+            if (taken := memory()) - most > SWELLING_BYTES:
+                most, swelled = taken, now
                 since.clear()
             harmless: list[Driver] = []
             for run_id in list(self._unproven):
@@ -231,9 +232,16 @@ class Quarantine:
             self._proven.set()
 
 
-def peak_memory() -> int:
-    """The most memory that this process has had, in bytes."""
+def memory() -> int:
+    """How much memory this process takes, in bytes; the most that it has taken where the system does not say."""
+    try:
+        with open("/proc/self/status", "rb") as status:
+            sizes = [int(line.split()[1]) for line in status if line.startswith((b"VmRSS:", b"VmSwap:"))]
+        if sizes:
+            return sum(sizes) * 1024
+    except OSError:
+        pass
     if resource is None:
         return 0
-    # In kilobytes, but for macOS.
+    # Not on Linux, where it begins with what the process took that started this one. In kilobytes, but for macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
