@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -313,6 +314,7 @@ async def test_a_program_that_is_defined_again_is_registered_again() -> None:
             while not await taken(client, call("takes", "seven")):
                 await asyncio.sleep(0)  # it is registered in the background
         assert not await taken(client, call("takes", 7))
+    assert not await store.leases.live("", 0.0), "nor is anything left of what was said before"
 
 
 async def taken(client: Client, invocation: Any) -> bool:
@@ -364,6 +366,21 @@ async def test_signatures_go_with_their_worker_and_come_again(any_store: Store, 
             assert await leases.live(SIGNATURES, now)
         async with connect(beside) as client:
             assert not await client.store.leases.live(SIGNATURES, now)
+
+
+async def test_a_worker_whose_name_was_taken_leaves_what_its_successor_says(any_store: Store, beside: Store) -> None:
+    async with Engine(any_store):
+        pass  # the store is there
+    async with AsyncExitStack() as successors:
+        async with Engine(any_store, [fulfil], name="w1"):
+            await successors.enter_async_context(Engine(beside, [fulfil], name="w1"))
+        async with connect(any_store) as client:
+            assert await client.store.leases.live(SIGNATURES, client.clock.now())
+            assert await client.store.leases.live(REGISTRATION, client.clock.now())
+            with pytest.raises(NotDecodable, match="worker w1 has fulfil"):
+                await client.start(call("fulfil", 7))
+    async with connect(any_store) as client:
+        assert not await client.store.leases.live("", client.clock.now())
 
 
 async def test_a_worker_with_very_many_programs_says_what_each_takes() -> None:

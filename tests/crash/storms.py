@@ -79,6 +79,7 @@ class Storm:
     leases: str | None = None
     # By process: before the signal was sent, and when it was gone.
     killed: dict[int, tuple[float, float]] = field(default_factory=dict)
+    killed_names: set[str] = field(default_factory=set)
     working: dict[str, Child] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,6 +118,7 @@ class Storm:
         before = time.time()
         child.kill()
         self.killed[child.pid] = before, time.time()
+        self.killed_names.add(name)
         return self.start(name if same_name else None).pid
 
     @property

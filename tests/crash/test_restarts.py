@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import asyncpg  # type: ignore[import-untyped]
 import pytest
 
+from perdure.ports.leases import REGISTRATION, SIGNATURES
 from tests.crash.harness import Children, until
 from tests.crash.storms import Storm, queue
 from tests.services.plugin import Servers
@@ -64,25 +65,27 @@ def restarts(
             storm.finish()
             storm.check(explained=False)
         # The killed ones have left when their leases have ended.
-        until(lambda: asyncio.run(left(server.url)) == (0, []), every=0.1, what="for all to be gone")
+        names = storm.killed_names
+        until(lambda: asyncio.run(left(server.url, names)) == (0, []), every=0.1, what="for all to be gone")
     return met
 
 
-async def left(url: str) -> tuple[int, list[str]]:
-    """How many connections of perdure there are, and which leases are in force."""
+async def left(url: str, killed: Collection[str]) -> tuple[int, list[str]]:
+    """How many connections of perdure there are, and which leases are in force.
+
+    What an orchestrator says of itself is not what it holds: it outlives those that were killed.
+    """
     connection = await asyncpg.connect(url)
     try:
         connected = await connection.fetchval(
             "select count(*) from pg_stat_activity where application_name = 'perdure'"
         )
         leases = await connection.fetch(
-            # What an orchestrator has registered is not what it holds, and outlives it.
-            """
-            select key from perdure_leases
-            where owner <> '' and expires > extract(epoch from now()) and key not like 'registered:%'
-            """
+            "select key from perdure_leases where owner <> '' and expires > extract(epoch from now())"
         )
-        return connected, [lease["key"] for lease in leases]
+        outlives = {prefix + name for prefix in (REGISTRATION, SIGNATURES) for name in killed}
+        keys = [lease["key"] for lease in leases]
+        return connected, [key for key in keys if ":".join(key.split(":")[:2]) not in outlives]
     finally:
         await connection.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -62,6 +62,8 @@ class Ownership:
         self._registering = asyncio.Lock()
         self._said: list[Renewal] = []
         self._say_again = 0.0
+        # By key: all that we have said and not taken back, also what was said in part, or before a program was defined.
+        self._to_take_back: dict[str, str] = {}
         # Why the last heartbeat failed, if it did.
         self._reason = ""
         # Other orchestrators known to be alive: their runs are none of our business.
@@ -94,9 +96,11 @@ class Ownership:
                 described = self._described
                 wishes = self._wishes(described)
                 for wish in wishes:
+                    self._to_take_back[wish.key] = wish.owner
                     await self._say(wish)
                 if described is self._described:  # else a program was defined again meanwhile
                     self._said, self._say_again = wishes, self._loop.time() + REGISTERED / 2
+                    await self._take_back(self._to_take_back.keys() - {wish.key for wish in wishes})
 
     def _wishes(self, described: Registration) -> list[Renewal]:
         digest, parts = packed(self._signatures(), REGISTRATION_SIZE)
@@ -115,6 +119,12 @@ class Ownership:
         while isinstance(held := await self._leases.acquire(wish.key, wish.owner, wish.ttl, now), HeldBy):
             with suppress(NotOwner):
                 await self._leases.release(wish.key, held.owner)
+
+    async def _take_back(self, keys: Iterable[str]) -> None:
+        for key in list(keys):
+            with suppress(NotOwner):
+                await self._leases.release(key, self._to_take_back[key])
+            del self._to_take_back[key]
 
     async def renew(self) -> bool:
         """Show that we still live; False when that could not be written. Raises Superseded."""
@@ -171,9 +181,10 @@ class Ownership:
     async def leave(self) -> None:
         """Give back everything, so that others may take over at once."""
         try:
-            for said in self._said:
-                with suppress(NotOwner):  # another process has said something under our name
-                    await self._leases.release(said.key, said.owner)
+            # A process that has our name now may have said the same: then that is what it has said.
+            live = await self._leases.live(self._key, self._clock.now())
+            if not any(lease.key == self._key and lease.owner != self._holder for lease in live):
+                await self._take_back(self._to_take_back)
             await self._leases.release_all(self._holder)
         except StoreUnavailable as error:
             log.warning(
