@@ -157,7 +157,8 @@ async def test_runs_that_cannot_be_loaded_do_not_keep_the_rest_from_being_recove
             for n in range(120):
                 assert (await engine.start(call("known", 1), id=f"a-{n:03}")) is not None
     assert sum("a-" in record.getMessage() for record in caplog.records) <= 4
-    assert not [record for record in caplog.records if record.exc_info]
+    # Of ours: asyncio may tell meanwhile of a connection that a test before this one gave up.
+    assert not [record for record in caplog.records if record.exc_info and record.name.startswith("perdure")]
 
 
 @workflow
