@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from perdure import Retry, RunStatus, UsageError, now, sleep, step, step_context, workflow
+from perdure import Retry, RunStatus, UsageError, now, sleep, step, step_context, wait_signal, workflow
 from perdure.testing.simulation import PromiseBroken, Simulation
 
 sent: list[str] = []
@@ -51,6 +51,11 @@ async def add() -> int:
 @workflow
 async def stubborn() -> int:
     return await flaky()
+
+
+@workflow
+async def told() -> None:
+    _ = await wait_signal("go")
 
 
 @workflow
@@ -164,6 +169,28 @@ def test_an_engine_sees_what_a_client_started() -> None:
             return await run.result()
 
     assert sim.play(scenario()) == "ada"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 10.0, 33.3])
+def test_an_engine_hears_of_a_signal_that_is_sent_in_the_moment_of_its_first_look(seconds: float) -> None:
+    sim = Simulation(seed=1)
+
+    async def begin() -> None:
+        async with sim.engine([told]) as engine:
+            _ = await engine.start(told(), id="r")
+            await sim.advance(seconds)
+
+    async def tell() -> str:
+        async with sim.engine([told]) as engine:
+            await sim.advance()
+            _ = await engine.signal("r", "go", "now")
+            await sim.advance(1)
+            view = await engine.get("r")
+            assert view is not None
+            return view.status
+
+    sim.play(begin())
+    assert sim.play(tell()) == RunStatus.COMPLETED
 
 
 def test_a_month_of_waiting_takes_no_time() -> None:

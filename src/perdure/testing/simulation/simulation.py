@@ -139,7 +139,9 @@ class Simulation:
                 self._playing.loop.call_soon(engine._service._stir.set)
                 if engine._locks is not None:
                     self._playing.loop.call_soon(engine._locks.locker.look_soon)
-                self._playing.loop.call_later(service.LOOK_SECONDS, engine._service._stir.set)
+                # Later than it may look again, for 10.1 - 10.0 is less than 0.1, and too soon would be never. After an
+                # eighth of a second, which is exact: what is due on a full second then stays due on it.
+                self._playing.loop.call_later(service.LOOK_SECONDS * 1.25, engine._service._stir.set)
 
     async def advance(self, duration: float | timedelta = 0.0, /, **parts: float) -> None:
         """Let time go by: `await sim.advance(90)`, `await sim.advance(hours=2)`, with the names of `timedelta`."""
