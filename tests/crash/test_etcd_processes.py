@@ -166,7 +166,7 @@ def test_one_that_does_not_reach_etcd_loses_its_runs_to_the_other(
             fleet.leases = f"{proxy.url(server.url)}?timeout=1"
             far = fleet.start("far")
             runs = occupy(fleet, "run")
-            said = "'far' could not show in time"
+            said = "orchestrator far: no heartbeat succeeded in time"
             before = fleet.log.count(said)
             FAULTS[fault](proxy)
             # The store is there for both of them; but who cannot show that it lives does not work.

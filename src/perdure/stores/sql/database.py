@@ -314,10 +314,13 @@ class Database:
             missing = held is not None and held.missing()
             committing = time.perf_counter()
             db.execute("rollback" if missing else "commit")
-        except BaseException:
+        except BaseException as error:
             # A failed commit may have ended the transaction by itself.
             if db.in_transaction:
                 db.execute("rollback")
+            if isinstance(error, apsw.IOError) and held is not None and held.missing():
+                # SQLite is the first to notice that another process has begun the log anew.
+                return self._commit_anew(db, transaction, fsync, wait)
             raise
         if missing:
             return self._commit_anew(db, transaction, fsync, wait)
