@@ -166,7 +166,7 @@ def _all(
 async def _pages(
     store: str, filters: Filters, given: dict[str, Any], many: Callable[..., Awaitable[BulkReport[Any]]]
 ) -> list[BulkReport[Any]]:
-    # Loaded when it is needed: whoever lists runs need not wait for what tells them.
+    # Loaded when it is needed: a command that lists runs does not wait for the bulk calls.
     from perdure.client.client import Client
     from perdure.errors import StoreUnavailable
 

@@ -160,7 +160,7 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
                 del pending[index]
 
     async def _starting(self, request: Start[R]) -> _Starting[R]:
-        """What one start asks for, checked; nothing of it is in the store but what lies apart."""
+        """What one start asks for, checked; nothing of it is in the store but its offloaded values."""
         invocation, id = request.invocation, request.id
         program = self._program(invocation)
         reuse: Reuse = request.reuse or self._reuse
@@ -277,7 +277,7 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         """Make everything durable that a run has done so far, and say before which number its events are in the store.
 
         For the lazy durability modes; in the others everything is. An engine that owns the run stores a snapshot as
-        well, so that whoever loads the run next need not replay what is over. A client cannot reach into the memory of
+        well, so that the next owner does not replay what is over. A client cannot reach into the memory of
         another process: UsageError says which one owns the run.
         """
         run, head = await self._require(id)

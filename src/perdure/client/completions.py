@@ -113,7 +113,7 @@ class Completions:
             try:
                 loop.call_soon_threadsafe(settle, value, error)
             except RuntimeError:
-                pass  # the loop is gone, and nobody waits
+                pass  # the loop is closed: no caller waits
 
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="perdure-on-complete", daemon=True)

@@ -290,7 +290,7 @@ class Attempts:
             if error is not None:
                 self._failed(call, error)
             if self._services.runner.idle:
-                # Nobody is about to end and share the commit: to wait for the next turn of the loop would gain nothing.
+                # No other run is about to end and share the commit: waiting for the next turn gains nothing.
                 self._services.writer.hurry()
         except Exception as broken:
             self._driver.broke(broken)

@@ -24,7 +24,7 @@ class Carried(msgspec.Struct):
     # The result that was to be stored apart, and its blob, or why there is none.
     stored: tuple[bytes, str | BaseException] | None = None
     outcome: StepSucceeded | AttemptFailed | StepFailed | StepSkipped | None = None
-    # The value of the outcome, if that lies apart.
+    # The value of the outcome, if that is offloaded.
     large: Raw | None = None
 
     @property

@@ -241,7 +241,7 @@ class StepRunner:
             context.run(current.set, attempt.context)
             args, kwargs = attempt.arguments or self._arguments(attempt.call.command)
             if attempt.call.failed is not None:
-                # What a fallback asks for has a timeout of its own, and cannot give a sign of life.
+                # What a fallback asks for has a timeout of its own, and gives no heartbeat.
                 work: Coroutine[Any, Any, Any] = fall_back(
                     attempt.call,
                     args,
@@ -277,7 +277,7 @@ class StepRunner:
     def _counting(self, attempt: Attempt) -> Callable[[], None]:
         """What a thread calls when it begins: from then on the attempt's time counts."""
         spec = attempt.call.command.spec
-        # Another process could give no sign of life.
+        # A step in another process gives no heartbeat.
         heartbeat = None if spec.cpu else spec.heartbeat
 
         def begun() -> None:

@@ -208,7 +208,7 @@ class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
 class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
     """The step has failed, for ever.
 
-    `unknown`: nobody can say whether it took effect. `cancelled`: the program gave it up. `bailed`: it asked for the
+    `unknown`: whether it took effect is not known. `cancelled`: the program gave it up. `bailed`: it asked for the
     end of the run, with this `output`; the reason is the message of `error`.
     """
 

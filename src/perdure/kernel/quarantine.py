@@ -73,7 +73,7 @@ def only_waits(state: RunState, now: float) -> bool:
 
 
 def is_progress(event: AnyEvent) -> bool:
-    """Whether a run is further for this event. A claim is none, and is counted. A heartbeat is a sign of life."""
+    """Whether a run is further for this event. A claim is none, and is counted. A heartbeat is progress."""
     # An attempt that is made again was under way when its owner died.
     return not isinstance(event, _NO_PROGRESS) and not (isinstance(event, StepStarted) and event.attempt > 1)
 

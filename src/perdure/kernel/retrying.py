@@ -305,7 +305,7 @@ def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
         planned = keep(state, replay.wishes, at)
         events: Sequence[AnyEvent] = planned.events if planned is not None else _suppose(replay, kept, called, at)
         if not events:
-            return  # what comes next nobody can know
+            return  # what comes next cannot be known
         for event in events:
             replay.fold(event, at)
     finish = replay.wishes[FINISH]

@@ -377,7 +377,7 @@ class Service:
                 await self._ownership.look_around()
                 known_before, skip = skip, self._ownership.others
                 if any(due.owner in skip and due.owner not in known_before for due in found):
-                    # What is due belongs to somebody who looks after it: what is due first without that?
+                    # What is due belongs to a live orchestrator: what is due first besides that?
                     continue
             ours = [due.run_id for due in found if due.owner not in skip]
             dead = {due.owner for due in found if due.owner not in skip}

@@ -36,7 +36,7 @@ def shared_folder(*parts: str) -> str | None:
         os.makedirs(path, 0o700, exist_ok=True)
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            return None  # somebody else's: what is in it proves nothing
+            return None  # another user's file: what is in it proves nothing
         path = os.path.join(path, *parts)
         os.makedirs(path, 0o700, exist_ok=True)
     except OSError:

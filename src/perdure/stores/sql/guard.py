@@ -1,6 +1,6 @@
 """Keep a SQLite file whole while other code of this process uses the same file. Runs no transaction of the store.
 
-POSIX locks belong to a process, not to whoever took them. A second SQLite library in the process (the standard
+POSIX locks belong to a process, not to the library that took them. A second SQLite library in the process (the standard
 library's `sqlite3`, beside the one of apsw) does not see our locks, and any `close()` of the file drops them: that
 library, or another process, then takes itself for the last user, and removes the write-ahead log under our feet.
 
