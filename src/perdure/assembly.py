@@ -65,6 +65,7 @@ from perdure.ports.store import Store
 from perdure.settings.load import load_settings
 from perdure.stores.machine import Name
 from perdure.stores.open import open_store, with_leases
+from perdure.termination import Termination
 
 R = TypeVar("R")
 
@@ -650,6 +651,9 @@ def run(
 
     Run the same command again after a crash, with the same `id`, and it goes on from the last thing it finished.
     Takes the options of `Engine.start`. A progress line shows on a terminal unless `progress=False`.
+
+    After Ctrl-C, and after SIGTERM where the process has no handler of its own for it, steps under way have the grace
+    of `Recovery.grace` to end; then the run is handed over and the process ends as the signal would have ended it.
     """
     check_main()
     check_invocation(invocation, "run")
@@ -664,10 +668,15 @@ def run(
             "perdure.run() returns the result, and waits for it; `await engine.run(..., until='rest')` comes back with "
             "what the run asks for"
         )
-    return asyncio.run(_run(invocation, id, store, programs, progress, resources, options))
+    termination = Termination()
+    try:
+        return asyncio.run(_run(termination, invocation, id, store, programs, progress, resources, options))
+    finally:
+        termination.end()
 
 
 async def _run(
+    termination: Termination,
     invocation: Invocation[R],
     id: str | None,
     store: str | os.PathLike[str] | Store,
@@ -679,7 +688,7 @@ async def _run(
     from perdure.progress import progress_line
 
     known = [p for p in (invocation.program, *programs) if p is not None]
-    with progress_line(invocation.name, progress) as line:
+    with termination.heeded(Recovery().grace), progress_line(invocation.name, progress) as line:
         async with Engine(store, known, on_commit=line, resources=resources) as engine:
             if line is not None and id is not None:
                 await line.recall(engine, id)

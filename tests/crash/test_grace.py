@@ -340,3 +340,187 @@ def test_a_script_that_is_interrupted_twice_leaves_its_run_to_the_next_command(o
             return [(step.name, step.status) for step in await client.steps("it")]
 
     assert asyncio.run(steps()) == [("thread", StepStatus.SUCCEEDED), ("after", StepStatus.SUCCEEDED)]
+
+
+@contextmanager
+def script(place: Place, text: str = SCRIPT, ignored: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A script that calls perdure.run, with the disposition of SIGTERM that it would have on a terminal."""
+    (place.folder / "script.py").write_text(text)
+
+    def dispose() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        [sys.executable, "script.py", place.url],
+        cwd=place.folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=dispose,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_script_that_gets_sigterm_ends_its_step_and_hands_over_its_run(place: Place) -> None:
+    with script(place) as process:
+        until(lambda: place.log("begin"))
+        process.send_signal(signal.SIGTERM)
+        says(process, "waits up to", "thread:0 of run 'it'")
+        assert place.owner("it") is not None
+        place.let_go()
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+    assert place.owner("it") is None
+    assert any(isinstance(event, RunReleased) for event in place.events("it"))
+    with script(place) as process:
+        assert process.wait(PATIENCE) == 0
+    assert [line.split()[:2] for line in place.log()] == [["begin", "1"], ["end", "1"], ["after", "1"]]
+
+
+@pytest.mark.parametrize("kind", ["thread", "elsewhere", "cpu"])
+def test_a_second_sigterm_ends_the_grace_of_a_script(kind: str, on_sqlite: Place) -> None:
+    place = on_sqlite
+    with script(place, SCRIPT.replace('"thread"', repr(kind))) as process:
+        until(lambda: place.log("begin"))
+        process.send_signal(signal.SIGTERM)
+        says(process, "waits up to")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) in (-signal.SIGTERM, 143)
+    assert place.owner("it") is None
+    place.let_go()
+    with script(place, SCRIPT.replace('"thread"', repr(kind))) as process:
+        assert process.wait(PATIENCE) == 0
+    assert len(place.log("after")) == 1
+
+
+def test_a_script_whose_step_blocks_the_loop_ends_after_two_signals(on_sqlite: Place) -> None:
+    with script(on_sqlite, SCRIPT.replace("thread", "blocks_the_loop")) as process:
+        until(lambda: on_sqlite.log("begin"))
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) in (-signal.SIGTERM, 143)
+
+
+def test_a_script_that_was_started_with_sigterm_ignored_goes_on(on_sqlite: Place) -> None:
+    place = on_sqlite
+    with script(place, ignored=True) as process:
+        until(lambda: place.log("begin"))
+        process.send_signal(signal.SIGTERM)
+        place.let_go()
+        assert process.wait(PATIENCE) == 0
+    assert len(place.log("after")) == 1
+
+
+OWN_HANDLER = """
+import signal
+import sys
+from pathlib import Path
+import perdure
+from flows import flow
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: Path("go").touch())
+    perdure.run(flow("thread"), id="it", store=sys.argv[1])
+"""
+
+IN_A_THREAD = """
+import sys
+import threading
+import perdure
+from flows import flow
+
+if __name__ == "__main__":
+    work = threading.Thread(target=lambda: perdure.run(flow("thread"), id="it", store=sys.argv[1]))
+    work.start()
+    work.join()
+"""
+
+
+def test_the_handler_of_the_application_is_left_alone(on_sqlite: Place) -> None:
+    with script(on_sqlite, OWN_HANDLER) as process:
+        until(lambda: on_sqlite.log("begin"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    assert len(on_sqlite.log("after")) == 1
+
+
+def test_a_run_in_another_thread_leaves_sigterm_as_it_is(on_sqlite: Place) -> None:
+    with script(on_sqlite, IN_A_THREAD) as process:
+        until(lambda: on_sqlite.log("begin"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+
+
+def test_a_script_has_the_default_disposition_again_after_its_run(on_sqlite: Place) -> None:
+    place = on_sqlite
+    text = SCRIPT + "    import signal\n    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
+    place.let_go()
+    with script(place, text) as process:
+        assert process.wait(PATIENCE) == 0
+
+
+def test_a_forked_child_of_a_step_ends_by_sigterm(on_sqlite: Place) -> None:
+    text = """
+import os
+import signal
+import sys
+import perdure
+from perdure import step, workflow
+
+
+@step
+async def fork() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@workflow
+async def family() -> int:
+    return await fork()
+
+
+if __name__ == "__main__":
+    assert perdure.run(family(), store=sys.argv[1]) == -signal.SIGTERM
+"""
+    with script(on_sqlite, text) as process:
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_perdure_run_of_a_file_has_the_same_grace(times: int, on_sqlite: Place) -> None:
+    place = on_sqlite
+    command = [sys.executable, "-m", "perdure.cli", "run", "flows.py:flow", "--id", "it", "--input", '["thread"]']
+
+    def dispose() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def begin() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*command, "--store", place.url],
+            cwd=place.folder,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=dispose,
+        )
+
+    with begin() as process:
+        until(lambda: place.log("begin"))
+        process.send_signal(signal.SIGTERM)
+        says(process, "waits up to")
+        if times == 2:
+            process.send_signal(signal.SIGTERM)
+        else:
+            place.let_go()
+        assert process.wait(PATIENCE) == 143
+    assert place.owner("it") is None
+    place.let_go()
+    with begin() as process:
+        assert process.wait(PATIENCE) == 0
+    assert len(place.log("begin")) == times
+    assert len(place.log("after")) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -19,12 +18,14 @@ from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, engine_options
 from perdure.cli.output import failure_text, note, write_json
 from perdure.cli.targets import Target, resolve
 from perdure.client.views import RunResult, RunView, StepView
+from perdure.config import Recovery
 from perdure.errors import NotDecodable
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.ports.journal import Append
 from perdure.progress import Line, Observer, progress_line
+from perdure.termination import Termination
 
 
 def run(
@@ -58,16 +59,14 @@ def run(
     task = _Task(program, wanted, module, id, store, json, options)
     try:
         return asyncio.run(task.perform())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
+        if task.termination.came:
+            task.explain_stop("terminated", target)
+            return Exit.TERMINATED
+        if not isinstance(error, KeyboardInterrupt):
+            raise
         task.explain_stop("interrupted", target)
         return Exit.INTERRUPTED
-    except _Terminated:
-        task.explain_stop("terminated", target)
-        return Exit.TERMINATED
-
-
-class _Terminated(Exception):
-    """SIGTERM came."""
 
 
 class _Task:
@@ -88,22 +87,17 @@ class _Task:
         self._started: str | None = None
         # The run_id of a run under the id that had ended before this command.
         self._ended: str | None = None
-        self._terminated = False
+        self.termination = Termination()
 
     async def perform(self) -> int:
-        self._heed_sigterm()
-        try:
-            with progress_line(self._program.name, None) as line:
-                programs, observer = list(self._module.programs.values()), self._observer(line)
-                options = engine_options(self._store, self._module.queues)
-                async with Engine(self._store, programs, on_commit=observer, **options) as engine:
-                    result = await self._result(engine, line)
-                    view, steps = await engine.get(result.run_id), await engine.steps(result.run_id, inputs=False)
-                    output = engine.codec.encode(result.output, "the result")
-        except asyncio.CancelledError:
-            if self._terminated:
-                raise _Terminated from None
-            raise
+        options = engine_options(self._store, self._module.queues)
+        recovery: Recovery = options.get("recovery", Recovery())
+        with self.termination.heeded(recovery.grace), progress_line(self._program.name, None) as line:
+            programs, observer = list(self._module.programs.values()), self._observer(line)
+            async with Engine(self._store, programs, on_commit=observer, **options) as engine:
+                result = await self._result(engine, line)
+                view, steps = await engine.get(result.run_id), await engine.steps(result.run_id, inputs=False)
+                output = engine.codec.encode(result.output, "the result")
         assert view is not None
         self._report(result, view, steps, output)
         return ENDS[result.status]
@@ -177,19 +171,6 @@ class _Task:
             f"It had ended so before this command, which executed nothing.\n{look}\n"
             f"Let it go on from there: perdure runs retry {id}, and the same command again"
         )
-
-    def _heed_sigterm(self) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def terminate() -> None:
-            self._terminated = True
-            task.cancel()
-
-        try:
-            loop.add_signal_handler(signal.SIGTERM, terminate)
-        except NotImplementedError:  # Windows
-            pass
 
     def explain_stop(self, how: str, target: str) -> None:
         """Say what becomes of a run whose process was asked to stop."""

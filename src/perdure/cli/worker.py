@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import queue
 import signal
-import sys
-import threading
-import time
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from perdure import termination
 from perdure.assembly import Engine
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, engine_options, seconds, settings
@@ -24,11 +20,9 @@ from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, load
 from perdure.config import Recovery
 from perdure.kernel.queues import Queue
+from perdure.termination import LEAVE_SECONDS
 
 log = logging.getLogger("perdure")
-
-# How long the process may take to end after the engine has been closed.
-LEAVE_SECONDS = 5.0
 
 
 def worker(
@@ -129,56 +123,32 @@ async def _work(
                 f"stopping: runs that wait are handed over, and steps under way have {grace:g} s; a second SIGTERM or "
                 "Ctrl-C leaves at once"
             )
-    signals.leave_within(LEAVE_SECONDS, Exit.OK)
+    signals.exit.within(LEAVE_SECONDS, Exit.OK)
 
 
 class _Signals:
-    """The first signal stops the worker, the second ends the grace of its steps, the third ends the process.
-
-    A process that does not come to its end is ended by a thread: a step on the loop may block it, and threads of the
-    module's own may not end.
-    """
+    """The first signal stops the worker, the second ends the grace of its steps, the third ends the process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event, grace: float) -> None:
         self._loop, self._stop, self._grace = loop, stop, grace
         self._task = asyncio.current_task()
         self._count = 0
-        # A queue whose `put` may be called in a signal handler, whatever the thread below it was doing.
-        self._ends: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
-        threading.Thread(target=self._watch, name="perdure-exit", daemon=True).start()
+        self.exit = termination.Exit()
         # Not the loop's own handlers: those wait until a step gives the loop back.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._heed)
-
-    def leave_within(self, seconds: float, code: int) -> None:
-        """See that the process ends."""
-        self._ends.put((time.monotonic() + seconds, code))
 
     def _heed(self, number: int, frame: object) -> None:
         self._count += 1
         if self._count == 1:
             self._loop.call_soon_threadsafe(self._stop.set)
-            self.leave_within(self._grace + 3 * LEAVE_SECONDS, Exit.TERMINATED)
+            self.exit.within(self._grace + 3 * LEAVE_SECONDS, Exit.TERMINATED)
         elif self._count == 2:
             if self._task is not None:
                 self._loop.call_soon_threadsafe(self._task.cancel)
-            self.leave_within(LEAVE_SECONDS, Exit.TERMINATED)
+            self.exit.within(LEAVE_SECONDS, Exit.TERMINATED)
         else:
             os._exit(128 + number)
-
-    def _watch(self) -> None:
-        end, code = self._ends.get()
-        while True:
-            try:
-                sooner, its_code = self._ends.get(timeout=max(0.0, end - time.monotonic()))
-            except queue.Empty:
-                break
-            if sooner < end:
-                end, code = sooner, its_code
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
 
 
 def _introduction(engine: Engine, target: Target, queues: Sequence[Queue], serves: Sequence[str] | None) -> str:
