@@ -84,8 +84,8 @@ pytest: compiled ## the test suite
 
 # What most changes break: without servers, other processes, documents and searches that take their time.
 FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
-SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engine/test_soak.py kernel/test_cron.py \
-	kernel/test_hostile_capsules.py orchestrator/test_eviction.py orchestrator/test_parking.py \
+SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engine/test_soak.py kernel/schedules/test_cron.py \
+	kernel/history/test_hostile_capsules.py orchestrator/test_eviction.py orchestrator/test_parking.py \
 	orchestrator/test_recovery_at_scale.py orchestrator/test_recovery_on_postgres.py test_processes.py)
 
 test-fast: lint types compiled ## an answer within a minute; make test has the rest

@@ -18,8 +18,8 @@ import apsw
 
 from bench.engine import PROGRAMS, sequence
 from perdure import Engine
-from perdure.stores.sql import database
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite import database
+from perdure.stores.sqlite.store import SqliteStore
 
 SLOW_SYNC = 0.005
 ROUNDS = 5

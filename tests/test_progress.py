@@ -20,7 +20,7 @@ from perdure.kernel.events import (
     WaitOpened,
     entries,
 )
-from perdure.kernel.failures import Failure
+from perdure.kernel.values.failures import Failure
 from perdure.ports.journal import Append
 from perdure.progress import Progress, progress_line
 

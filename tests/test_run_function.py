@@ -113,7 +113,7 @@ if __name__ == "__main__":
 # The same command, on a store that tells when somebody begins to wait for the run.
 ATTACHING = """
 import perdure
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from shared import shared
 store = SqliteStore("perdure.db")
 finished = store.runs.finished

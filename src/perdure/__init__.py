@@ -111,21 +111,21 @@ if TYPE_CHECKING:
         UnknownVersion,
         UsageError,
     )
-    from perdure.kernel.codec import TypeCodec
     from perdure.kernel.commands import Program
     from perdure.kernel.context import RunContext
-    from perdure.kernel.durability import Durability, every
     from perdure.kernel.events import Entry, RunStatus, StepStatus
-    from perdure.kernel.fallback import FailedStep, instead, retry_with
+    from perdure.kernel.history.rewind import Truncated
     from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
     from perdure.kernel.invocation import Invocation
-    from perdure.kernel.migrations import migrates, versioned
-    from perdure.kernel.policy import Policy, fast_fail, io, llm
-    from perdure.kernel.retry import Retry
-    from perdure.kernel.rules import Rule, Rules, StepInfo, default, kind, prepend, replace, rule
-    from perdure.kernel.schedule import CatchUp, all_ticks
+    from perdure.kernel.policies.durability import Durability, every
+    from perdure.kernel.policies.fallback import FailedStep, instead, retry_with
+    from perdure.kernel.policies.policy import Policy, fast_fail, io, llm
+    from perdure.kernel.policies.retry import Retry
+    from perdure.kernel.policies.rules import Rule, Rules, StepInfo, default, kind, prepend, replace, rule
+    from perdure.kernel.schedules.schedule import CatchUp, all_ticks
     from perdure.kernel.streams import StreamMode, batched
-    from perdure.kernel.truncation import Truncated
+    from perdure.kernel.values.codec import TypeCodec
+    from perdure.kernel.values.value_versions import migrates, versioned
     from perdure.locks import Lock, lock
     from perdure.orchestrator.sweep import SweepReport
     from perdure.policy_driver import PolicyDriver, StepRun
@@ -342,27 +342,27 @@ _HOMES = {
             "StoreUnavailable "
             "UnknownProgram UnknownVersion UsageError "
         ),
-        "perdure.kernel.codec": ("TypeCodec"),
+        "perdure.kernel.values.codec": ("TypeCodec"),
         "perdure.kernel.commands": ("Program"),
         "perdure.kernel.context": ("RunContext"),
-        "perdure.kernel.durability": ("Durability every"),
+        "perdure.kernel.policies.durability": ("Durability every"),
         "perdure.kernel.events": ("Entry RunStatus StepStatus"),
-        "perdure.kernel.fallback": ("FailedStep instead retry_with"),
+        "perdure.kernel.policies.fallback": ("FailedStep instead retry_with"),
         "perdure.kernel.inbound": ("Accepted AlreadyFinished Cancelled Duplicate Finished NotFound"),
         "perdure.kernel.invocation": ("Invocation"),
-        "perdure.kernel.migrations": ("migrates versioned"),
-        "perdure.kernel.policy": ("Policy fast_fail io llm"),
-        "perdure.kernel.retry": ("Retry"),
-        "perdure.kernel.schedule": ("CatchUp all_ticks"),
+        "perdure.kernel.values.value_versions": ("migrates versioned"),
+        "perdure.kernel.policies.policy": ("Policy fast_fail io llm"),
+        "perdure.kernel.policies.retry": ("Retry"),
+        "perdure.kernel.schedules.schedule": ("CatchUp all_ticks"),
         "perdure.kernel.streams": ("StreamMode batched"),
-        "perdure.kernel.truncation": ("Truncated"),
+        "perdure.kernel.history.rewind": ("Truncated"),
         "perdure.locks": ("Lock lock"),
         "perdure.orchestrator.sweep": ("SweepReport"),
         "perdure.policy_driver": ("PolicyDriver StepRun"),
         "perdure.ports.leases": ("HeldBy"),
         "perdure.settings.load": ("Settings load_settings"),
         "perdure.settings.problems": ("InvalidSettings"),
-        "perdure.kernel.rules": ("Rule Rules StepInfo default kind prepend replace rule"),
+        "perdure.kernel.policies.rules": ("Rule Rules StepInfo default kind prepend replace rule"),
     }.items()
     for name in names.split()
 }

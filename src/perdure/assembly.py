@@ -35,24 +35,24 @@ from perdure.engine.resources import resources_of
 from perdure.engine.threads import DEFAULT_THREADS
 from perdure.errors import BrokenProgram, Corrupt, PerdureError, UsageError
 from perdure.inherited import check_main, check_process
-from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
-from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation, Recorded, check_invocation
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.queues import Queue, check_queue
+from perdure.kernel.policies.reuse import Reuse
+from perdure.kernel.policies.rule_names import check_program, engine_strangers
+from perdure.kernel.policies.rules import RulesLike, rules_of
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import RunRow
-from perdure.kernel.queues import Queue, check_queue
-from perdure.kernel.reach import check_program, engine_strangers
-from perdure.kernel.reuse import Reuse
-from perdure.kernel.rules import RulesLike, rules_of
-from perdure.kernel.signatures import Signature
 from perdure.kernel.state import RunState
 from perdure.kernel.streams import StreamMode, stream_mode
-from perdure.kernel.versions import Programs
+from perdure.kernel.values.codec import TypeCodec
+from perdure.kernel.values.signatures import Signature
+from perdure.orchestrator.heartbeat import Ownership
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
-from perdure.orchestrator.ownership import Ownership
 from perdure.orchestrator.recovery import recover_at_start, warn_of_unknown
 from perdure.orchestrator.rehearsal import rehearse
 from perdure.orchestrator.retention import Retainer

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perdure.errors import UsageError
-from perdure.kernel.durations import ENDLESS, Duration, duration
 from perdure.kernel.events import FINISHED, RunStatus
-from perdure.kernel.payload import Limits
-from perdure.kernel.queues import Queue, Rate
+from perdure.kernel.policies.durations import ENDLESS, Duration, duration
+from perdure.kernel.policies.queues import Queue, Rate
+from perdure.kernel.values.limits import Limits
 
 __all__ = ["Limits", "Queue", "Rate", "Recovery", "Retention"]
 

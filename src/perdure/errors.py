@@ -52,7 +52,7 @@
         ├── Corrupt           stored bytes are not what was written
         └── NotOwner          a lease is held by somebody else
 
-Errors carry data and say what to do next. They import nothing of perdure.
+Errors carry data and say what to do next. Of perdure they import only what a divergence is made of.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perdure.explanation import Divergence
+from perdure.kernel.divergence.model import Divergence
 
 
 class PerdureError(Exception):

@@ -15,8 +15,8 @@ from perdure.authoring.code.body import Body, BodyLock, check_awaited, current_b
 from perdure.engine.locks import Hold, Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.errors import LockLost, StepCancelled, UsageError
-from perdure.kernel.durations import ENDLESS, duration
-from perdure.kernel.locking import check_key, check_ttl
+from perdure.kernel.policies.durations import ENDLESS, duration
+from perdure.kernel.policies.lock_keys import check_key, check_ttl
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from perdure.authoring.code.workflow import workflow
 from perdure.client.views import AttemptView
 from perdure.config import Limits
 from perdure.errors import UsageError
-from perdure.kernel.codec import Codec, TypeCodec
 from perdure.kernel.events import Entry, StepStatus
-from perdure.kernel.failures import rebuild
-from perdure.kernel.policy import Policy
-from perdure.kernel.rules import RulesLike, rule, rules_of
+from perdure.kernel.policies.policy import Policy
+from perdure.kernel.policies.rules import RulesLike, rule, rules_of
+from perdure.kernel.values.codec import Codec, TypeCodec
+from perdure.kernel.values.failures import rebuild
 
 P = ParamSpec("P")
 R = TypeVar("R")

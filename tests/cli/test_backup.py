@@ -11,8 +11,8 @@ import pytest
 
 from perdure import Engine, connect, step, workflow
 from perdure.errors import Corrupt
-from perdure.stores.sql import backup
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite import backup
+from perdure.stores.sqlite.store import SqliteStore
 from tests.cli.conftest import Cli
 
 

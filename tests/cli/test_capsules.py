@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.kernel.capsule import decode_capsule
+from perdure.kernel.history.capsule import decode_capsule
 from tests.cli.conftest import Cli
 
 ORDER = '{"order": {"id": "o-1", "total": 7.0}}'

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Engine, lock, sleep, workflow
 from perdure.kernel.events import WaitResolved
-from perdure.kernel.locking import lease_key
+from perdure.kernel.policies.lock_keys import lease_key
 from tests.cli.conftest import Cli
 from tests.engine.harness import Recorded
 

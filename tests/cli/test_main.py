@@ -14,7 +14,7 @@ from perdure import assembly
 from perdure.cli import options
 from perdure.cli.exits import ENDS, EPILOGUE, Exit
 from perdure.cli.output import clean, cut, span, value_text
-from perdure.client.asking import Asking
+from perdure.client.queries import Asking
 from tests.cli.conftest import Cli
 
 COMMANDS = ["demo", "run", "runs", "runs ls", "runs show", "runs steps", "runs journal", "runs watch", "doctor"]
@@ -197,7 +197,7 @@ def test_a_list_of_runs_loads_nothing_that_goes_on_with_them(cli: Cli) -> None:
         "kernel.rules",
     )
     heavy = tuple(f"perdure.{name}" for name in unwanted)
-    assert "perdure.client.asking" in ended.stderr
+    assert "perdure.client.queries" in ended.stderr
     assert [name for name in ended.stderr.split() if name.startswith(heavy)] == []
 
 

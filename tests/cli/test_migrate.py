@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import apsw
 
-from perdure.stores.sql.migrating import MIGRATIONS
+from perdure.stores.sqlite.migrating import MIGRATIONS
 from tests.cli.conftest import Cli
 
 NAMES = [one.name for one in MIGRATIONS]

@@ -28,7 +28,7 @@ from perdure import (
     workflow,
 )
 from perdure.cli import runs
-from perdure.client.asking import Asking
+from perdure.client.queries import Asking
 from perdure.kernel.events import AttemptFailed, Entry, WaitOpened
 from tests.cli.conftest import Cli
 from tests.engine.harness import Recorded

@@ -10,8 +10,8 @@ import pytest
 
 from perdure import Engine, RunStatus, connect, step, wait_signal, workflow
 from perdure.client.upgrade import upgrade_check
-from perdure.kernel.upgrade import Fit
-from perdure.kernel.versions import Programs
+from perdure.kernel.history.upgrade import Fit
+from perdure.kernel.policies.versions import Programs
 from perdure.stores.open import open_store
 from tests.cli.conftest import Cli
 from tests.patience import PATIENCE

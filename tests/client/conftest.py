@@ -8,7 +8,7 @@ import pytest
 
 from perdure.ports.store import Store
 from perdure.stores.open import open_store
-from perdure.stores.sql.schema import migrations_of
+from perdure.stores.sqlshared.schema import migrations_of
 
 
 @pytest.fixture(params=["memory", "file", "sqlite", "postgres", "redis"])

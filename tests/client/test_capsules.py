@@ -30,8 +30,8 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.kernel.capsule import decode_capsule
 from perdure.kernel.events import RunParked, encode_events
+from perdure.kernel.history.capsule import decode_capsule
 from perdure.kernel.state import fold
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing import replay

@@ -30,7 +30,7 @@ from perdure import (
     workflow,
 )
 from perdure.client import pruning, watch
-from perdure.kernel.capsule import decode_capsule
+from perdure.kernel.history.capsule import decode_capsule
 from perdure.ports.store import Store
 from tests.engine.harness import FakeClock
 

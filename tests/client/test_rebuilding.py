@@ -12,7 +12,7 @@ import pytest
 from perdure import Difference, Engine, Limits, Queue, RebuildReport, RunStatus, connect
 from perdure.kernel.events import RunStatus as Status
 from perdure.ports.store import Store
-from perdure.stores.sql.upkeep import SqlUpkeep
+from perdure.stores.sqlite.upkeep import SqlUpkeep
 from tests.client.test_pruning import PROGRAMS, again, broken, early, large, nap, parent, patient
 
 

@@ -182,7 +182,7 @@ async def test_steps_are_marked_as_replayed_when_another_owner_took_them_from_th
 
 
 async def test_a_long_journal_is_replayed_for_inputs_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.client.asking.REPLAYED", 3)
+    monkeypatch.setattr("perdure.client.queries.REPLAYED", 3)
     async with Engine("memory://", [fulfil, pack]) as engine:
         await engine.run(fulfil("o1"), id="it")
         assert [view.inputs is None for view in await engine.steps("it")] == [True, True, True, False]

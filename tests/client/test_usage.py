@@ -25,7 +25,7 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.kernel.durability import durability
+from perdure.kernel.policies.durability import durability
 from tests.engine.harness import AT_ONCE, PATIENCE
 
 

@@ -24,7 +24,7 @@ from perdure import (
     workflow,
 )
 from perdure.kernel.events import AttemptFailed, StepStarted, WaitOpened
-from perdure.orchestrator.ownership import REGISTRATION_SIZE
+from perdure.orchestrator.heartbeat import REGISTRATION_SIZE
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, holder
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
@@ -340,7 +340,7 @@ async def test_journals_that_are_too_large_for_a_list_are_not_read(monkeypatch: 
     async with Engine("memory://", ALL, on_commit=recorded) as engine:
         _ = await engine.start(waits(), id="it")
         await recorded.until(lambda e: isinstance(e, WaitOpened))
-        monkeypatch.setattr("perdure.client.asking.JOURNALS_READ", 10)
+        monkeypatch.setattr("perdure.client.queries.JOURNALS_READ", 10)
         reasons = await engine.reasons(await engine.list())
         assert ["was not read" in str(why) for why in reasons.values()] == [True]
         assert str(await engine.why("it")) == "for signal `go`"

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from perdure.ports.store import Store
-from perdure.stores.beside import WithLeases
 from perdure.stores.etcd.leases import EtcdLeases
+from perdure.stores.external_leases import WithLeases
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.conformance import LeasesConformance
 

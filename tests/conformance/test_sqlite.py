@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perdure.ports.store import Store
-from perdure.stores.sql import database
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite import database
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance import (
     BlobsConformance,
     JournalConformance,

@@ -15,7 +15,7 @@ from typing import Any
 from perdure import Accepted, Duplicate, Engine, Queue, Recovery, StoreUnavailable, call, connect
 from perdure.kernel.commands import Program
 from perdure.orchestrator import orchestrator
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from tests.crash import programs
 from tests.crash.disk import Disk, put_back
 from tests.crash.failpoints import Failpoint, die, store_with

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, NoReturn
 
 from perdure.ports.journal import Append, Outcome
-from perdure.stores.sql.blobs import SqlBlobs
-from perdure.stores.sql.journal import SqlJournal
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.blobs import SqlBlobs
+from perdure.stores.sqlite.journal import SqlJournal
+from perdure.stores.sqlite.store import SqliteStore
 
 
 def die() -> NoReturn:

@@ -36,8 +36,8 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.projection import child_rows, project
 from perdure.kernel.state import fold
-from perdure.stores.sql.entries import checksum
-from perdure.stores.sql.rows import RUN, run_row
+from perdure.stores.sqlshared.entries import checksum
+from perdure.stores.sqlshared.rows import RUN, run_row
 from tests.patience import PATIENCE as PATIENCE
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from perdure.kernel.events import AnyEvent, Batch, RunClaimed, RunStarted, StepS
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append, Appended, Outcome
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from tests.crash.harness import Children, audit, check_executions, read_effects
 from tests.patience import PATIENCE
 

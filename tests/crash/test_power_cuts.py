@@ -30,7 +30,7 @@ from perdure.kernel.events import (
 from perdure.kernel.projection import row, row_key
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append, Appended, Outcome
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from tests.crash.disk import Disk, put_back
 from tests.crash.harness import Children, Journal, at_once, audit, check_executions, read_effects
 from tests.crash.neighbours import KINDS

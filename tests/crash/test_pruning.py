@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from perdure import Engine, Limits, connect, step, workflow
-from perdure.kernel.capsule import decode_capsule
+from perdure.kernel.history.capsule import decode_capsule
 
 RUNS = 300
 KILLS = 12

@@ -38,9 +38,17 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Inside a step": ("perdure.engine.step_context",),
     "What you read": ("perdure.client.", "perdure.kernel.events", "perdure.orchestrator.sweep"),
     "What calls return": ("perdure.kernel.inbound", "perdure.ports.leases"),
-    "Settings": ("perdure.config", "perdure.settings.", "perdure.kernel.durability", "perdure.kernel.queues"),
+    "Settings": (
+        "perdure.config",
+        "perdure.settings.",
+        "perdure.kernel.policies.durability",
+        "perdure.kernel.policies.queues",
+    ),
     "Retries, rules and policies": (
-        *("perdure.kernel.retry", "perdure.kernel.rules", "perdure.kernel.policy", "perdure.kernel.fallback"),
+        "perdure.kernel.policies.retry",
+        "perdure.kernel.policies.rules",
+        "perdure.kernel.policies.policy",
+        "perdure.kernel.policies.fallback",
     ),
     "Errors": ("perdure.errors",),
 }

@@ -10,14 +10,14 @@ from typing import Any
 
 from perdure import Engine, Invocation, Recovery, RunResult
 from perdure.authoring.code.program import CodeProgram
-from perdure.engine.payloads import Payloads
-from perdure.kernel.codec import Codec
+from perdure.engine.large_values import Payloads
 from perdure.kernel.commands import Finish, RunStep, StartTimer
 from perdure.kernel.events import AnyEvent, Batch, RunFinished, StepStarted, StepSucceeded
-from perdure.kernel.payload import Limits
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import project
 from perdure.kernel.replay import Replay, open_replay
-from perdure.kernel.versions import Programs
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.limits import Limits
 from perdure.ports.journal import Append
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore

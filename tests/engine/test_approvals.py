@@ -144,7 +144,7 @@ async def test_only_the_journals_of_runs_that_ask_are_read(tmp_path: Path) -> No
 
 
 async def test_more_questions_than_fit_a_page_are_all_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.client.asking.ASKING_PAGE", 3)
+    monkeypatch.setattr("perdure.client.queries.ASKING_PAGE", 3)
     world = World("memory://")
     async with world.engine as engine:
         for n in range(8):

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from perdure import Engine, TypeCodec, set_state, step, wait_signal, workflow
-from perdure.kernel.codec import Codec
+from perdure.kernel.values.codec import Codec
 from tests.engine.harness import AT_ONCE, PATIENCE
 
 

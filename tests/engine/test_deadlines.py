@@ -22,7 +22,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.kernel.locking import lease_key
+from perdure.kernel.policies.lock_keys import lease_key
 from perdure.ports.leases import Acquired
 from perdure.testing.simulation import Simulation
 

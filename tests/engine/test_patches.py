@@ -20,10 +20,10 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.kernel.codec import Codec
 from perdure.kernel.events import AnyEvent, Batch, RunClaimed, RunStarted, StepStarted, ValueRecorded
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import open_replay
-from perdure.kernel.versions import Programs
+from perdure.kernel.values.codec import Codec
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import (
     AT_ONCE,

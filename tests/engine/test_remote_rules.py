@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, InvalidRule, Program, Retry, RunResult, RunStatus, step, step_context, workflow
-from perdure.kernel.rules import RulesLike, default, kind, rule
+from perdure.kernel.policies.rules import RulesLike, default, kind, rule
 
 
 @step(queue="gpu")

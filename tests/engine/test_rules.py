@@ -32,7 +32,7 @@ from perdure import (
     workflow,
 )
 from perdure.kernel.events import AttemptFailed, RunStarted, StepSkipped, StepStarted, StepSucceeded
-from perdure.kernel.rules import rules_of
+from perdure.kernel.policies.rules import rules_of
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Ran, Recorded, eventually, left_by_a_crash, run
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from perdure import Engine, step, workflow
-from perdure.engine import tenure
-from perdure.engine.tenure import Tenure
+from perdure.engine import lease_deadline
+from perdure.engine.lease_deadline import Tenure
 from perdure.kernel.events import StepStarted
 from perdure.ports.journal import Append
 from tests.engine.harness import AT_ONCE, eventually
@@ -22,7 +22,7 @@ class Told:
         self.loop = asyncio.get_running_loop()
         self.now, self.asleep, self.count = 100.0, 7.0, 0
         monkeypatch.setattr(self.loop, "time", lambda: self.now)
-        monkeypatch.setattr(tenure, "slept", lambda: self.asleep)
+        monkeypatch.setattr(lease_deadline, "slept", lambda: self.asleep)
         self.tenure = Tenure(self.loop)
         self.tenure.on_over = self.over
 
@@ -63,7 +63,7 @@ async def test_the_time_for_which_the_machine_was_suspended_counts(monkeypatch: 
 
 
 def test_suspension_is_measured_where_the_system_can_tell() -> None:
-    assert tenure.slept() >= -0.01
+    assert lease_deadline.slept() >= -0.01
 
 
 async def test_clocks_that_differ_by_a_little_do_not_make_it_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import CancelOp, Command, Finish, RunStep, StartTimer, StepSpec
 from perdure.kernel.events import (
     AnyEvent,
@@ -31,13 +30,14 @@ from perdure.kernel.events import (
     StepSucceeded,
     WaitResolved,
 )
-from perdure.kernel.failures import Failure
 from perdure.kernel.ids import inputs_hash
-from perdure.kernel.past import NO_PAST, Past
+from perdure.kernel.patches import NO_PAST, Past
 from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
+from perdure.kernel.policies.retry import Retry
 from perdure.kernel.replay import Replay
-from perdure.kernel.retry import Retry
 from perdure.kernel.state import RunState
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import Failure
 
 CODEC = Codec()
 BOOM = Failure("builtins.ValueError", "boom")

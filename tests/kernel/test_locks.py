@@ -24,7 +24,7 @@ from perdure.kernel.events import (
     decode_events,
     encode_events,
 )
-from perdure.kernel.locking import HeldLock, check_key, check_ttl, lease_key
+from perdure.kernel.policies.lock_keys import HeldLock, check_key, check_ttl, lease_key
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState, fold
 

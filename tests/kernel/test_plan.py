@@ -29,10 +29,10 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.failures import Failure
 from perdure.kernel.plan import Call, adopt, failed, plan, wake
-from perdure.kernel.retry import Retry, backoff
+from perdure.kernel.policies.retry import Retry, backoff
 from perdure.kernel.state import RunState
+from perdure.kernel.values.failures import Failure
 from tests.kernel.table import BOOM, Machine, Story, Table, step_row, stories, timer_row, total
 
 STARTED = RunStarted("order-1", "checkout", "1", Raw(b"[]"))

@@ -16,9 +16,9 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
 )
-from perdure.kernel.failures import Failure
 from perdure.kernel.projection import RunRow, project, row, row_key
 from perdure.kernel.state import RunState
+from perdure.kernel.values.failures import Failure
 from tests.kernel.table import Story, batches, stories
 
 

@@ -26,11 +26,11 @@ from perdure.kernel.events import (
     StepStarted,
     StepSucceeded,
 )
-from perdure.kernel.failures import Failure
 from perdure.kernel.projection import row
 from perdure.kernel.snapshot import audited, decode_snapshot, encode_snapshot, needed, newest
 from perdure.kernel.state import RunState, fold
-from perdure.kernel.steps import steps
+from perdure.kernel.step_records import steps
+from perdure.kernel.values.failures import Failure
 from tests.kernel.table import Story, batches, stories
 
 

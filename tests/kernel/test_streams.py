@@ -26,11 +26,11 @@ from perdure.kernel.events import (
     StepSucceeded,
     decode_events,
     encode_events,
+    weight,
 )
-from perdure.kernel.failures import Failure
-from perdure.kernel.size import weight
 from perdure.kernel.state import RunState
 from perdure.kernel.streams import IMMEDIATE, ON_COMPLETE, Numbered, Reading, batched, stream_mode
+from perdure.kernel.values.failures import Failure
 
 OPS = ("a:0", "a:1", "x:0/b:0")
 

@@ -17,19 +17,19 @@ from perdure.authoring.code.body import Body
 from perdure.engine import driver as driver_module
 from perdure.engine.attempts import Attempts
 from perdure.engine.driver import Driver
+from perdure.engine.large_values import Payloads
 from perdure.engine.outbox import Outbox
-from perdure.engine.payloads import Payloads
 from perdure.engine.steps import StepRunner
 from perdure.engine.streams import Channel, Channels
 from perdure.kernel.commands import Program
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
-from perdure.orchestrator.loading import Loading
+from perdure.orchestrator.catch_up import Tails
+from perdure.orchestrator.loader import Loading
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.quarantine import Quarantine
 from perdure.orchestrator.service import Service
-from perdure.orchestrator.tails import Tails
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store

@@ -35,7 +35,7 @@ from perdure import (
 from perdure.engine.outbox import extend
 from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted, StepStarted
 from perdure.kernel.state import RunState
-from perdure.orchestrator import lingering, orchestrator
+from perdure.orchestrator import orchestrator, warm_cache
 from perdure.ports.journal import Appended, append_all
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
@@ -429,7 +429,7 @@ async def test_runs_that_signal_each_other_are_swept_up_to_the_limit() -> None:
 
 async def test_a_sweep_does_not_stay_for_runs_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever they wait for, and however short."""
-    monkeypatch.setattr(lingering, "LINGER_SECONDS", 1e6)
+    monkeypatch.setattr(warm_cache, "LINGER_SECONDS", 1e6)
     monkeypatch.setattr(orchestrator, "MOMENT", 1e6)
     store, clock = MemoryStore(), FakeClock()
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import every
-from perdure.kernel.durability import Durability
 from perdure.kernel.events import WaitOpened
+from perdure.kernel.policies.durability import Durability
 from perdure.testing.simulation import Crash, Faults, Report, Simulation, every_crash
 from tests.simulation.grammar import Tree, interpret, trees
 from tests.simulation.test_promises import LIMIT, search, seeds

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure import Queue, every
-from perdure.kernel.durability import Durability
 from perdure.kernel.events import RunFinished
+from perdure.kernel.policies.durability import Durability
 from perdure.testing.simulation import Faults, Simulation
 from tests.simulation.grammar import LIMITS, Tree, interpret, tellers, trees
 from tests.simulation.test_promises import LONG, SOAK, check, search, seeds

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import every
-from perdure.kernel.durability import Durability
+from perdure.kernel.policies.durability import Durability
 from perdure.testing.simulation import STORMY, Crash, Faults, Message, Sender, Simulation
 from tests.simulation.grammar import LIMITS, Tree, interpret, tellers
 from tests.simulation.test_promises import LIMIT, LONG, check

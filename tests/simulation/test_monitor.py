@@ -10,7 +10,6 @@ import pytest
 from msgspec import Raw
 
 from perdure import step, workflow
-from perdure.kernel.durability import Durability
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -22,6 +21,7 @@ from perdure.kernel.events import (
     StepSucceeded,
     WaitOpened,
 )
+from perdure.kernel.policies.durability import Durability
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator

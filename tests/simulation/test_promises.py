@@ -14,9 +14,9 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from perdure import every
-from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, StepSucceeded
 from perdure.kernel.ids import op_name
+from perdure.kernel.policies.durability import Durability
 from perdure.kernel.streams import Reading
 from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Report, Simulation, every_crash
 from tests.simulation.grammar import Tree, interpret, trees

@@ -15,7 +15,7 @@ import pytest
 from perdure import Engine, StoreUnavailable, UsageError, sleep, step, workflow
 from perdure.builtin.schedules import Errand
 from perdure.kernel.events import RunStatus
-from perdure.kernel.schedule import Definition, Order, ScheduleSpec, missed, schedule_spec, survey, tick_id
+from perdure.kernel.schedules.schedule import Definition, Order, ScheduleSpec, missed, schedule_spec, survey, tick_id
 from perdure.testing.simulation import STORMY, Crash, Faults, Simulation
 from perdure.testing.simulation.store import FaultPlan
 

@@ -21,7 +21,7 @@ from perdure.kernel.events import Batch, RunReleased
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.store import Store
 from perdure.stores.open import open_store
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, write
 
 SHARED_FIRST, SHARED_SIZE = 0x40000002, 510  # where SQLite locks a database file while it is connected

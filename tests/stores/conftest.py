@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from tests.patience import PATIENCE
 
 CHILD = Path(__file__).parent / "child.py"

@@ -11,8 +11,8 @@ import pytest
 from perdure.errors import InvalidStoreUrl, SchemaMismatch
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_leases, open_store
-from perdure.stores.sql import migrating
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite import migrating
+from perdure.stores.sqlite.store import SqliteStore
 from tests.patience import PATIENCE
 
 

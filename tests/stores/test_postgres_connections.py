@@ -14,7 +14,7 @@ import pytest
 from perdure import Engine, step, wait_signal, workflow
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunClaimed, StepSucceeded
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.queues import Queue
 from perdure.ports.journal import Appended, Conflict
 from perdure.ports.leases import Acquired, Renewal
 from perdure.stores.postgres import connection, database, leases

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Engine, connect, step, workflow
 from perdure.errors import InvalidStoreUrl, PerdureError, SchemaMismatch, StoreUnavailable, UsageError
-from perdure.kernel.durability import durability
+from perdure.kernel.policies.durability import durability
 from perdure.stores.postgres.migrating import MIGRATIONS
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, numbered, write, write_all

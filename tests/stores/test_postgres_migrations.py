@@ -12,7 +12,7 @@ import pytest
 from perdure.errors import SchemaMismatch
 from perdure.stores.postgres import migrating, store
 from perdure.stores.postgres.store import PostgresStore
-from perdure.stores.sql.schema import migration
+from perdure.stores.sqlshared.schema import migration
 from perdure.testing.conformance.history import History, write_all
 from tests.services.binaries import binaries
 from tests.stores.postgres import opened, sql

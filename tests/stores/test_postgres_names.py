@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidStoreUrl
-from perdure.stores.masking import masked
 from perdure.stores.open import open_store
 from perdure.stores.postgres.address import parse
 from perdure.stores.postgres.names import LONGEST, MAX_BYTES, Names, check_prefix, check_schema, quoted
+from perdure.stores.url import masked
 from tests.stores.postgres import opened, sql
 
 BASE = "postgresql://me:secret@127.0.0.1:1/db"

@@ -8,9 +8,9 @@ import pytest
 
 from perdure import Engine, workflow
 from perdure.errors import UsageError
-from perdure.kernel.durability import Durability
+from perdure.kernel.policies.durability import Durability
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 
 
 @workflow

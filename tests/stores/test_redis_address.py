@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidStoreUrl
-from perdure.stores.masking import masked
 from perdure.stores.open import open_store
 from perdure.stores.redis.address import parse
 from perdure.stores.redis.store import RedisStore
+from perdure.stores.url import masked
 
 
 def test_a_url_names_a_server_a_database_and_a_prefix() -> None:

@@ -12,7 +12,7 @@ from redis.asyncio import Connection
 from perdure import Engine, wait_signal, workflow
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.kernel.events import Batch, RunReleased
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.queues import Queue
 from perdure.ports.journal import Append, Appended, Conflict, Full
 from perdure.ports.leases import Acquired, Renewal
 from perdure.stores.redis import server as servers_of_redis

@@ -21,8 +21,8 @@ from perdure.kernel.events import (
     RunStatus,
     WaitOpened,
 )
+from perdure.kernel.policies.queues import Queue, Rate
 from perdure.kernel.projection import row
-from perdure.kernel.queues import Queue, Rate
 from perdure.kernel.state import RunState, fold
 from perdure.ports.journal import Append
 from perdure.ports.runs import RunFilter

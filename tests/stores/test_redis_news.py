@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import redis
 
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.queues import Queue
 from perdure.ports.leases import Renewal
-from perdure.stores.redis import news
+from perdure.stores.redis import notifications
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import History, step, timer, write_all
 from perdure.testing.conformance.queues import queued
@@ -105,14 +105,14 @@ async def test_every_wish_is_one_command(store: RedisStore) -> None:
 async def test_the_counter_is_read_only_when_nothing_was_heard(
     store: RedisStore, second: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(notifications, "POLL_SECONDS", 0.0)
     commands = traced(second)
     await second._news.stop()
     second._news.start(0)
     await eventually(lambda: "HGET" in commands)
     # A sign of life says it too.
     commands.clear()
-    monkeypatch.setattr(news, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(notifications, "POLL_SECONDS", 3600.0)
     heard = second._news._heard
     await second.leases.renew_all([Renewal("k", "a", 3.0)], 1.0)
     assert second._news._heard > heard
@@ -129,7 +129,7 @@ async def test_a_dead_connection_is_noticed_by_what_was_missed(
     await write_all(store, History("r1").begin())
     await eventually(lambda: bool(missed))
     monkeypatch.undo()
-    monkeypatch.setattr(news, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(notifications, "POLL_SECONDS", 0.05)
     second._news._tasks[1].cancel()
     second._news._tasks[1] = asyncio.get_running_loop().create_task(second._news._poll())
     await eventually(lambda: second._news._tasks[0] is not listening)
@@ -146,7 +146,7 @@ async def test_a_user_who_may_not_listen_hears_by_the_counter(
         with redis.Redis.from_url(server.url) as root:
             root.execute_command("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "resetchannels", "+@all")
         stores = [RedisStore(server.url.replace("://", "://deaf:pw@")) for _ in range(2)]
-        monkeypatch.setattr(news, "POLL_SECONDS", 0.0)
+        monkeypatch.setattr(notifications, "POLL_SECONDS", 0.0)
         for store in stores:
             await store.open(migrate=True)
         await eventually(lambda: "cannot listen" in caplog.text)

@@ -14,8 +14,8 @@ from perdure import Engine, Program, SchemaMismatch, connect, step, workflow
 from perdure.stores.open import open_store
 from perdure.stores.postgres import migrating as postgres_migrating
 from perdure.stores.postgres import store as postgres_store
-from perdure.stores.sql import migrating as sqlite_migrating
-from perdure.stores.sql.schema import Migration, Migrations, migration, migrations_of
+from perdure.stores.sqlite import migrating as sqlite_migrating
+from perdure.stores.sqlshared.schema import Migration, Migrations, migration, migrations_of
 
 
 @step

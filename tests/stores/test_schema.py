@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import SchemaMismatch
-from perdure.stores.sql.schema import Applied, Migration, load_migrations, migration, pending
+from perdure.stores.sqlshared.schema import Applied, Migration, load_migrations, migration, pending
 
 FIRST = migration("0001_first.sql", "create table a (b);")
 SECOND = migration("0002_second.sql", "-- works with: 1\nalter table a add column c;")

@@ -19,8 +19,8 @@ from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.leases import Renewal
-from perdure.stores.sql import database
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite import database
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, numbered, step, write, write_all
 
 

@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import Corrupt
 from perdure.kernel.projection import RunRow
 from perdure.ports.runs import RunFilter
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, finished, numbered, step, write_all
 
 RUNS = ("r1", "r2", "r3")

@@ -10,8 +10,8 @@ import apsw
 import pytest
 
 from perdure.errors import InvalidStoreUrl, NotAStore, PerdureError, SchemaMismatch, StoreError, StoreUnavailable
-from perdure.stores.sql.migrating import APPLICATION_ID, MIGRATIONS
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.migrating import APPLICATION_ID, MIGRATIONS
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, write, write_all
 
 Snapshot = dict[str, tuple[bytes, int]]

@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from perdure import Engine, PerdureError, RunStatus, step, wait_signal, workflow
-from perdure.stores.sql.entries import checksum
+from perdure.stores.sqlshared.entries import checksum
 from tests.engine.harness import AT_ONCE, PATIENCE
 
 DEEP = 200_000

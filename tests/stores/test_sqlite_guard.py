@@ -17,8 +17,8 @@ import pytest
 
 from perdure.errors import StoreUnavailable
 from perdure.ports.journal import Appended, Conflict
-from perdure.stores.sql import database, guard
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite import database, guard
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, step, write, write_all
 
 Start = Callable[..., Any]

@@ -17,13 +17,13 @@ from perdure.errors import Corrupt, SchemaMismatch
 from perdure.kernel.events import NULL, StepStarted, StepSucceeded, encode_events
 from perdure.ports.journal import Append
 from perdure.ports.upkeep import Collected
-from perdure.stores.sql import migrating
-from perdure.stores.sql.entries import checksum
-from perdure.stores.sql.journal import INSERT_RUN
-from perdure.stores.sql.migrating import APPLICATION_ID, MIGRATIONS
-from perdure.stores.sql.rows import run_bindings
-from perdure.stores.sql.schema import migration
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite import migrating
+from perdure.stores.sqlite.journal import INSERT_RUN
+from perdure.stores.sqlite.migrating import APPLICATION_ID, MIGRATIONS
+from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.sqlshared.entries import checksum
+from perdure.stores.sqlshared.rows import run_bindings
+from perdure.stores.sqlshared.schema import migration
 from perdure.testing.conformance.history import History, finished, write_all
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from perdure.kernel.events import RunStatus
 from perdure.ports.runs import RunFilter
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, finished, parked, write_all
 
 

@@ -14,9 +14,9 @@ import pytest
 from perdure.kernel.events import RunReleased, RunStarted, entries
 from perdure.ports.journal import Appended, Conflict
 from perdure.ports.leases import Acquired, HeldBy
-from perdure.stores.sql import leases
-from perdure.stores.sql.leases import Presence
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite import leases
+from perdure.stores.sqlite.leases import Presence
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import History, numbered, step, write, write_all
 
 Start = Callable[..., Any]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from perdure.kernel.events import RunClaimed
-from perdure.kernel.queues import Queue
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.kernel.policies.queues import Queue
+from perdure.stores.sqlite.store import SqliteStore
 from perdure.testing.conformance.history import BEGAN, History, finished, write_all
 
 NOW = BEGAN + 1e6

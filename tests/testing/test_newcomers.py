@@ -10,8 +10,8 @@ import pytest
 
 from perdure import RunStatus, UsageError, approval, sleep, step, wait_signal, workflow
 from perdure.testing import crash_everywhere, interleavings
+from perdure.testing.fixtures import LearningEngine, VirtualTime
 from perdure.testing.simulation import PromiseBroken
-from perdure.testing.virtual import LearningEngine, VirtualTime
 
 effects: list[str] = []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure import blocking
-from perdure.kernel.capsule import decode_capsule
+from perdure.kernel.history.capsule import decode_capsule
 
 SHOP = """
 import asyncio

@@ -55,18 +55,18 @@ from perdure.client.views import (
 )
 from perdure.client.why import Why
 from perdure.config import Limits, Recovery, Retention
-from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
-from perdure.kernel.durability import Durability
-from perdure.kernel.durations import Duration
 from perdure.kernel.events import Entry, RunStatus
 from perdure.kernel.ids import INPUT
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
-from perdure.kernel.queues import Queue
-from perdure.kernel.reuse import Reuse
-from perdure.kernel.rules import RulesLike
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.durations import Duration
+from perdure.kernel.policies.queues import Queue
+from perdure.kernel.policies.reuse import Reuse
+from perdure.kernel.policies.rules import RulesLike
 from perdure.kernel.streams import StreamMode
+from perdure.kernel.values.codec import TypeCodec
 from perdure.orchestrator.sweep import SweepReport
 from perdure.ports.blobs import Blobs as AsyncBlobs
 from perdure.ports.clock import Clock

@@ -10,10 +10,10 @@ from perdure.blocking.loop import Loop
 from perdure.client.client import Client
 from perdure.client.schedules import ScheduleHandle as AsyncScheduleHandle
 from perdure.client.schedules import ScheduleView
-from perdure.kernel.durability import Durability
 from perdure.kernel.invocation import Invocation
-from perdure.kernel.rules import RulesLike
-from perdure.kernel.schedule import CatchUp, Overlap
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.schedules.schedule import CatchUp, Overlap
 
 
 class Scheduling:

@@ -10,8 +10,8 @@ from perdure.client.client import Client
 from perdure.client.pruning import GRACE, PruneReport, Statuses
 from perdure.client.rebuilding import RebuildReport
 from perdure.client.views import OrchestratorView
-from perdure.kernel.durations import Duration
 from perdure.kernel.events import RunStatus
+from perdure.kernel.policies.durations import Duration
 
 
 class Upkeep:

@@ -22,12 +22,12 @@ from perdure.authoring.code.workflow import Workflow, workflow
 from perdure.client.client import Client
 from perdure.engine.step_context import step_context
 from perdure.errors import AlreadyExists, NotDecodable, SignalTimeout
-from perdure.kernel import schedule as kernel
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Recorded
+from perdure.kernel.policies.retry import Retry
 from perdure.kernel.projection import RunRow
-from perdure.kernel.retry import Retry
-from perdure.kernel.schedule import (
+from perdure.kernel.schedules import schedule as kernel
+from perdure.kernel.schedules.schedule import (
     CONTROL,
     PROGRAM,
     Backfill,

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, pairs, value_text, when, write_json
-from perdure.client.asking import Asking
+from perdure.client.queries import Asking
 from perdure.client.views import ApprovalView
 
 app = App(name="approvals", help="See what people are asked.")

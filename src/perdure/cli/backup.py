@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
 from perdure.cli.output import note, write_json
-from perdure.stores.masking import masked
 from perdure.stores.open import open_store
-from perdure.stores.sql.sqlite import SqliteStore
+from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.url import masked
 
 # What else copies a store, by the beginning of its URL.
 INSTEAD = {

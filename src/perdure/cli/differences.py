@@ -11,13 +11,13 @@ import msgspec
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import cut, error_name, note, pairs, span, table, value_text, write_json
-from perdure.client.asking import Asking
+from perdure.client.queries import Asking
 from perdure.client.views import RunView
 from perdure.errors import NoSuchRun
 from perdure.kernel.events import moment
 
 if TYPE_CHECKING:
-    from perdure.kernel.diff import Diff, OpDiff, OpOutcome
+    from perdure.kernel.history.diff import Diff, OpDiff, OpOutcome
 
 
 def diff(a: RunId, b: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
@@ -34,7 +34,7 @@ def diff(a: RunId, b: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson
 
 
 async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff]:
-    from perdure.kernel.diff import diff as compare
+    from perdure.kernel.history.diff import diff as compare
 
     async with Asking(opened(store)) as client:
         views = []

@@ -11,7 +11,7 @@ import msgspec
 from perdure.cli.output import clean, cut, error_name, first_line, span, value_text, when, write_json
 from perdure.client.views import RunView
 from perdure.kernel.events import Entry, moment
-from perdure.kernel.failures import Failure
+from perdure.kernel.values.failures import Failure
 
 # Events that end something, for the eye.
 STYLES = {"Succeeded": "32", "Failed": "31", "Skipped": "33", "Parked": "33", "Finished": "1"}

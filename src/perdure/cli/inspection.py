@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
-from perdure.client.asking import Asking
+from perdure.client.queries import Asking
 from perdure.errors import Diverged, NoSuchRun, UsageError
 from perdure.kernel.events import Batch, RunStarted
 
@@ -36,7 +36,7 @@ def inspect(
     """Replay a run up to an op, with no effects, and show the line it stands on and the variables there."""
     from perdure.authoring.code.inspection import inspect as look
     from perdure.cli.targets import load
-    from perdure.kernel.versions import Programs
+    from perdure.kernel.policies.versions import Programs
 
     run_id, started, batches, client = asyncio.run(_read(store, id))
     target = load(module or _named(batches, id))
@@ -60,7 +60,7 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
     """The arguments of the steps of a run by op path, told by replay; none where the code is not at hand."""
     from perdure.authoring.code.inspection import arguments
     from perdure.cli.targets import load
-    from perdure.kernel.versions import Programs
+    from perdure.kernel.policies.versions import Programs
 
     run_id, started, batches, client = asyncio.run(_read(store, id))
     try:

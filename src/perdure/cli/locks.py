@@ -11,8 +11,8 @@ from cyclopts import App, Parameter
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, table, when, write_json
-from perdure.client.asking import Asking
 from perdure.client.locks import LockView
+from perdure.client.queries import Asking
 
 app = App(name="locks", help="Look at locks, and take them away.")
 

@@ -13,7 +13,7 @@ from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl
 from perdure.cli.output import note, table, write_json
 from perdure.kernel.events import moment
 from perdure.stores.open import open_store
-from perdure.stores.sql.schema import Applied, Migration, Migrations, migrations_of
+from perdure.stores.sqlshared.schema import Applied, Migration, Migrations, migrations_of
 
 
 def migrate(

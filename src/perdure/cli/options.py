@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from perdure.cli.exits import Problem
 
 if TYPE_CHECKING:
-    from perdure.kernel.queues import Queue
+    from perdure.kernel.policies.queues import Queue
     from perdure.ports.store import Store
     from perdure.settings.load import Settings
 

@@ -15,7 +15,7 @@ from perdure.cli.exits import Exit
 
 if TYPE_CHECKING:
     from perdure.client.views import StepView
-    from perdure.kernel.failures import Failure
+    from perdure.kernel.values.failures import Failure
 
 # How much of a value a table shows where no terminal limits its width.
 VALUE_WIDTH = 60

@@ -9,7 +9,7 @@ from cyclopts import App
 
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, span, table, write_json
-from perdure.client.asking import Asking
+from perdure.client.queries import Asking
 from perdure.client.views import QueueView
 
 app = App(name="queues", help="Look at queues.")

@@ -34,7 +34,7 @@ from perdure.cli.output import (
     when,
     write_json,
 )
-from perdure.client.asking import Asking
+from perdure.client.queries import Asking
 from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
 from perdure.client.why import Why
 from perdure.errors import NoSuchRun, StoreUnavailable

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from perdure.authoring.code.step import Step
 from perdure.cli.exits import Problem
 from perdure.client.schedules import Schedule
-from perdure.kernel.codec import TypeCodec
 from perdure.kernel.commands import Program
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.queues import Queue
+from perdure.kernel.values.codec import TypeCodec
 
 T = TypeVar("T")
 

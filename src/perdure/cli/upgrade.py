@@ -15,9 +15,9 @@ from perdure.cli.targets import load
 from perdure.client.client import Client
 from perdure.client.upgrade import Checked
 from perdure.client.upgrade import upgrade_check as checked
-from perdure.kernel.codec import TypeCodec
-from perdure.kernel.upgrade import Fit
-from perdure.kernel.versions import Programs
+from perdure.kernel.history.upgrade import Fit
+from perdure.kernel.policies.versions import Programs
+from perdure.kernel.values.codec import TypeCodec
 from perdure.stores.open import open_store
 
 TITLES = {Fit.PATCH: "needs a patch", Fit.BREAKS: "breaks"}

@@ -19,7 +19,7 @@ from perdure.cli.options import DEFAULT_STORE, LogLevel, StoreUrl, engine_option
 from perdure.cli.output import log_to_stderr, note
 from perdure.cli.targets import Target, load
 from perdure.config import Recovery
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.queues import Queue
 from perdure.termination import LEAVE_SECONDS
 
 log = logging.getLogger("perdure")

@@ -10,19 +10,19 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from msgspec.structs import replace
 
-from perdure.client.asking import Asking
 from perdure.client.handle import RunHandle
+from perdure.client.queries import Asking
 from perdure.client.resolving import Resolving
 from perdure.errors import NoSuchRun, StoreUnavailable, UsageError
-from perdure.kernel.durability import Durability
-from perdure.kernel.durations import Duration
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import check_cursor
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.durations import Duration
+from perdure.kernel.policies.reuse import Reuse
+from perdure.kernel.policies.rules import RulesLike
 from perdure.kernel.projection import RunRow
-from perdure.kernel.reuse import Reuse
-from perdure.kernel.rules import RulesLike
 from perdure.ports.runs import RunFilter
 
 T = TypeVar("T")

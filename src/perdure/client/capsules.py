@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.client.connection import Connection
+from perdure.client.base import Connection
 from perdure.client.views import RunView, run_view
 from perdure.errors import AlreadyExists, Corrupt, InvalidCapsule
-from perdure.kernel.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
 from perdure.kernel.commands import Program
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events
+from perdure.kernel.history.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
 from perdure.kernel.projection import child_rows, row
-from perdure.kernel.redact import redact as take_out
 from perdure.kernel.state import IMPORTED, REDACTED, RunState, fold
+from perdure.kernel.values.redact import redact as take_out
 from perdure.ports.journal import Append
 
 

@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar, cast, get_args, overload
 import msgspec
 from msgspec import Raw
 
-from perdure.client.asking import Asking
 from perdure.client.bulk import BulkItem, BulkReport, InBulk, Start
 from perdure.client.compacting import Compacting
 from perdure.client.handle import RunHandle
 from perdure.client.pruning import Pruning
+from perdure.client.queries import Asking
 from perdure.client.rebuilding import Rebuilding
 from perdure.client.resolving import Resolving
 from perdure.client.resting import Answers, Until
@@ -25,21 +25,21 @@ from perdure.engine.outbox import extend
 from perdure.errors import AlreadyExists, PerdureError, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.commands import Program
-from perdure.kernel.durability import Durability
-from perdure.kernel.durability import durability as durability_of
-from perdure.kernel.durations import Duration
 from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunStarted, RunStatus
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.invocation import Invocation, Recorded, check_input, check_invocation
-from perdure.kernel.places import Place, at_least_one, debounced_id, placed, seconds
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.durability import durability as durability_of
+from perdure.kernel.policies.durations import Duration
+from perdure.kernel.policies.reuse import Reuse, decide
+from perdure.kernel.policies.rule_names import run_rules
+from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.policies.start_options import Place, at_least_one, debounced_id, placed, seconds
+from perdure.kernel.policies.tags import checked_tags
 from perdure.kernel.projection import RunRow, row
-from perdure.kernel.reach import run_rules
-from perdure.kernel.reuse import Reuse, decide
-from perdure.kernel.rules import RulesLike
 from perdure.kernel.state import RunState, fold
-from perdure.kernel.tags import checked_tags
 from perdure.ports.journal import Appended, append_all
 
 # How many runs are prepared and put into the store at a time.

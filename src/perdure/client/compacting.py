@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perdure.client.connection import Connection
+from perdure.client.base import Connection
 from perdure.errors import UsageError
 from perdure.kernel.events import Batch, encode_events
 from perdure.kernel.snapshot import audited

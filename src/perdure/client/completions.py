@@ -13,8 +13,8 @@ from typing import Any
 from perdure.client.observing import ends_the_task
 from perdure.client.views import RunResult
 from perdure.errors import UsageError
-from perdure.kernel.failures import message_of
 from perdure.kernel.projection import RunRow
+from perdure.kernel.values.failures import message_of
 
 log = logging.getLogger("perdure")
 

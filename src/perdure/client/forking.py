@@ -10,18 +10,18 @@ import msgspec
 from msgspec import Raw
 
 from perdure.client.handle import RunHandle
-from perdure.client.telling import Telling
+from perdure.client.messages import Telling
 from perdure.engine.outbox import create
 from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, PerdureError, UsageError
-from perdure.kernel import fork as forks
-from perdure.kernel.capsule import blobs_of
 from perdure.kernel.commands import Program
 from perdure.kernel.events import Batch, RunStarted, RunStatus
-from perdure.kernel.fork import Point, Value
+from perdure.kernel.history import fork as forks
+from perdure.kernel.history.capsule import blobs_of
+from perdure.kernel.history.fork import Point, Value
+from perdure.kernel.history.retry_points import retried, withdrawals
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.projection import RunRow, child_path
-from perdure.kernel.retrying import retried, withdrawals
 
 if TYPE_CHECKING:
     from perdure.client.client import Client

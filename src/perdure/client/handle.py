@@ -11,10 +11,10 @@ from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
 from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStarted, RunStatus
-from perdure.kernel.failures import add_note, rebuild
 from perdure.kernel.ids import INPUT
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.projection import RunRow
+from perdure.kernel.values.failures import add_note, rebuild
 
 if TYPE_CHECKING:
     from perdure.client.client import Client

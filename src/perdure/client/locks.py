@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from perdure.engine.locks import Locker
 from perdure.errors import Corrupt, InvalidLock, LockLost, NotOwner
 from perdure.kernel.events import moment
-from perdure.kernel.locking import PREFIX, check_key, check_ttl, lease_key
+from perdure.kernel.policies.lock_keys import PREFIX, check_key, check_ttl, lease_key
 from perdure.ports.clock import Clock
 from perdure.ports.leases import Acquired, HeldBy, Lease, Leases, Renewal
 from perdure.ports.runs import Runs

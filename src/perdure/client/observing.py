@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from perdure.errors import UsageError
-from perdure.kernel.failures import message_of, pressed
+from perdure.kernel.values.failures import message_of, pressed
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 from perdure.client.capsules import Capsules
 from perdure.errors import PerdureError, UsageError
-from perdure.kernel.capsule import encode_capsule
-from perdure.kernel.durations import Duration
 from perdure.kernel.events import FINISHED, RunStatus
-from perdure.kernel.places import seconds
+from perdure.kernel.history.capsule import encode_capsule
+from perdure.kernel.policies.durations import Duration
+from perdure.kernel.policies.start_options import seconds
 from perdure.ports.upkeep import Ended
 
 # How many runs, and about how many bytes of journals, are removed in one commit.

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from perdure.client.connection import Connection
+from perdure.client.base import Connection
 from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.events import Batch
 from perdure.kernel.projection import RunRow, child_rows, row

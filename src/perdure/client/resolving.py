@@ -8,18 +8,19 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from perdure.client.forking import Forking
-from perdure.client.telling import MAX_REASON
+from perdure.client.messages import MAX_REASON
 from perdure.engine.outbox import create, extend
 from perdure.errors import FailedByHand, ForkRefused, NoSuchRun, UsageError
-from perdure.kernel import fork as forks
-from perdure.kernel import inbound, truncation
+from perdure.kernel import inbound
 from perdure.kernel.events import Batch, RunStarted
-from perdure.kernel.failures import describe
+from perdure.kernel.history import fork as forks
+from perdure.kernel.history import rewind
+from perdure.kernel.history.rewind import Truncated
 from perdure.kernel.ids import check_text, check_version, step_key
 from perdure.kernel.inbound import Accepted, Finished, NotFound
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import fold
-from perdure.kernel.truncation import Truncated
+from perdure.kernel.values.failures import describe
 
 
 class Resolving(Forking):
@@ -54,7 +55,7 @@ class Resolving(Forking):
             state = fold(run.run_id, batches)
             now = self.clock.now()
             run_id = self._fork_id(now)
-            ending = truncation.end(state, op, run_id)
+            ending = rewind.end(state, op, run_id)
             if isinstance(ending, Finished):
                 return ending
             await self._check_latest(run)
@@ -72,7 +73,7 @@ class Resolving(Forking):
                 # Whoever makes it makes it for a run that has ended.
                 with suppress(NoSuchRun):
                     await self.cancel(step_key(run.run_id, path), "its run goes on from before it")
-            return Truncated(run_id, truncation.forgotten(batches, past))
+            return Truncated(run_id, rewind.forgotten(batches, past))
 
     async def _past_before(
         self, run: RunRow, run_id: str, batches: Sequence[Batch], op: str, version: str, now: float
@@ -88,16 +89,16 @@ class Resolving(Forking):
             continued_from=run.run_id,
             **changes,
         )
-        *more, last = truncation.points(batches, op)
+        *more, last = rewind.points(batches, op)
         for point in more:
-            past = truncation.truncate(batches, point, started, now)
+            past = rewind.truncate(batches, point, started, now)
             try:
                 await self._rehearse(run.id, run_id, past)
                 return past
             except ForkRefused:
                 continue
         # If this does not fit either, the run is parked again, and says why.
-        return truncation.truncate(batches, last, started, now)
+        return rewind.truncate(batches, last, started, now)
 
     async def _check_latest(self, run: RunRow) -> None:
         latest, _ = await self._require(run.id)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from perdure.client.views import Interrupt, RunResult, interrupts
 from perdure.errors import NoSuchRun, UsageError
+from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.projection import RunRow
-from perdure.kernel.resting import at_rest
 from perdure.kernel.state import RunState
 
 if TYPE_CHECKING:

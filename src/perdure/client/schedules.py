@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from perdure.client.telling import Telling
+from perdure.client.messages import Telling
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
-from perdure.kernel import schedule as kernel
-from perdure.kernel.durability import Durability
-from perdure.kernel.durability import durability as durability_of
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.inbound import Accepted, Duplicate
 from perdure.kernel.invocation import Invocation, check_input, check_invocation
-from perdure.kernel.places import at_least_one, placed, seconds
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.durability import durability as durability_of
+from perdure.kernel.policies.rule_names import run_rules
+from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.policies.start_options import at_least_one, placed, seconds
+from perdure.kernel.policies.tags import checked_tags
 from perdure.kernel.projection import RunRow
-from perdure.kernel.reach import run_rules
-from perdure.kernel.rules import RulesLike
-from perdure.kernel.schedule import (
+from perdure.kernel.schedules import schedule as kernel
+from perdure.kernel.schedules.schedule import (
     CONTROL,
     PREFIX,
     PROGRAM,
@@ -42,7 +43,6 @@ from perdure.kernel.schedule import (
     tick_id,
 )
 from perdure.kernel.state import RunState, fold
-from perdure.kernel.tags import checked_tags
 from perdure.ports.runs import RunFilter
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from perdure.client.why import alive, registrations
 from perdure.errors import NotDecodable, StoreUnavailable
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.invocation import WrongCall
-from perdure.kernel.signatures import Misfit, Signature, unpacked
+from perdure.kernel.values.signatures import Misfit, Signature, unpacked
 from perdure.ports.clock import Clock
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, Registration, part_prefix
 from perdure.ports.store import Store

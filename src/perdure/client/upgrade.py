@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from perdure.client.connection import Connection
+from perdure.client.base import Connection
 from perdure.errors import PerdureError, StoreUnavailable, UsageError
-from perdure.kernel.codec import Codec
 from perdure.kernel.events import FINISHED, Batch, RunStatus
+from perdure.kernel.history.upgrade import Fit, Verdict, judge
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import RunRow
-from perdure.kernel.upgrade import Fit, Verdict, judge
-from perdure.kernel.versions import Programs
+from perdure.kernel.values.codec import Codec
 from perdure.ports.runs import RunFilter
 
 OPEN = tuple(status for status in RunStatus if status not in FINISHED)

@@ -9,17 +9,16 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from perdure.explanation import Divergence
+from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.events import RunStatus, StepStatus, moment
-from perdure.kernel.failures import Failure
 from perdure.kernel.ids import op_name
 from perdure.kernel.inbound import may_answer
-from perdure.kernel.ops import OpenOp
+from perdure.kernel.policies.queues import Queue
+from perdure.kernel.policies.resting import questions
 from perdure.kernel.projection import RunRow, child_path
-from perdure.kernel.queues import Queue
-from perdure.kernel.resting import questions
-from perdure.kernel.state import RunState
-from perdure.kernel.steps import StepRecord
+from perdure.kernel.state import OpenOp, RunState
+from perdure.kernel.step_records import StepRecord
+from perdure.kernel.values.failures import Failure
 from perdure.ports.journal import Head
 from perdure.ports.leases import Lease, Registration, orchestrator_name
 from perdure.ports.queues import QueueStats

@@ -11,12 +11,11 @@ import msgspec
 from perdure.client.views import RunSummary
 from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus, moment
-from perdure.kernel.failures import Failure
 from perdure.kernel.inbound import may_answer
-from perdure.kernel.locking import PREFIX
-from perdure.kernel.ops import OpenOp
+from perdure.kernel.policies.lock_keys import PREFIX
 from perdure.kernel.projection import RunRow
-from perdure.kernel.state import RunState
+from perdure.kernel.state import OpenOp, RunState
+from perdure.kernel.values.failures import Failure
 from perdure.ports.leases import REGISTRATION, Lease, Registration, orchestrator_name
 
 # So long something may be due before it is late: orchestrators look, and claim, in less.

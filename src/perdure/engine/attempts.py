@@ -16,7 +16,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.engine.carried import Carried, carry
-from perdure.engine.jobs import Told
+from perdure.engine.executor_call import Told
 from perdure.engine.steps import Attempt
 from perdure.engine.streams import Channels
 from perdure.errors import (
@@ -29,10 +29,10 @@ from perdure.errors import (
     ValueProblem,
 )
 from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.failures import Failure, describe, is_any_of, rebuild, type_name
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
+from perdure.kernel.values.failures import Failure, describe, is_any_of, rebuild, type_name
 
 if TYPE_CHECKING:
     from perdure.engine.driver import Driver

@@ -17,20 +17,19 @@ from contextvars import Context
 import msgspec
 
 from perdure.engine.attempts import Attempts
+from perdure.engine.large_values import LYING_APART, as_kept
 from perdure.engine.outbox import Outbox
-from perdure.engine.payloads import LYING_APART, as_kept
-from perdure.engine.services import Services
+from perdure.engine.runtime import Services
 from perdure.errors import HistoryTooLarge, NotDecodable, PayloadTooLarge, UsageError
 from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
-from perdure.kernel.durability import Durability
-from perdure.kernel.events import AnyEvent, Batch, RunReleased, RunStatus, StepFailed, StepsHeld
-from perdure.kernel.failures import describe
+from perdure.kernel.events import EVENT_BYTES, AnyEvent, Batch, RunReleased, RunStatus, StepFailed, StepsHeld
 from perdure.kernel.ids import step_key
 from perdure.kernel.invocation import check_input
 from perdure.kernel.plan import Plan, adopt, deliver, keep, plan, wake
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.queues import Queue
 from perdure.kernel.replay import Replay
-from perdure.kernel.size import EVENT_BYTES
+from perdure.kernel.values.failures import describe
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")

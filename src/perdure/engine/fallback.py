@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from perdure.engine.jobs import Raised, Told
+from perdure.engine.executor_call import Raised, Told
 from perdure.errors import StepTimeout
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import StepSpec
-from perdure.kernel.failures import rebuild, set_cause
-from perdure.kernel.fallback import FailedStep, Instead, RetryWith
 from perdure.kernel.plan import Call
+from perdure.kernel.policies.fallback import FailedStep, Instead, RetryWith
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import rebuild, set_cause
 
 # Calls a function where steps of its kind run, and says when that begins.
 Execute = Callable[[StepSpec, list[Any], dict[str, Any], Callable[[], None] | None], Coroutine[Any, Any, Any]]

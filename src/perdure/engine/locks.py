@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import LockTimeout, NotOwner, StoreUnavailable, UsageError
-from perdure.kernel.locking import PREFIX, lease_key
+from perdure.kernel.policies.lock_keys import PREFIX, lease_key
 from perdure.ports.clock import Clock
 from perdure.ports.leases import Acquired, HeldBy, Leases, Renewal
 

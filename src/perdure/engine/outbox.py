@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perdure.engine.payloads import as_kept
+from perdure.engine.large_values import as_kept
 from perdure.kernel.events import AnyEvent, Batch, WaitOpened
 from perdure.kernel.plan import Start
+from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import child_rows, row, row_key
-from perdure.kernel.queues import Queue
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
 

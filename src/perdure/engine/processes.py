@@ -18,7 +18,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from perdure.engine.jobs import Job, Told, follow_parent
+from perdure.engine.executor_call import Job, Told, follow_parent
 from perdure.engine.threads import Outcome, Threads
 from perdure.errors import ProcessDied, UsageError
 from perdure.inherited import CPU_PROCESS, GUARD, UNGUARDED

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from perdure.errors import StoreUnavailable
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import CancelOp, Command, Finish, RunStep, StepSpec
 from perdure.kernel.events import (
     AnyEvent,
@@ -27,8 +26,9 @@ from perdure.kernel.events import (
     StepSucceeded,
 )
 from perdure.kernel.ids import REMOTE, inputs_hash
-from perdure.kernel.past import NO_PAST, Past
-from perdure.kernel.retry import Retry
+from perdure.kernel.patches import NO_PAST, Past
+from perdure.kernel.policies.retry import Retry
+from perdure.kernel.values.codec import Codec
 
 Outcome = StepSucceeded | StepFailed | StepSkipped
 Report = Callable[[str, Outcome], Awaitable[str]]

@@ -14,8 +14,8 @@ from perdure.errors import PerdureError, UsageError
 from perdure.kernel.context import RunContext
 from perdure.kernel.context import run_context as context_of_run
 from perdure.kernel.events import moment
-from perdure.kernel.ops import Shown
 from perdure.kernel.plan import Call
+from perdure.kernel.state import Shown
 
 if TYPE_CHECKING:
     from perdure.engine.streams import Channel, Channels

@@ -9,19 +9,19 @@ from concurrent.futures import BrokenExecutor, Executor
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
+from perdure.engine.executor_call import GeneratorJob, Job, Raised
 from perdure.engine.fallback import fall_back
-from perdure.engine.jobs import GeneratorJob, Job, Raised
+from perdure.engine.lease_deadline import Tenure
 from perdure.engine.locks import Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import Channels, drain
-from perdure.engine.tenure import Tenure
 from perdure.engine.threads import DEFAULT_THREADS, Threads
 from perdure.errors import ExecutorBroken, HeartbeatTimeout, StepTimeout
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import RunStep, StepSpec
-from perdure.kernel.failures import pressed
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import pressed
 from perdure.ports.clock import Clock
 
 if TYPE_CHECKING:

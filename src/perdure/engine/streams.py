@@ -22,7 +22,7 @@ from perdure.kernel.plan import Call
 
 if TYPE_CHECKING:
     from perdure.engine.driver import Driver
-    from perdure.engine.services import Services
+    from perdure.engine.runtime import Services
     from perdure.engine.step_context import StepContext
 
 # How much of a stream may wait for the store before its step has to.

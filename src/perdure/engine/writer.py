@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from perdure.engine.payloads import FIRST_RETRY, LAST_RETRY
-from perdure.engine.tenure import Tenure
+from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
+from perdure.engine.lease_deadline import Tenure
 from perdure.errors import StoreUnavailable
 from perdure.ports.journal import Answer, Append, Appended, Conflict, Full, Journal, Outcome
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 from msgspec import Raw
 
-from perdure.kernel.codec import Codec
 from perdure.kernel.events import NULL, AnyEvent, RunStarted, RunStatus
-from perdure.kernel.failures import Failure
-from perdure.kernel.retry import ONCE, Retry
+from perdure.kernel.policies.retry import ONCE, Retry
 from perdure.kernel.streams import StreamMode
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import Failure
 
 if TYPE_CHECKING:
-    from perdure.kernel.past import Past
+    from perdure.kernel.patches import Past
 
 OnFailure = Literal["halt", "skip"]
 # The name of the wish for the end of a run.

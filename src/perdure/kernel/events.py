@@ -7,7 +7,7 @@ for them, with its annotations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from perdure.explanation import Divergence
 from perdure.kernel.context import RunContext
-from perdure.kernel.failures import Failure
+from perdure.kernel.divergence.model import Divergence
+from perdure.kernel.values.failures import Failure
 
 NULL = Raw(b"null")
 
@@ -102,7 +102,7 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     queue: str = ""
     queue_key: str = ""
     priority: int = 0
-    # The rules it was started with, as data: see kernel/rules.py.
+    # The rules it was started with, as data: see kernel/policies/rules.py.
     rules: dict[str, Any] | None = None
     # The run_id of the run whose past it shares, and the values that were recorded in that past, by op: a body finds
     # them there, since what it would compute belongs to another run.
@@ -523,3 +523,42 @@ def decode_events(data: bytes) -> list[AnyEvent]:
         return _decode(data)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+# A rough count of what an event adds to a journal besides its value.
+EVENT_BYTES = 120
+
+
+def weight(event: AnyEvent) -> int:
+    """About how many bytes an event takes in a journal."""
+    chunks = event.chunks if isinstance(event, ChunkAppended | OutcomeKept) else ()
+    return EVENT_BYTES + len(getattr(event, "value", b"")) + sum(map(len, chunks))
+
+
+def journal_size(batches: Sequence[Batch]) -> int:
+    """About how many bytes a journal takes; what a snapshot leaves out of it is counted as well."""
+    size = 0
+    for event in (event for batch in batches for event in batch.events):
+        size += weight(event)
+        if isinstance(event, SnapshotTaken):
+            size = max(size, event.size)
+    return size
+
+
+# How a reference begins in encoded events, those in `input_blob` included. Values of users may hold the same bytes.
+MARK = b'blob":"'
+
+
+def mentions_blob(data: bytes) -> bool:
+    """Whether encoded events may refer to a blob: quick, never wrong about a reference, sometimes about a value."""
+    return MARK in data
+
+
+def references(events: Iterable[AnyEvent]) -> list[str]:
+    """The ids of the blobs that events refer to, each once; those of snapshots too."""
+    found: dict[str, None] = {}
+    for event in events:
+        for name in ("blob", "input_blob"):
+            if blob := getattr(event, name, ""):
+                found[blob] = None
+    return list(found)

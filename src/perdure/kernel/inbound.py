@@ -29,9 +29,9 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.failures import Failure
 from perdure.kernel.ids import address, signal_key
 from perdure.kernel.state import ANSWER, REDACTED, REJECTED, RunState
+from perdure.kernel.values.failures import Failure
 
 
 class Accepted(msgspec.Struct, frozen=True):

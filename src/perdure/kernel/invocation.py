@@ -9,8 +9,8 @@ from typing import Any, Generic, Never, NoReturn, TypeVar
 from msgspec import Raw
 
 from perdure.errors import NotSerializable, UsageError
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
+from perdure.kernel.values.codec import Codec
 
 R = TypeVar("R", covariant=True)
 

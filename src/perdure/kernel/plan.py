@@ -12,8 +12,6 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import DeadlineExceeded, OutcomeUnknown, StepCancelled, UsageError
-from perdure.kernel.arguments import names_of
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
     FINISH,
     CancelOp,
@@ -48,13 +46,14 @@ from perdure.kernel.events import (
     WaitResolved,
     moment,
 )
-from perdure.kernel.failures import Failure, describe
+from perdure.kernel.history.kept_outcomes import outcome
 from perdure.kernel.ids import REMOTE, entropy_of, run_id, step_key
-from perdure.kernel.keeping import outcome
-from perdure.kernel.ops import OpenOp
-from perdure.kernel.retry import backoff
-from perdure.kernel.rules import sent_rules
-from perdure.kernel.state import RunState
+from perdure.kernel.policies.retry import backoff
+from perdure.kernel.policies.rules import sent_rules
+from perdure.kernel.state import OpenOp, RunState
+from perdure.kernel.values.arguments import names_of
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import Failure, describe
 
 # Describes perdure's own errors, which hold nothing but text and numbers.
 _PLAIN = Codec()

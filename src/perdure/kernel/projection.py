@@ -8,9 +8,8 @@ import msgspec
 from msgspec import Raw
 
 from perdure.kernel.events import NULL, Batch, RunStatus
-from perdure.kernel.failures import Failure
-from perdure.kernel.ops import Child
-from perdure.kernel.state import RunState, fold
+from perdure.kernel.state import Child, RunState, fold
+from perdure.kernel.values.failures import Failure
 
 
 class RunRow(msgspec.Struct, frozen=True):

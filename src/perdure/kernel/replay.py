@@ -16,8 +16,6 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.errors import Diverged
-from perdure.explanation import OpView
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
     CancelOp,
     Checkpoint,
@@ -32,7 +30,8 @@ from perdure.kernel.commands import (
     StartChild,
     StartTimer,
 )
-from perdure.kernel.divergence import Evidence, explain, given_up_op, recorded_op, wished_op
+from perdure.kernel.divergence.explain import Evidence, explain, given_up_op, recorded_op, wished_op
+from perdure.kernel.divergence.model import OpView
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -53,12 +52,13 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.migrations import same_inputs
-from perdure.kernel.overrides import with_inputs
-from perdure.kernel.past import NO_PAST, PATCH, Past, past_of
+from perdure.kernel.history.edits import with_inputs
+from perdure.kernel.patches import NO_PAST, PATCH, Past, past_of
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import RunState
-from perdure.kernel.versions import Programs
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.value_versions import same_inputs
 
 OfOp = StepSucceeded | StepFailed | StepSkipped | WaitResolved | ValueRecorded | ChildStarted | ChildFinished
 _BEGIN = RunClaimed("", 1)

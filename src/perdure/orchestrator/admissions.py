@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.queues import Queue
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Full
 

@@ -18,7 +18,7 @@ from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import ChildFinished, RunClaimed, RunResumed, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.ids import step_key
-from perdure.kernel.locking import HeldLock, unlocked
+from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append, append_one
 

@@ -12,34 +12,33 @@ from typing import Any
 
 from perdure.config import Limits, Recovery
 from perdure.engine.driver import Driver
+from perdure.engine.large_values import Payloads
+from perdure.engine.lease_deadline import Tenure
 from perdure.engine.locks import Locker
-from perdure.engine.payloads import Payloads
-from perdure.engine.services import Services
+from perdure.engine.runtime import Services
 from perdure.engine.steps import StepRunner
-from perdure.engine.tenure import Tenure
 from perdure.engine.writer import Source, Writer
 from perdure.errors import Corrupt, Diverged, StoreUnavailable
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import Program
-from perdure.kernel.durability import durability
-from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
+from perdure.kernel.divergence.recorder import Tracing, explained, follow
+from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus, journal_size
 from perdure.kernel.ids import BUILT_IN, REMOTE
+from perdure.kernel.policies.durability import durability
+from perdure.kernel.policies.rules import NONE, Resolver, Rules, resolver
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay, open_replay
-from perdure.kernel.rules import NONE, Resolver, Rules, resolver
-from perdure.kernel.size import journal_size
 from perdure.kernel.state import RunState, fold
-from perdure.kernel.tracing import Tracing, explained, follow
-from perdure.kernel.versions import Programs
+from perdure.kernel.values.codec import Codec
 from perdure.orchestrator.admissions import Admissions
-from perdure.orchestrator.lingering import Lingering
-from perdure.orchestrator.loading import Loading
+from perdure.orchestrator.catch_up import Tails
+from perdure.orchestrator.inbox import Teller
+from perdure.orchestrator.loader import Loading
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.parking import Parking
 from perdure.orchestrator.quarantine import Quarantine
 from perdure.orchestrator.snapshots import Snapshots
-from perdure.orchestrator.tails import Tails
-from perdure.orchestrator.telling import Teller
+from perdure.orchestrator.warm_cache import Lingering
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Conflict, Full
 from perdure.ports.store import Store

@@ -10,8 +10,8 @@ from itertools import zip_longest
 
 import msgspec
 
+from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
 from perdure.engine.outbox import extend
-from perdure.engine.payloads import FIRST_RETRY, LAST_RETRY
 from perdure.errors import (
     BrokenProgram,
     Corrupt,
@@ -22,11 +22,11 @@ from perdure.errors import (
     UnknownProgram,
     UnknownVersion,
 )
-from perdure.kernel.codec import Codec
 from perdure.kernel.events import Batch, RunParked, RunResumed, RunStatus
-from perdure.kernel.failures import describe
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import describe
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
 from perdure.ports.store import Store

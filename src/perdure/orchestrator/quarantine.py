@@ -21,7 +21,7 @@ import msgspec
 
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch, RunClaimed
-from perdure.kernel.quarantine import fruitless, is_progress, last_claim, only_waits, poisoned
+from perdure.kernel.policies.quarantine import fruitless, is_progress, last_claim, only_waits, poisoned
 from perdure.kernel.state import RunState, fold
 from perdure.ports.journal import Append
 

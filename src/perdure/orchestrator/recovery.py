@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN, REMOTE
+from perdure.orchestrator.heartbeat import Ownership
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.ownership import Ownership
 from perdure.ports.runs import RunFilter
 
 log = logging.getLogger("perdure")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perdure.kernel.events import Batch, RunClaimed, RunStarted
-from perdure.kernel.retrying import rehearse as rehearse_retry
+from perdure.kernel.history.retry_points import rehearse as rehearse_retry
 
 if TYPE_CHECKING:
     from perdure.orchestrator.orchestrator import Orchestrator

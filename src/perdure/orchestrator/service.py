@@ -18,11 +18,11 @@ from typing import Any
 from perdure.engine.outbox import extend
 from perdure.errors import PerdureError
 from perdure.kernel.events import RunReleased
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.queues import Queue
 from perdure.kernel.state import fold
+from perdure.orchestrator.admission import Admission
+from perdure.orchestrator.heartbeat import Ownership, Superseded
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.ownership import Ownership, Superseded
-from perdure.orchestrator.queues import Admission
 from perdure.orchestrator.recovery import recover
 from perdure.ports.journal import Append, append_all
 from perdure.ports.leases import ORCHESTRATOR, Leases, orchestrator_name

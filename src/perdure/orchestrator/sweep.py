@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from perdure.kernel.events import RunStatus
+from perdure.orchestrator.admission import Admission
+from perdure.orchestrator.heartbeat import Ownership
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.ownership import Ownership
-from perdure.orchestrator.queues import Admission
 
 # Runs of this program are the ticks of schedules.
 SCHEDULE = "perdure.schedule"

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import msgspec
 
 from perdure.kernel.events import Batch
+from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow
-from perdure.kernel.queues import Queue
 
 
 class Append(msgspec.Struct, frozen=True):

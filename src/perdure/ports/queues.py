@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from perdure.kernel.queues import Queue
+from perdure.kernel.policies.queues import Queue
 
 
 class Waiting(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from perdure.kernel.durability import Durability
+from perdure.kernel.policies.durability import Durability
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Journal
 from perdure.ports.leases import Leases

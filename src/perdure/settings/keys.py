@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from perdure.kernel.policy import suggest
+from perdure.kernel.policies.policy import suggest
 from perdure.settings.problems import InvalidSettings
 from perdure.settings.tree import Node
 

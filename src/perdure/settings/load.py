@@ -11,9 +11,9 @@ from urllib.parse import quote, urlsplit
 
 from perdure.config import Limits, Queue, Rate, Recovery, Retention
 from perdure.errors import UsageError
-from perdure.kernel.durability import durability
-from perdure.kernel.policy import suggest
-from perdure.kernel.reuse import decide
+from perdure.kernel.policies.durability import durability
+from perdure.kernel.policies.policy import suggest
+from perdure.kernel.policies.reuse import decide
 from perdure.kernel.streams import stream_mode
 from perdure.settings.keys import KEYS, Key, Section, Values, read
 from perdure.settings.problems import InvalidSettings

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from perdure.errors import InvalidStoreUrl, UsageError
 from perdure.ports.leases import Leases
 from perdure.ports.store import Store
-from perdure.stores.masking import masked
 from perdure.stores.options import connections, flag, read_options
+from perdure.stores.url import masked
 
 if TYPE_CHECKING:
     from perdure.stores.etcd.leases import EtcdLeases
@@ -25,7 +25,7 @@ CHOICE = "use 'sqlite:///...', 'postgresql://...', 'redis://...', 'file:///...' 
 def open_store(url: str | os.PathLike[str] | Store) -> Store:
     """The store a URL names, not connected yet. A store is returned as it is."""
     if isinstance(url, os.PathLike):
-        from perdure.stores.sql.sqlite import SqliteStore
+        from perdure.stores.sqlite.store import SqliteStore
 
         return SqliteStore(os.fspath(url))
     if not isinstance(url, str):
@@ -85,7 +85,7 @@ def _sqlite(url: str, rest: str) -> Store:
     mode = given.get("mode", "rwc")
     if mode not in ("rwc", "rw"):
         raise InvalidStoreUrl(url, SQLITE_MODES.get(mode, f"mode={mode[:20]!r} must be rwc or rw"))
-    from perdure.stores.sql.sqlite import SqliteStore
+    from perdure.stores.sqlite.store import SqliteStore
 
     return SqliteStore(
         path,
@@ -113,14 +113,14 @@ def with_leases(store: Store, leases: str | Leases | None) -> Store:
     """The store with leases that are kept elsewhere: at a URL, by an object, or for `"none"` nowhere."""
     if leases is None:
         return store
-    from perdure.stores.beside import WithLeases
+    from perdure.stores.external_leases import WithLeases
 
     if not isinstance(leases, str):
         if not hasattr(leases, "acquire"):
             raise UsageError(f"leases={leases!r:.80}: give their URL, such as 'etcd://host:2379', or 'none'")
         return WithLeases(store, leases)
     if leases == "none":
-        from perdure.stores.none import NoLeases
+        from perdure.stores.single_orchestrator import NoLeases
 
         return WithLeases(store, NoLeases(store.leases))
     opened = open_leases(leases)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Leases, Renewal
 from perdure.stores.machine import shared_folder
-from perdure.stores.sql.leases import Presence
+from perdure.stores.sqlite.leases import Presence
 
 # How often the files of the living are looked at; no statement is sent for that.
 WATCH_SECONDS = 0.5

@@ -6,14 +6,14 @@ Names are loaded when they are asked for: the pytest plugin is in here, and cost
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perdure.testing.crash_trials import Interleavings, Survived, crash_everywhere, interleavings
     from perdure.testing.replaying import Replaying, Stop, replay
-    from perdure.testing.trials import Interleavings, Survived, crash_everywhere, interleavings
 
 __all__ = ["Interleavings", "Replaying", "Stop", "Survived", "crash_everywhere", "interleavings", "replay"]
 
 _HOMES = {
     **dict.fromkeys(("Replaying", "Stop", "replay"), "perdure.testing.replaying"),
-    **dict.fromkeys(("Interleavings", "Survived", "crash_everywhere", "interleavings"), "perdure.testing.trials"),
+    **dict.fromkeys(("Interleavings", "Survived", "crash_everywhere", "interleavings"), "perdure.testing.crash_trials"),
 }
 
 

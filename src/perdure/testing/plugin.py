@@ -17,8 +17,8 @@ import pytest
 if TYPE_CHECKING:
     from perdure.assembly import Engine
     from perdure.kernel.commands import Program
-    from perdure.testing.trials import Interleavings, Survived
-    from perdure.testing.virtual import VirtualTime
+    from perdure.testing.crash_trials import Interleavings, Survived
+    from perdure.testing.fixtures import VirtualTime
 
 try:  # with it `async def` fixtures work in every mode of it; without it another plugin may know what to do with them
     from pytest_asyncio import fixture as async_fixture
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Add the recorded runs that were asked for to what is tested."""
     runs, golden = config.getoption("--perdure-runs"), config.getini("perdure_golden")
     if runs or golden:
-        from perdure.testing.recorded import recorded_runs
+        from perdure.testing.pytest_recorded import recorded_runs
 
         items += recorded_runs(session, runs, golden, _places(config))
 
@@ -67,7 +67,7 @@ def perdure_programs(request: pytest.FixtureRequest) -> list[Program]:
     places = _places(request.config)
     if not places:
         return []
-    from perdure.testing.recorded import load_programs
+    from perdure.testing.pytest_recorded import load_programs
 
     return load_programs(places, request.config.rootpath)
 
@@ -75,7 +75,7 @@ def perdure_programs(request: pytest.FixtureRequest) -> list[Program]:
 @async_fixture
 async def engine(perdure_programs: list[Program]) -> AsyncIterator[Engine]:
     """An open engine on a store in memory, of this test's own. It learns of a workflow when the test starts it."""
-    from perdure.testing.virtual import LearningEngine
+    from perdure.testing.fixtures import LearningEngine
 
     async with LearningEngine("memory://", perdure_programs) as engine:
         yield engine
@@ -84,7 +84,7 @@ async def engine(perdure_programs: list[Program]) -> AsyncIterator[Engine]:
 @pytest.fixture
 def virtual_time(perdure_programs: list[Program]) -> VirtualTime:
     """A world where sleeping takes no time: `virtual_time.outcome(workflow(...))`, `virtual_time.play(scenario())`."""
-    from perdure.testing.virtual import VirtualTime
+    from perdure.testing.fixtures import VirtualTime
 
     return VirtualTime(perdure_programs)
 
@@ -92,7 +92,7 @@ def virtual_time(perdure_programs: list[Program]) -> VirtualTime:
 @pytest.fixture
 def crash_everywhere(perdure_programs: list[Program]) -> Callable[..., Survived]:
     """Runs a workflow once per durable boundary and kills it there: `crash_everywhere(workflow(...), effects=...)`."""
-    from perdure.testing.trials import crash_everywhere
+    from perdure.testing.crash_trials import crash_everywhere
 
     return _with_programs(crash_everywhere, perdure_programs)
 
@@ -100,7 +100,7 @@ def crash_everywhere(perdure_programs: list[Program]) -> Callable[..., Survived]
 @pytest.fixture
 def interleavings(perdure_programs: list[Program]) -> Callable[..., Interleavings]:
     """Runs a workflow under many orders in which its steps end: `interleavings(workflow(...), seeds=100)`."""
-    from perdure.testing.trials import interleavings
+    from perdure.testing.crash_trials import interleavings
 
     return _with_programs(interleavings, perdure_programs)
 

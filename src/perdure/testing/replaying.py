@@ -20,14 +20,14 @@ from typing import Any, Self
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.standing import Standing, standing
 from perdure.errors import UnknownProgram, UsageError
-from perdure.kernel.capsule import Capsule, decode_capsule, inflated
-from perdure.kernel.codec import Codec, TypeCodec
 from perdure.kernel.commands import FINISH, Execution, Finish, Program
 from perdure.kernel.events import AnyEvent, Batch, InputReplaced, RunClaimed, RunFinished, RunStarted, moment
-from perdure.kernel.past import past_of
+from perdure.kernel.history.capsule import Capsule, decode_capsule, inflated
+from perdure.kernel.patches import past_of
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Family, Replay
 from perdure.kernel.state import RunState
-from perdure.kernel.versions import Programs
+from perdure.kernel.values.codec import Codec, TypeCodec
 from perdure.testing.simulation.checks import check_end
 
 Recorded = bytes | str | os.PathLike[str] | Capsule

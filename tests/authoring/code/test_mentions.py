@@ -21,7 +21,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.kernel.divergence import recorded_op
+from perdure.kernel.divergence.explain import recorded_op
 from tests.patience import PATIENCE
 
 

@@ -40,7 +40,6 @@ from perdure.errors import (
     SignalTimeout,
     UsageError,
 )
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import (
     CancelOp,
     Checkpoint,
@@ -70,12 +69,13 @@ from perdure.kernel.events import (
     ValueRecorded,
     WaitResolved,
 )
-from perdure.kernel.failures import add_note, describe, rebuild
 from perdure.kernel.ids import inputs_hash
 from perdure.kernel.invocation import Invocation, check_arguments, check_input
-from perdure.kernel.migrations import versions_in
-from perdure.kernel.past import NO_PAST, PATCH, Past
+from perdure.kernel.patches import NO_PAST, PATCH, Past
 from perdure.kernel.state import REJECTED
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import add_note, describe, rebuild
+from perdure.kernel.values.value_versions import versions_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 

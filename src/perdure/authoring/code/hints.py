@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from perdure.kernel.failures import type_name
+from perdure.kernel.values.failures import type_name
 
 
 def hints_of(fn: Callable[..., Any], depth: int) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure.errors import NotDurable
-from perdure.kernel.failures import pressed
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.values.failures import pressed
 
 if TYPE_CHECKING:
     from perdure.authoring.code.body import Body

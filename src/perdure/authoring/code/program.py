@@ -12,18 +12,18 @@ from typing import Any
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body
-from perdure.authoring.code.mentions import mentions
-from perdure.authoring.code.reach import reach
+from perdure.authoring.code.call_graph import reach
+from perdure.authoring.code.source_map import mentions
 from perdure.errors import NotDecodable, NotSerializable
-from perdure.kernel.codec import Codec
-from perdure.kernel.codec_types import name_of
+from perdure.kernel.divergence.source_map import Mentions
 from perdure.kernel.events import RunStarted
-from perdure.kernel.mentions import Mentions
-from perdure.kernel.past import NO_PAST, Past
-from perdure.kernel.reach import Reach
-from perdure.kernel.rules import NONE
-from perdure.kernel.signatures import Signature, Taken
-from perdure.kernel.versions import Defined
+from perdure.kernel.patches import NO_PAST, Past
+from perdure.kernel.policies.rule_names import Reach
+from perdure.kernel.policies.rules import NONE
+from perdure.kernel.policies.versions import Defined
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.signatures import Signature, Taken
+from perdure.kernel.values.types import name_of
 
 # In which order programs were defined: of two under one name, the later one is meant.
 _NUMBERS = itertools.count()

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Self
 
 from perdure.authoring.code.body import require_body
 from perdure.errors import CompensationFailed, PerdureError, UsageError
-from perdure.kernel.failures import is_any_of, message_of
+from perdure.kernel.values.failures import is_any_of, message_of
 
 P = ParamSpec("P")
 

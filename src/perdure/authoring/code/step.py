@@ -14,11 +14,11 @@ from perdure.authoring.code.body import require_body
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.loop import BodyLoop
 from perdure.kernel.commands import StepSpec
-from perdure.kernel.durations import ENDLESS, duration
 from perdure.kernel.ids import check_name
-from perdure.kernel.policy import CODE_FOR_WORKER, policy_data
-from perdure.kernel.queues import check_queue
-from perdure.kernel.retry import ONCE, Retry
+from perdure.kernel.policies.durations import ENDLESS, duration
+from perdure.kernel.policies.policy import CODE_FOR_WORKER, policy_data
+from perdure.kernel.policies.queues import check_queue
+from perdure.kernel.policies.retry import ONCE, Retry
 from perdure.kernel.streams import StreamMode, stream_mode
 
 P = ParamSpec("P")

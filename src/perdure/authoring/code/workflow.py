@@ -14,8 +14,8 @@ from perdure.authoring.code.program import CodeProgram
 from perdure.authoring.code.step import refuse_method
 from perdure.kernel.ids import check_name, check_version
 from perdure.kernel.invocation import Invocation
-from perdure.kernel.rules import RulesLike, rules_of
-from perdure.kernel.versions import check_accepts
+from perdure.kernel.policies.rules import RulesLike, rules_of
+from perdure.kernel.policies.versions import check_accepts
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from perdure.errors import InvalidStoreUrl
-from perdure.kernel.policy import suggest
-from perdure.stores.masking import masked
+from perdure.kernel.policies.policy import suggest
+from perdure.stores.url import masked
 
 SCHEMES = ("etcd", "etcds")
 PORT = 2379

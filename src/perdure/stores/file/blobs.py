@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from perdure.errors import Corrupt, StoreUnavailable
-from perdure.kernel.payload import blob_id
+from perdure.kernel.values.limits import blob_id
 from perdure.stores.file.folder import Folder, sync_directory
 
 BLOBS, KEPT = "blobs", "kept"

@@ -13,7 +13,7 @@ from perdure.errors import Corrupt, NotOwner
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.stores.file.folder import Folder
 from perdure.stores.memory.store import MemoryLeases
-from perdure.stores.sql.leases import WITNESSED, Presence
+from perdure.stores.sqlite.leases import WITNESSED, Presence
 
 T = TypeVar("T")
 

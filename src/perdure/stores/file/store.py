@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from perdure.errors import Corrupt
-from perdure.kernel.durability import Durability
+from perdure.kernel.policies.durability import Durability
 from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
 from perdure.ports.store import Survives

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from perdure.kernel.events import RunStatus
+from perdure.kernel.policies.queues import Line, Queue, Turns
 from perdure.kernel.projection import RunRow
-from perdure.kernel.queues import Line, Queue, Turns
 from perdure.ports.journal import Full
 from perdure.ports.queues import Picks, QueueStats, Waiting
 

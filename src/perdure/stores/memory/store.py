@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from perdure.errors import Corrupt, NotOwner
-from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, RunStatus, decode_events, encode_events
-from perdure.kernel.payload import blob_id
+from perdure.kernel.policies.durability import Durability
 from perdure.kernel.projection import RunRow
+from perdure.kernel.values.limits import blob_id
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.runs import RunFilter

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perdure.kernel.events import RunStatus, decode_events
+from perdure.kernel.events import RunStatus, decode_events, mentions_blob, references
 from perdure.kernel.projection import RunRow
-from perdure.kernel.references import mentions_blob, references
 from perdure.ports.upkeep import Collected, Ended, Load
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from urllib.parse import urlencode
 import msgspec
 
 from perdure.errors import InvalidStoreUrl
-from perdure.stores.masking import masked
 from perdure.stores.options import connections, flag, pairs
 from perdure.stores.postgres.names import PREFIX, Names, check_prefix, check_schema
+from perdure.stores.url import masked
 
 POOL = 4
 OURS = ("schema", "table_prefix", "pool", "migrate")

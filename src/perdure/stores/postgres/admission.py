@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
+from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow
-from perdure.kernel.queues import Queue
 from perdure.ports.journal import Full
 from perdure.stores.postgres.address import Address
 from perdure.stores.postgres.appends import Prepared

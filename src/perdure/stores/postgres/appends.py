@@ -10,12 +10,11 @@ from typing import Any
 
 import msgspec
 
-from perdure.kernel.events import InputReplaced, encode_events
-from perdure.kernel.queues import Queue
-from perdure.kernel.references import mentions_blob, references
+from perdure.kernel.events import InputReplaced, encode_events, mentions_blob, references
+from perdure.kernel.policies.queues import Queue
 from perdure.ports.journal import Append
 from perdure.stores.postgres.rows import bindings, by_column
-from perdure.stores.sql.entries import checksum
+from perdure.stores.sqlshared.entries import checksum
 
 # The commonest append: one batch of a run that exists, and nothing else.
 STEP = """

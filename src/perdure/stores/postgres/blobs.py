@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.errors import Corrupt
-from perdure.kernel.payload import blob_id
+from perdure.kernel.values.limits import blob_id
 from perdure.stores.postgres.database import Database
 
 # Putting again says that somebody is about to refer to it. The bytes stay where they are.

@@ -17,8 +17,8 @@ from weakref import WeakSet
 from perdure.errors import StoreUnavailable
 from perdure.stores.postgres.address import Address
 from perdure.stores.postgres.connection import WRITING, Connection, Row, connect, require_driver
-from perdure.stores.postgres.troubles import Lost, is_collision, is_driver_error, is_lost, means
-from perdure.stores.postgres.wakes import Wakes
+from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, means
+from perdure.stores.postgres.notifications import Wakes
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from perdure.stores.postgres.admission import admit, lock_queues
 from perdure.stores.postgres.appends import Prepared, prepare, statement, step_statement
 from perdure.stores.postgres.connection import Connection, Row
 from perdure.stores.postgres.database import COLLISIONS, FIRST_PAUSE, LAST_PAUSE, Database
+from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, is_taken, means
 from perdure.stores.postgres.rows import by_column
-from perdure.stores.postgres.troubles import Lost, is_collision, is_driver_error, is_lost, is_taken, means
-from perdure.stores.sql.entries import batches as batches_of
-from perdure.stores.sql.entries import cut
+from perdure.stores.sqlshared.entries import batches as batches_of
+from perdure.stores.sqlshared.entries import cut
 
 APPENDED = Appended()
 Outcomes = dict[int, Outcome]

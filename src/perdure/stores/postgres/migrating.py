@@ -13,9 +13,9 @@ from string import Template
 from perdure.errors import SchemaMismatch, StoreUnavailable
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.errors import is_driver_error, is_taken, is_there_already, means
 from perdure.stores.postgres.names import quoted
-from perdure.stores.postgres.troubles import is_driver_error, is_taken, is_there_already, means
-from perdure.stores.sql.schema import BEGINS, ENDS, Applied, Migration, load_migrations, pending
+from perdure.stores.sqlshared.schema import BEGINS, ENDS, Applied, Migration, load_migrations, pending
 
 MIGRATIONS = load_migrations(resources.files(__package__) / "migrations")
 # Building an index over millions of runs takes as long as it takes.

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.kernel.queues import Line, Queue, Turns
+from perdure.kernel.policies.queues import Line, Queue, Turns
 from perdure.ports.queues import Picks, QueueStats, Waiting
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.offers import OFFER_SECONDS, Offers

@@ -10,7 +10,7 @@ from perdure.errors import Corrupt
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.stores.postgres.connection import Row
-from perdure.stores.sql import rows as sql
+from perdure.stores.sqlshared import rows as sql
 
 COLUMNS = """
     r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,

@@ -25,7 +25,7 @@ from perdure.stores.postgres.rows import (
     run_row,
     run_row_or_damage,
 )
-from perdure.stores.sql.distinct import FIRST_QUEUED, OWNERS, PROGRAMS, QUEUES
+from perdure.stores.sqlshared.skip_scans import FIRST_QUEUED, OWNERS, PROGRAMS, QUEUES
 
 # A filter that is not given compares a parameter with null, so that one statement serves every combination. A tag is
 # looked for as the text that it is: keys and values are strings, and what is encoded alike is alike.

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from perdure.errors import StoreUnavailable, UsageError
-from perdure.kernel.durability import Durability
+from perdure.kernel.policies.durability import Durability
 from perdure.ports.store import Survives
 from perdure.stores.postgres.address import POOL, Address, parse
 from perdure.stores.postgres.appends import GROUP, STEP
 from perdure.stores.postgres.blobs import PostgresBlobs
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.errors import is_driver_error, means
 from perdure.stores.postgres.journal import PostgresJournal
 from perdure.stores.postgres.leases import PostgresLeases
 from perdure.stores.postgres.migrating import MIGRATIONS, PostgresMigrations
@@ -21,9 +22,8 @@ from perdure.stores.postgres.names import PREFIX, Names, check_prefix, check_sch
 from perdure.stores.postgres.offers import Offers
 from perdure.stores.postgres.queues import PostgresQueues
 from perdure.stores.postgres.runs import PostgresRuns, PostgresTimers
-from perdure.stores.postgres.troubles import is_driver_error, means
 from perdure.stores.postgres.upkeep import PostgresUpkeep
-from perdure.stores.sql.schema import Migration, pending
+from perdure.stores.sqlshared.schema import Migration, pending
 from perdure.stores.witness import WitnessedLeases
 
 # The oldest server that has all that the statements use.

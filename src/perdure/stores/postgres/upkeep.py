@@ -10,8 +10,8 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.upkeep import Collected, Ended, Load
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.errors import is_taken
 from perdure.stores.postgres.rows import bindings, by_column
-from perdure.stores.postgres.troubles import is_taken
 
 _LOADS = """
     select owner, count(*) filter (where status = 'running'), count(*) filter (where status <> 'running')

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from perdure.errors import InvalidStoreUrl
-from perdure.stores.masking import masked
 from perdure.stores.options import flag, read_options
+from perdure.stores.url import masked
 
 DEFAULT_PREFIX = "perdure:"
 # What keys may begin with. One pair of braces may mark what a cluster hashes, so that all keys share a slot.

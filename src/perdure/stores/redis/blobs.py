@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.errors import Corrupt, PayloadTooLarge
-from perdure.kernel.payload import blob_id
+from perdure.kernel.values.limits import blob_id
 from perdure.stores.redis.scripts import PUT_BLOB
 from perdure.stores.redis.server import Server
 

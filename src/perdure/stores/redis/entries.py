@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.errors import Corrupt
 from perdure.kernel.events import Batch
-from perdure.stores.sql.entries import batches, checksum
+from perdure.stores.sqlshared.entries import batches, checksum
 
 
 def entry(run_id: str, seq: int, at: float, data: bytes) -> bytes:

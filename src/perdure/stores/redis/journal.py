@@ -8,17 +8,16 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 from perdure.errors import Corrupt, StoreUnavailable
-from perdure.kernel.events import Batch, encode_events
+from perdure.kernel.events import Batch, encode_events, mentions_blob, references
+from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow
-from perdure.kernel.queues import Queue
-from perdure.kernel.references import mentions_blob, references
 from perdure.ports.journal import Append, Appended, Conflict, Full, Head, Outcome
 from perdure.stores.redis.entries import decode, entry
-from perdure.stores.redis.news import News
+from perdure.stores.redis.notifications import News
 from perdure.stores.redis.rows import head_of, pack
 from perdure.stores.redis.scripts import APPEND, HEADS, READ, REWRITE, SETTLE
 from perdure.stores.redis.server import LostReply, Server, Texts
-from perdure.stores.sql.entries import cut
+from perdure.stores.sqlshared.entries import cut
 
 APPENDED = Appended()
 # So many journals are read by one script: others wait while it runs.

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from perdure.errors import NotOwner
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
-from perdure.stores.redis.news import News
+from perdure.stores.redis.notifications import News
 from perdure.stores.redis.scripts import ACQUIRE, LIVE, RELEASE, RELEASE_ALL, RENEW
 from perdure.stores.redis.server import LostReply, Server
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.kernel.queues import Line, Queue, Turns
+from perdure.kernel.policies.queues import Line, Queue, Turns
 from perdure.ports.queues import Picks, QueueStats, Waiting
 from perdure.stores.redis.runs import waits
 from perdure.stores.redis.scripts import LINES, ROOM, STATS, WAITING

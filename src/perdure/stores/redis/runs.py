@@ -13,7 +13,7 @@ from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Ahead, Due
-from perdure.stores.redis.news import News
+from perdure.stores.redis.notifications import News
 from perdure.stores.redis.rows import head_of, listed, unpack, unpack_or_damage
 from perdure.stores.redis.scripts import AHEAD, DUE, FIND, FINISHED, OWNED, PAGE
 from perdure.stores.redis.server import Server

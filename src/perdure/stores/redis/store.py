@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 
 from perdure.errors import InvalidStoreUrl, SchemaMismatch
-from perdure.kernel.durability import Durability
+from perdure.kernel.policies.durability import Durability
 from perdure.ports.store import Survives
 from perdure.stores.redis.address import parse
 from perdure.stores.redis.blobs import RedisBlobs
 from perdure.stores.redis.journal import RedisJournal
 from perdure.stores.redis.leases import RedisLeases
-from perdure.stores.redis.news import News
+from perdure.stores.redis.notifications import News
 from perdure.stores.redis.queues import RedisQueues
 from perdure.stores.redis.runs import RedisRuns, RedisTimers
 from perdure.stores.redis.scripts import OPEN

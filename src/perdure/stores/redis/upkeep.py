@@ -8,7 +8,7 @@ from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.upkeep import Collected, Ended, Load
-from perdure.stores.redis.news import News
+from perdure.stores.redis.notifications import News
 from perdure.stores.redis.rows import head_of, pack, unpack_or_damage
 from perdure.stores.redis.scripts import COLLECT, KEEP_BLOB, PAGE, REMOVE, REPROJECT
 from perdure.stores.redis.server import Server, Texts

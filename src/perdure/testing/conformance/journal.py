@@ -30,7 +30,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.failures import Failure
+from perdure.kernel.values.failures import Failure
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.store import Store
 from perdure.testing.conformance.history import (

@@ -19,7 +19,7 @@ from perdure.kernel.events import (
     RunResumed,
     RunStatus,
 )
-from perdure.kernel.queues import Queue, Rate
+from perdure.kernel.policies.queues import Queue, Rate
 from perdure.ports.journal import Append, Appended, Conflict, Full
 from perdure.ports.queues import QueueStats, Waiting
 from perdure.ports.store import Store

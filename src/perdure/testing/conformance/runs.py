@@ -24,8 +24,8 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.failures import Failure
 from perdure.kernel.projection import RunRow, child_rows, row
+from perdure.kernel.values.failures import Failure
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store

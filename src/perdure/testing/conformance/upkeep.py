@@ -19,9 +19,9 @@ from perdure.kernel.events import (
     SnapshotTaken,
     StepStarted,
     StepSucceeded,
+    references,
 )
 from perdure.kernel.projection import child_rows
-from perdure.kernel.references import references
 from perdure.kernel.state import fold
 from perdure.ports.journal import Append, Appended
 from perdure.ports.runs import RunFilter

@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import DeadlineExceeded, StepCancelled
-from perdure.kernel.codec import Codec
 from perdure.kernel.commands import FINISH, Command, Finish, RunStep
 from perdure.kernel.events import (
     AnyEvent,
@@ -26,11 +25,11 @@ from perdure.kernel.events import (
     StepSucceeded,
     WaitResolved,
 )
-from perdure.kernel.failures import type_name
-from perdure.kernel.ops import OpenOp
+from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import open_replay
-from perdure.kernel.state import RunState
-from perdure.kernel.versions import Programs
+from perdure.kernel.state import OpenOp, RunState
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import type_name
 
 
 def check_journal(

@@ -31,9 +31,9 @@ from perdure.kernel.events import (
     WaitResolved,
     encode_events,
 )
-from perdure.kernel.failures import type_name
 from perdure.kernel.projection import RunRow, child_row, child_rows, row
 from perdure.kernel.state import ANSWER, REJECTED, RunState
+from perdure.kernel.values.failures import type_name
 from perdure.ports.journal import Append, Appended, Outcome
 from perdure.testing.simulation.report import StepExecution
 from perdure.testing.simulation.world import Machine, World

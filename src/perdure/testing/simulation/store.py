@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
-from perdure.kernel.durability import Durability
 from perdure.kernel.events import Batch, SignalReceived
+from perdure.kernel.policies.durability import Durability
 from perdure.kernel.state import fold
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Append, Head, Outcome

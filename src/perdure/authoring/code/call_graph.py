@@ -1,0 +1,196 @@
+"""Which steps a workflow function can be seen to call. Reads its code, and never runs any of it.
+
+This is for telling slips in rules, not for running anything: where code decides at run time what it calls, the answer
+says that it is not complete.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from perdure.kernel.commands import StepSpec
+from perdure.kernel.policies.rule_names import Reach
+
+# More than any workflow is made of by hand.
+MOST = 1000
+_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
+_GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
+_FREE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+# Whoever uses these may call anything.
+_OPEN_ENDS = {"getattr", "globals", "locals", "vars", "eval", "exec", "__import__", "import_module"}
+# And these make calls by a name.
+_BY_NAME = {"step_inline", "call"}
+
+
+def reach(fn: Callable[..., Any]) -> Reach:
+    """The steps that `fn` calls, as far as its code tells."""
+    walk = Walk()
+    walk.visit(fn, frozenset())
+    walk.finish()
+    return Reach(frozenset(walk.steps), frozenset(walk.texts), walk.complete)
+
+
+def workflows(fn: Callable[..., Any]) -> list[Any]:
+    """The workflows that `fn` calls, and those that they call, as far as the code tells."""
+    walk = Walk()
+    walk.visit(fn, frozenset())
+    walk.finish()
+    return walk.workflows
+
+
+class Walk:
+    """Goes through a function, what it calls and the containers that hold what it calls, each once."""
+
+    def __init__(self) -> None:
+        self.steps: set[str] = set()
+        self.workflows: list[Any] = []
+        self.texts: set[str] = set()
+        self.complete = True
+        # Kept as long as the walk takes: an id is of one object only while that lives.
+        self._seen: dict[int, Any] = {}
+        self._todo: list[tuple[Any, frozenset[str]]] = []
+
+    def visit(self, found: Any, attributes: frozenset[str]) -> None:
+        """Look at this too, and at those attributes of it."""
+        self._todo.append((found, attributes))
+
+    def finish(self) -> None:
+        """Look at everything."""
+        while self._todo:
+            found, attributes = self._todo.pop()
+            # A module or an object may be met again by code that uses other attributes of it.
+            if type(found) is FunctionType or not attributes:
+                if id(found) in self._seen:
+                    continue
+                self._seen[id(found)] = found
+            if len(self._seen) > MOST:
+                self.complete = False
+                return
+            try:
+                self._look(found, attributes)
+            except Exception:  # a proxy that stands for something else, or for nothing
+                self.complete = False
+
+    def _look(self, found: Any, attributes: frozenset[str]) -> None:
+        spec = _own(found, "spec")
+        if isinstance(spec, StepSpec):
+            self.steps.add(spec.name)
+        elif isinstance(found, FunctionType):
+            self._function(found)
+        elif isinstance(found, ModuleType):
+            self._module(found, attributes)
+        elif isinstance(found, functools.partial):
+            self.visit(found.func, attributes)
+        elif isinstance(found, dict):
+            self._items(found.values())
+        elif isinstance(found, list | tuple | set | frozenset):
+            self._items(found)
+        elif isinstance(found, type):
+            self._attributes(found, attributes)
+        elif isinstance(_own(found, "fn"), FunctionType) and hasattr(type(found), "open"):
+            self.workflows.append(found)
+            self.visit(_own(found, "fn"), frozenset())  # another workflow: its steps run under the same rules
+        elif getattr(found, "__name__", "") in _OPEN_ENDS:
+            self.complete = False
+        elif type(found).__module__ not in _PLAIN:
+            self._attributes(type(found), attributes)
+            for name in attributes:
+                self.visit(_own(found, name), frozenset())
+            self.complete = False
+
+    def _items(self, items: Any) -> None:
+        for item in list(items)[:MOST]:
+            if not isinstance(item, str | int | float | bytes | bool | None):
+                self.visit(item, frozenset())
+
+    def _module(self, module: ModuleType, attributes: frozenset[str]) -> None:
+        if not is_users(module.__name__):
+            if attributes & (_BY_NAME | _OPEN_ENDS):
+                self.complete = False
+            return
+        for name in attributes:
+            self.visit(vars(module).get(name), attributes)
+
+    def _attributes(self, cls: type, attributes: frozenset[str]) -> None:
+        for base in cls.__mro__:
+            if is_users(base.__module__):
+                for name in attributes & vars(base).keys():
+                    found = vars(base)[name]
+                    self.visit(getattr(found, "__func__", found), frozenset())
+
+    def _function(self, function: FunctionType) -> None:
+        if not is_users(function.__module__ or ""):
+            if function.__name__ in _BY_NAME | _OPEN_ENDS:
+                self.complete = False
+            return
+        free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        codes = list(codes_of(function.__code__))
+        instructions = [one for code in codes for one in dis.get_instructions(code)]
+        attributes = frozenset(str(one.argval) for one in instructions if one.opname in _ATTRIBUTES)
+        for code in codes:
+            self.texts.update(text for text in code.co_consts if isinstance(text, str))
+        for one in instructions:
+            name = str(one.argval)
+            if one.opname in _GLOBALS:
+                self._global(function, name, attributes)
+            elif one.opname in _FREE and name in free:
+                try:
+                    self.visit(free[name].cell_contents, attributes)
+                except ValueError:  # not bound yet
+                    self.complete = False
+            elif one.opname == "IMPORT_NAME":
+                module = sys.modules.get(name)
+                imported = frozenset(str(i.argval) for i in instructions if i.opname == "IMPORT_FROM")
+                self.complete &= module is not None
+                self.visit(module, attributes | imported)
+        self._items(function.__defaults__ or ())
+
+    def _global(self, function: FunctionType, name: str, attributes: frozenset[str]) -> None:
+        if name in function.__globals__:
+            self.visit(function.__globals__[name], attributes)
+        elif name in _OPEN_ENDS or not hasattr(builtins, name):
+            self.complete = False
+
+
+# Types whose values hold no steps.
+_PLAIN = {
+    "builtins",
+    "datetime",
+    "decimal",
+    "uuid",
+    "enum",
+    "logging",
+    "re",
+    "typing",
+    "pathlib",
+    "fractions",
+    "zoneinfo",
+}
+
+
+def _own(found: Any, name: str) -> Any:
+    """An attribute that an object has itself, without causing anything to be computed."""
+    try:
+        return vars(found).get(name)
+    except TypeError:
+        return None
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)
+
+
+def is_users(module: str) -> bool:
+    """Whether a module is neither perdure's nor of the standard library."""
+    top = module.partition(".")[0]
+    return top != "perdure" and top not in sys.stdlib_module_names

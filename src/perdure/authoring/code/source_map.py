@@ -1,0 +1,131 @@
+"""At which lines a workflow function names steps, children, waits and the like. Reads its code, and never runs it."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+from collections.abc import Callable
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from perdure.authoring.code.call_graph import Walk, codes_of, is_users
+from perdure.authoring.code.loop import short
+from perdure.kernel.commands import StepSpec
+from perdure.kernel.divergence.source_map import Arms, Mentions
+
+# What the functions of perdure and asyncio are called in op paths.
+_OPS = {
+    ("perdure", "sleep"): "sleep",
+    ("perdure", "sleep_until"): "sleep",
+    ("perdure", "now"): "now",
+    ("perdure", "uuid4"): "uuid",
+    ("perdure", "random"): "random",
+    ("perdure", "checkpoint"): "checkpoint",
+    ("perdure", "lock"): "lock",
+    ("asyncio", "sleep"): "timer",
+    ("asyncio", "timeout"): "timer",
+    ("asyncio", "timeout_at"): "timer",
+    ("asyncio", "wait_for"): "timer",
+    ("asyncio", "wait"): "timer",
+}
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+
+
+def mentions(fn: Callable[..., Any]) -> Mentions:
+    """What the code of `fn`, and of what it calls, mentions."""
+    walk = _Mentions()
+    walk.visit(fn, frozenset())
+    walk.finish()
+    lines = {name: tuple(dict.fromkeys(places)) for name, places in walk.lines.items()}
+    return Mentions(lines, walk.code, walk.arms, True)
+
+
+class _Mentions(Walk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, list[str]] = {}
+        self.code: dict[str, str] = {}
+        self.arms: dict[str, Arms] = {}
+        self._files: dict[str, dict[int, Arms]] = {}
+
+    def _function(self, function: FunctionType) -> None:
+        super()._function(function)
+        if not is_users(function.__module__ or ""):
+            return
+        free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for code in codes_of(function.__code__):
+            self._lines_of(code)
+            found: Any = None
+            for one in dis.get_instructions(code):
+                line = one.positions.lineno if one.positions is not None else None
+                if one.opname in _LOADS:
+                    found = _value(function, free, str(one.argval))
+                elif one.opname in _ATTRIBUTES:
+                    found = vars(found).get(str(one.argval)) if isinstance(found, ModuleType | type) else None
+                elif one.opname == "LOAD_CONST" and isinstance(one.argval, str):
+                    self._note(one.argval, code, line)
+                    continue
+                else:
+                    continue
+                self._note(_name(found), code, line)
+
+    def _note(self, name: str, code: CodeType, line: int | None) -> None:
+        if name and line is not None:
+            self.lines.setdefault(name, []).append(f"{short(code.co_filename)}:{line}")
+
+    def _lines_of(self, code: CodeType) -> None:
+        file = code.co_filename
+        if file not in self._files:
+            self._files[file] = _arms("".join(linecache.getlines(file)))
+        for _, _, line in code.co_lines():
+            if line:
+                source = f"{short(file)}:{line}"
+                self.code[source] = linecache.getline(file, line).partition("  #")[0].strip()
+                self.arms[source] = self._files[file].get(line, ())
+
+
+def _value(function: FunctionType, free: dict[str, Any], name: str) -> Any:
+    if name in free:
+        try:
+            return free[name].cell_contents
+        except ValueError:  # not bound yet
+            return None
+    return function.__globals__.get(name)
+
+
+def _name(found: Any) -> str:
+    """What op paths call it."""
+    spec = getattr(found, "spec", None)
+    if isinstance(spec, StepSpec):
+        return spec.name
+    if hasattr(type(found), "open") and isinstance(getattr(found, "fn", None), FunctionType):
+        return str(found.name)
+    module, name = str(getattr(found, "__module__", "")), str(getattr(found, "__name__", ""))
+    return _OPS.get((module.partition(".")[0], name), "")
+
+
+def _arms(source: str) -> dict[int, Arms]:
+    """The arms of `if` statements around each line of a file."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, Arms] = {}
+
+    def walk(node: ast.AST, arms: Arms) -> None:
+        line = getattr(node, "lineno", None)
+        if line is not None:
+            found.setdefault(line, arms)
+        if isinstance(node, ast.If):
+            walk(node.test, arms)
+            for arm, body in enumerate((node.body, node.orelse)):
+                for statement in body:
+                    walk(statement, (*arms, (node.lineno, arm)))
+            return
+        for inner in ast.iter_child_nodes(node):
+            walk(inner, () if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else arms)
+
+    walk(tree, ())
+    return found

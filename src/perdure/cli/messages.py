@@ -1,0 +1,133 @@
+"""`perdure signal`, `approve`, `reject`, `cancel`, `pause`, `resume`, `resolve`: tell a run something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from msgspec import to_builtins
+
+from perdure.cli.exits import Exit, Problem
+from perdure.cli.inputs import read
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
+from perdure.cli.output import note, write_json
+from perdure.client.client import Client
+from perdure.errors import NoSuchRun
+from perdure.kernel.history.rewind import Truncated
+from perdure.kernel.inbound import AlreadyFinished, Duplicate, Finished, NotFound
+
+Input = Annotated[str | None, Parameter(name="--input", help="JSON, @file.json, or - for stdin.")]
+Reason = Annotated[str | None, Parameter(help="Why; it is kept in the journal.")]
+Question = Annotated[str, Parameter(help="The name of the question, or its path.")]
+Person = Annotated[str | None, Parameter(help="Who answers.")]
+AnswerId = Annotated[str | None, Parameter(help="Given again under this id, it counts once.")]
+
+
+def signal(
+    id: RunId,
+    name: Annotated[str, Parameter(help="The name that the run waits for.")],
+    /,
+    *,
+    input: Input = None,
+    signal_id: Annotated[str | None, Parameter(help="Sent again under this id, it arrives once.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Send a run a signal."""
+    payload = None if input is None else read(input)
+    return _tell(store, id, json, "signal sent", lambda client: client.signal(id, name, payload, signal_id))
+
+
+def approve(
+    id: RunId,
+    name: Question,
+    /,
+    *,
+    input: Input = None,
+    by: Person = None,
+    approval_id: AnswerId = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Answer a question of a run; `perdure approvals ls` shows what is asked."""
+    answer = None if input is None else read(input)
+    return _answer(store, id, name, json, "accepted", lambda client: client.approve(id, name, answer, approval_id, by))
+
+
+def reject(
+    id: RunId,
+    name: Question,
+    /,
+    *,
+    reason: Reason = None,
+    by: Person = None,
+    approval_id: AnswerId = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Say no to a question of a run; `perdure approvals ls` shows what is asked."""
+    return _answer(store, id, name, json, "rejected", lambda client: client.reject(id, name, reason, approval_id, by))
+
+
+def _answer(store: str, id: str, name: str, json: bool, done: str, tell: Callable[[Client], Awaitable[Any]]) -> int:
+    async def give(client: Client) -> Any:
+        verdict = await tell(client)
+        if isinstance(verdict, NotFound) and await client.get(id) is not None:
+            raise Problem(f"run {id!r} asks no question named {name!r} now; `perdure approvals ls` tells what is asked")
+        return verdict
+
+    return _tell(store, id, json, f"{name} {done}", give)
+
+
+def cancel(id: RunId, /, *, reason: Reason = None, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
+    """Ask a run to end; it may clean up first."""
+    return _tell(store, id, json, "told to end", lambda client: client.cancel(id, reason))
+
+
+def pause(id: RunId, /, *, reason: Reason = None, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
+    """Let no new step of a run begin."""
+    return _tell(store, id, json, "paused", lambda client: client.pause(id, reason))
+
+
+def resume(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
+    """Let a paused run go on."""
+    return _tell(store, id, json, "goes on", lambda client: client.resume(id))
+
+
+def resolve(
+    id: RunId,
+    /,
+    *,
+    version: Annotated[str | None, Parameter(help="Pin it to this version of its program.")] = None,
+    fail: Annotated[str | None, Parameter(help="End it as failed, for this reason.")] = None,
+    before: Annotated[str | None, Parameter(help="Let it go on from right before this op.")] = None,
+    store: StoreUrl = DEFAULT_STORE,
+    json: AsJson = False,
+) -> int:
+    """Let a parked run go on, or end it; alone: have it tried again."""
+    done = "failed by hand" if fail is not None else "is tried again" + (f" as version {version}" if version else "")
+    if before is not None:
+        done = f"goes on from before {before}" + (f" as version {version}" if version else "")
+    return _tell(store, id, json, done, lambda c: c.resolve(id, version=version, fail=fail, before=before))
+
+
+def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[Client], Awaitable[Any]]) -> int:
+    async def ask() -> Any:
+        async with Client(opened(store)) as client:
+            return await tell(client)
+
+    verdict = asyncio.run(ask())
+    if isinstance(verdict, NotFound):
+        raise NoSuchRun(id)
+    ended = isinstance(verdict, Finished | AlreadyFinished)
+    if json:
+        write_json({"answer": type(verdict).__name__, **to_builtins(verdict)})
+    elif ended:
+        note(f"nothing was done: run {id!r} is {verdict.status.value} already")
+    else:
+        note("it had come before, and counts once" if isinstance(verdict, Duplicate) else f"run {id!r}: {done}")
+    if isinstance(verdict, Truncated) and not json:
+        note(f"done again if the code asks for it: {', '.join(verdict.again) or 'nothing'}")
+    return Exit.FAILED if ended else Exit.OK

@@ -1,0 +1,455 @@
+"""What callers ask about runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure.client.base import Connection
+from perdure.client.views import (
+    ApprovalView,
+    Chunk,
+    Loaded,
+    OrchestratorView,
+    QueueView,
+    RunPage,
+    RunSummary,
+    RunView,
+    StepView,
+    approval_views,
+    orchestrator_views,
+    queue_view,
+    run_summary,
+    run_view,
+    step_view,
+)
+from perdure.client.why import Why, World, alive, ended, explain, registrations, unread
+from perdure.errors import Corrupt, UsageError
+from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, Entry, RunFinished, RunStatus, entries
+from perdure.kernel.ids import check_cursor, flaw_of
+from perdure.kernel.policies.lock_keys import lease_key
+from perdure.kernel.policies.tags import checked_tags
+from perdure.kernel.projection import RunRow, child_path
+from perdure.kernel.snapshot import newest
+from perdure.kernel.state import RunState, fold
+from perdure.kernel.step_records import StepRecord
+from perdure.kernel.step_records import steps as steps_of
+from perdure.kernel.streams import Reading
+from perdure.kernel.values.arguments import by_name
+from perdure.ports.leases import ORCHESTRATOR, REGISTRATION
+from perdure.ports.runs import RunFilter
+
+# How many events of a journal are read at a time by whoever follows it.
+PAGE = 1000
+# How many events are replayed without being asked, to tell the arguments of steps: the engine stands still meanwhile.
+REPLAYED = 2000
+# How many bytes of journals are read to say why the runs of a page do not go on.
+JOURNALS_READ = 8 * 1024 * 1024
+# How many queued runs are counted to say how many are ahead of one.
+QUEUED_READ = 1000
+# How many runs that ask something are read at a time.
+ASKING_PAGE = 200
+# No name is longer; those of children are made of several.
+MAX_ASKED = 10_000
+# More runs, events or chunks than there can be.
+FAR = 2**53
+
+
+class Asking(Connection):
+    """Reads runs, their steps and their journals."""
+
+    async def get(self, id: str) -> RunView | None:
+        """The latest run under an id, or None."""
+        found = await self._find(id)
+        if found is None:
+            return None
+        run, head = found
+        state = fold(run.root or run.run_id, await self.store.journal.read(run.root or run.run_id))
+        return run_view(await self._load(run), head, state)
+
+    async def list(
+        self,
+        *,
+        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+        program: str | None = None,
+        tags: dict[str, str] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        owner: str | None = None,
+        parent: str | None = None,
+        root: str | None = None,
+        queue: str | None = None,
+        id_prefix: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one.
+
+        Created from `since` on and before `until`. `parent` and `root` are ids or run_ids, and a run without a parent
+        is its own root. `owner` is an orchestrator, which owns roots. `id_prefix` is no pattern.
+        """
+        self._check_open()
+        limit = _whole(limit, "list(limit", 1, "ask for at least one run, such as limit=100")
+        _ = check_cursor(cursor, "list")
+        filter = await self._run_filter(
+            "list", status, program, tags, since, until, owner, parent, root, queue, id_prefix
+        )
+        # One more than asked for tells whether there is another page.
+        found = await self.store.runs.list(replace(filter, limit=limit + 1, cursor=cursor))
+        page = RunPage([run_summary(await self._load_or_say(run), head) for run, head in found[:limit]])
+        page.cursor = page[-1].run_id if len(found) > limit else None
+        return page
+
+    async def _run_filter(
+        self,
+        call: str,
+        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+        program: str | None = None,
+        tags: dict[str, str] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        owner: str | None = None,
+        parent: str | None = None,
+        root: str | None = None,
+        queue: str | None = None,
+        id_prefix: str | None = None,
+    ) -> RunFilter:
+        """What callers say about runs, checked."""
+        wanted = [*(status or ())] if isinstance(status, Iterable) and not isinstance(status, str) else [status]
+        return RunFilter(
+            status=[_status(s) for s in wanted if s is not None],
+            program=_named(program, f"{call}(program", "the name of a workflow"),
+            tags=checked_tags(tags),
+            since=_timestamp(since, f"{call}(since"),
+            until=_timestamp(until, f"{call}(until"),
+            owner=_named(owner, f"{call}(owner", "the name of an orchestrator"),
+            parent=await self._run_id_of(parent, f"{call}(parent"),
+            root=await self._run_id_of(root, f"{call}(root"),
+            queue=_named(queue, f"{call}(queue", "the name of a queue"),
+            id_prefix=_prefix(id_prefix, f"{call}(id_prefix"),
+            built_in=program is not None,
+        )
+
+    async def why(self, id: str) -> Why | None:
+        """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
+        run, head = await self._require(id)
+        summary = run_summary(Loaded(run), head)
+        return (await self._reasons([summary], None)).get(run.run_id)
+
+    async def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
+        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out.
+
+        Reads the journals of those that have not ended, at most some megabytes of them.
+        """
+        self._check_open()
+        return await self._reasons(runs, JOURNALS_READ)
+
+    async def _reasons(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, Why]:
+        found: dict[str, Why] = {}
+        for run in runs:
+            how = ended(run) if run.status.finished else None
+            if how is not None:
+                found[run.run_id] = how
+        still = [run for run in runs if not run.status.finished]
+        if not still:
+            return found
+        states = await self._states_of(still, budget)
+        world = await self._world(still, [one for one in states.values() if isinstance(one, RunState)])
+        for run in still:
+            state = states.get(run.root)
+            if isinstance(state, RunState):
+                why = explain(run, state, run.run_id[len(run.root) + 1 :], world)
+            else:
+                why = unread(run, state)
+            if why is not None:
+                found[run.run_id] = why
+        return found
+
+    async def _states_of(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, RunState | Exception]:
+        """The folded journals of runs, the smallest first and as many as the budget allows."""
+        sizes = {run.root: run.size for run in runs}
+        wanted, spent = [], 0
+        for root in sorted(sizes, key=sizes.__getitem__):
+            spent += sizes[root]
+            if budget is None or spent <= budget:
+                wanted.append(root)
+        states: dict[str, RunState | Exception] = {}
+        for root, batches in (await self.store.journal.read_many(wanted)).items():
+            try:
+                states[root] = batches if isinstance(batches, Exception) else fold(root, batches)
+            except (LookupError, AssertionError, msgspec.MsgspecError) as error:
+                states[root] = error  # no journal that an engine could have written
+        return states
+
+    async def _world(self, runs: Sequence[RunSummary], states: Sequence[RunState]) -> World:
+        """What there is beside these runs: one question for each kind that is needed."""
+        now = self.clock.now()
+        queues = {run.queue for run in runs if run.queue and run.status is RunStatus.QUEUED}
+        queued = {}
+        for queue in queues:
+            filter = RunFilter(status=[RunStatus.QUEUED], queue=queue, limit=QUEUED_READ)
+            queued[queue] = [row for row, _ in await self.store.runs.list(filter)]
+        stats = await self.store.queues.stats() if queues else ()
+        return World(
+            now=now,
+            orchestrators=alive(await self._leases.live(ORCHESTRATOR, now)),
+            registered=registrations(await self._leases.live(REGISTRATION, now)),
+            holders=await self._holders({lock.key for state in states for lock in state.lock_waits.values()}),
+            queued=queued,
+            under_way={one.queue: one.running for one in stats},
+        )
+
+    async def _holders(self, keys: set[str]) -> dict[str, str]:
+        """Who holds these locks, as people know them, by the keys of their leases."""
+        held = [lock for lock in await self.locks.list() if lock.key in keys] if keys else []
+        return {lease_key(lock.key): f"run {lock.id}" if lock.id else lock.owner for lock in held}
+
+    async def _run_id_of(self, id: str | None, what: str) -> str | None:
+        """The run_id of a run that a filter names; what names none is left as it is, and finds none."""
+        if id is None:
+            return None
+        if not isinstance(id, str):
+            raise UsageError(f"{what}={id!r}): give the id of a run")
+        found = await self._find(id)
+        return id if found is None else found[0].run_id
+
+    async def queues(self) -> Sequence[QueueView]:
+        """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
+        self._check_open()
+        known = dict(self._queues)
+        views = [queue_view(s, known.pop(s.queue, None), self.clock.now()) for s in await self.store.queues.stats()]
+        views += [QueueView(name, 0, 0, limits=limits) for name, limits in known.items()]
+        return sorted(views, key=lambda view: view.name)
+
+    async def orchestrators(self) -> Sequence[OrchestratorView]:
+        """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
+        self._check_open()
+        now = self.clock.now()
+        live = await self._leases.live(ORCHESTRATOR, now)
+        said = registrations(await self._leases.live(REGISTRATION, now))
+        return orchestrator_views(live, await self.store.upkeep.loads(), said)
+
+    async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
+        """The steps of a run and of its children with their attempts, in the order they began.
+
+        `inputs`: whether an Engine that has the code replays the run to tell the arguments of its steps. Without it, it
+        does unless the journal is long.
+        """
+        run, _ = await self._require(id)
+        root = await self.store.runs.get(run.root) if run.root else run
+        lives = run.status.finished or (root is not None and await self._lives(root.owner))
+        batches = await self.store.journal.read(run.root or run.run_id)
+        try:
+            records = steps_of(batches)
+            if run.root:
+                records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
+            told = await self._arguments(run, batches) if inputs or (inputs is None and _is_short(batches)) else {}
+            return [
+                step_view(
+                    record,
+                    await self.payloads.load(record.output_blob, record.output),
+                    lives or record.remote,
+                    told[record.path] if record.path in told else await self._recorded(record),
+                )
+                for record in records
+            ]
+        except (LookupError, msgspec.MsgspecError, RecursionError) as error:
+            reason = f"it is none that an engine could have written ({type(error).__name__}: {error})"
+            raise Corrupt(f"the journal of run {run.id!r}", reason, run.root or run.run_id) from error
+
+    async def _arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
+        """The arguments of steps by op path, where the code is at hand to tell them."""
+        return {}
+
+    async def _recorded(self, record: StepRecord) -> dict[str, Any] | None:
+        if not record.names and not record.input_blob and record.input == NULL:
+            return None
+        return by_name(record.names, await self.payloads.load(record.input_blob, record.input))
+
+    async def approvals(
+        self, *, name: str | None = None, approver: str | None = None, program: str | None = None
+    ) -> Sequence[ApprovalView]:
+        """Every open approval of all runs, the oldest first; of one `name`, or those that `approver` may answer now."""
+        self._check_open()
+        found: list[ApprovalView] = []
+        now, cursor = self.clock.now(), None
+        while True:
+            filter = RunFilter(program=program, cursor=cursor, limit=ASKING_PAGE, asking=True)
+            page = [row for row, _ in await self.store.runs.list(filter)]
+            journals = await self.store.journal.read_many([row.run_id for row in page]) if page else {}
+            for row in page:
+                batches = journals.get(row.run_id, [])
+                # A journal that cannot be read hides its own questions and no others; `doctor` tells of it.
+                if not isinstance(batches, Exception):
+                    found += approval_views(row, fold(row.run_id, batches), now)
+            if len(page) < ASKING_PAGE:
+                break
+            cursor = page[-1].run_id
+        wanted = [a for a in found if name in (None, a.name) and (approver is None or a.answerable_by(approver))]
+        return sorted(wanted, key=lambda asked: (asked.asked_at, asked.run_id))
+
+    async def _lives(self, owner: str | None) -> bool:
+        if owner is None:
+            return False
+        return await self._leases.get(ORCHESTRATOR + owner, self.clock.now()) is not None
+
+    async def get_checkpoint(self, id: str) -> int | None:
+        """The number before which a run need not be replayed from its events: a snapshot stands for them. Or None."""
+        run, _ = await self._require(id)
+        taken = newest(await self.store.journal.read(run.root or run.run_id))
+        return None if taken is None else taken.seq
+
+    async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
+        """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
+        start = _whole(start, "journal(start", 0, "events are numbered from 0")
+        run, _ = await self._require(id)
+        root = run.root or run.run_id
+        return _of(run, entries(root, await self.store.journal.read(root, start), start, run.run_id))
+
+    async def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
+        """The events of a run from number `start` on, as they come, until it ends.
+
+        By id, a run that goes on by `continue_as` has not ended: the events of the next one follow, from number 0 on,
+        and have its `run_id`. A run_id means that one run.
+        """
+        start = _whole(start, "follow(start", 0, "events are numbered from 0")
+        run, _ = await self._require(id)
+        following: RunRow | None = run
+        while following is not None:
+            async for entry in self._follow_one(following, start):
+                yield entry
+            following, start = (await self._continuation(following.run_id) if run.id == id else None), 0
+
+    async def _follow_one(self, run: RunRow, start: int) -> AsyncIterator[Entry]:
+        root = run.root or run.run_id
+        with self._news.follow(root) as news:
+            over = False
+            while True:
+                found = entries(root, await self.store.journal.read(root, start, PAGE), start, run.run_id)
+                for entry in _of(run, found):
+                    yield entry
+                    if isinstance(entry.event, RunFinished) or _ends(run, entry):
+                        return
+                if found:
+                    start = found[-1].seq + 1
+                    continue
+                if over:
+                    return
+                row = await self.store.runs.get(run.run_id)
+                # The end may lie before `start`, or have come since the journal was read.
+                over = row is None or row.status.finished
+                if not over and not await news.beyond(start):
+                    return
+
+    async def _continuation(self, run_id: str) -> RunRow | None:
+        """The run that another one goes on as; None when it does not, or not yet."""
+        run = await self.store.runs.get(run_id)
+        return await self.store.runs.get(run.continued_as) if run is not None and run.continued_as else None
+
+    async def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
+        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step.
+
+        `step` is an op path such as `tokens:0`, or a name, which stands for the first step of that name. Without it:
+        all steps of the run and of its children, until it ends. By id, a run that goes on by `continue_as` has not
+        ended: what the next one shows follows, and the numbers go on. A run_id means that one run.
+        """
+        run, _ = await self._require(id)
+        async for chunk in self._stream(run, step, start, goes_on=run.id == id):
+            yield chunk
+
+    async def _stream(self, run: RunRow, step: str | None, start: int, *, goes_on: bool) -> AsyncIterator[Chunk]:
+        start = _whole(start, "stream(start", 0, "chunks are numbered from 0")
+        streaming: RunRow | None = run
+        begun: list[str] = []
+        index = 0
+        while streaming is not None:
+            root = streaming.root or streaming.run_id
+            reading = Reading(step, start, child_path(streaming), index)
+            with self._news.follow(root) as news:
+                while not reading.ended:
+                    batches = await self.store.journal.read(root, reading.next_seq, PAGE)
+                    for c in reading.feed(batches):
+                        yield Chunk(c.index, c.path, msgspec.json.decode(c.value), c.attempt, c.restart)
+                    if not batches and not await news.beyond(reading.next_seq):
+                        return
+            if step is not None and reading.found:
+                return
+            begun, index = [*begun, *reading.begun], reading.index
+            streaming = await self._continuation(streaming.run_id) if goes_on else None
+        if step is not None:
+            names = ", ".join(dict.fromkeys(begun[:10])) or "none"
+            raise UsageError(f"run {run.id!r} ended without a step {step!r}; its steps: {names}")
+
+
+def _is_short(batches: Sequence[Batch]) -> bool:
+    return sum(len(batch.events) for batch in batches) <= REPLAYED
+
+
+def _status(value: RunStatus | str) -> RunStatus:
+    try:
+        return RunStatus(value)
+    except ValueError:
+        raise UsageError(f"{value!r} is no status; there are {', '.join(RunStatus)}") from None
+
+
+def _whole(value: int, what: str, least: int, meaning: str) -> int:
+    """A count or a place, checked; one that is beyond anything in a store as what every store can be asked for."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{what}={value!r:.60}): {meaning}")
+    return min(value, FAR)
+
+
+def _timestamp(at: datetime | None, what: str) -> float | None:
+    if at is None:
+        return None
+    if not isinstance(at, datetime):
+        raise UsageError(f"{what}={at!r}): give a moment such as datetime.now(UTC) - timedelta(hours=1)")
+    if at.tzinfo is None:
+        raise UsageError(
+            f"{what}={at!r}): the moment has no timezone; write datetime.now(UTC), or add tzinfo=UTC to it"
+        )
+    return at.timestamp()
+
+
+def _named(name: str | None, what: str, meaning: str) -> str | None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise UsageError(f"{what}={name!r}): give {meaning}")
+    if name is not None:
+        _check_text(name, what)
+    return name
+
+
+def _prefix(prefix: str | None, what: str) -> str | None:
+    if prefix is not None and not isinstance(prefix, str):
+        raise UsageError(f"{what}={prefix!r}): give the beginning of an id")
+    if prefix:
+        _check_text(prefix, what)
+    return prefix or None
+
+
+def _check_text(text: str, what: str) -> None:
+    """Refuse what no name has, and what stores would compare in ways of their own."""
+    flaw = flaw_of(text, MAX_ASKED)
+    if flaw is not None:
+        raise UsageError(f"{what}={text[:60]!r}): it {flaw}, which no name can have")
+
+
+def _of(run: RunRow, found: list[Entry]) -> list[Entry]:
+    """The entries that are a run's own: all of a root's journal, or those about a child and what is in it."""
+    path = child_path(run)
+    if not path:
+        return found
+    return [entry for entry in found if _about(entry.event, path)]
+
+
+def _about(event: AnyEvent, path: str) -> bool:
+    op: str = getattr(event, "op", "") or getattr(event, "child", "")
+    return op == path or op.startswith(f"{path}/")
+
+
+def _ends(run: RunRow, entry: Entry) -> bool:
+    return isinstance(entry.event, ChildFinished) and bool(run.root) and entry.event.op == child_path(run)

@@ -1,0 +1,187 @@
+"""A step's call in a form that any executor can take: threads, processes, Dask, Ray.
+
+In this process the function is called in a copy of the caller's context. An executor that works in other processes
+sends the job there in its own way; it then carries the *name* of its function, which is looked up on the other side.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextvars import Context
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from perdure.engine.resources import Place, resources_here
+from perdure.engine.step_context import StepContext, current
+from perdure.engine.streams import drain_in_thread
+from perdure.errors import UsageError
+from perdure.kernel.context import RunContext
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import Failure, describe, is_any_of, pressed
+
+
+class Raised(Exception):
+    """What a step raised that no task or future can pass on: it would end the loop, or cancel what waits for it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(error)
+
+
+class Told(Exception):
+    """What a step raised in another process. Its class may not survive the way here, so it comes as a failure."""
+
+    def __init__(self, failure: bytes) -> None:
+        self.data = failure
+        super().__init__(failure)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Told:
+        """What there is to say of an error, in the process where it was raised."""
+        return cls(msgspec.json.encode(describe(error.error if type(error) is Raised else error, Codec())))
+
+    @property
+    def failure(self) -> Failure:
+        """What it was."""
+        return msgspec.json.decode(self.data, type=Failure)
+
+
+class Job:
+    """One attempt, ready to be called."""
+
+    __slots__ = ("args", "begun", "context", "fn", "kwargs", "step", "timeout")
+
+    def __init__(
+        self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], step: StepContext, context: Context
+    ) -> None:
+        self.fn, self.args, self.kwargs, self.step, self.context = fn, args, kwargs, step, context
+        # Called when its function is about to be, from any thread; and what it may take from then on.
+        self.begun: Callable[[], None] | None = None
+        self.timeout: float | None = None
+
+    def __call__(self) -> Any:
+        """Call the function in its context."""
+        if self.begun is not None:
+            self.begun()
+        return self.context.run(_call, self.fn, self.args, self.kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        module, name = self.fn.__module__, self.fn.__qualname__
+        if "<" in name:
+            raise UsageError(
+                f"the step {name} is defined inside a function and cannot be found from another process; "
+                "define it at the top of a module"
+            )
+        if inspect.ismethod(self.fn):
+            raise UsageError(
+                f"the step {name} is a method of an object, which is not in another process; make it a function at the "
+                "top of a module, and get what it needs with resource()"
+            )
+        places = self.step.resources.places()
+        step = (
+            self.step.id,
+            self.step.run_id,
+            self.step.attempt,
+            self.step.ends,
+            self.step.run,
+            places,
+            dict(self.step.patches),
+        )
+        return _Named, (module, name, self.args, self.kwargs, step, self.timeout)
+
+
+class GeneratorJob(Job):
+    """An attempt of a step that yields what it makes."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Any:
+        """Show each thing that the function yields, and return them all."""
+        if self.begun is not None:
+            self.begun()
+        return self.context.run(_call, drain_in_thread, [self.fn, self.args, self.kwargs, self.step], {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UsageError(
+            f"the step {self.fn.__qualname__} is a generator, and the engine's executor would run it in another "
+            "process, from where nothing can be shown; make it an async generator, or return a list"
+        )
+
+
+def follow_parent() -> None:
+    """End with the process that made this one, also when it is killed: a step nobody waits for must not go on."""
+    import multiprocessing
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=follow, daemon=True).start()
+
+
+# What a step knows of its attempt in another process: its key, its run_id, the number, when it is timed out, its run,
+# where it finds resources, and what its body knows of patches.
+Sent = tuple[str, str, int, float | None, RunContext, dict[str, Place], dict[str, bool]]
+
+
+class _Named:
+    """A job on the other side: finds its function by name."""
+
+    def __init__(
+        self, module: str, name: str, args: list[Any], kwargs: dict[str, Any], step: Sent, timeout: float | None
+    ) -> None:
+        self._module, self._name, self._args, self._kwargs = module, name, args, kwargs
+        self._step, self._timeout = step, timeout
+
+    def __call__(self) -> Any:
+        return self.found()()
+
+    def found(self) -> Callable[[], Any]:
+        """The call, with its function: looked up, which may import a module and take a while."""
+        found: Any = importlib.import_module(self._module)
+        for part in self._name.split("."):
+            if not hasattr(found, part):
+                raise UsageError(
+                    f"the step {self._name} is not in {self._module} as another process imports it; define it at the "
+                    'top of a module that is a file, and outside of `if __name__ == "__main__":`'
+                )
+            found = getattr(found, part)
+        # The module holds the Step; a function that was wrapped by hand may be there bare.
+        return partial(self._perform, getattr(found, "fn", found))
+
+    def _perform(self, fn: Callable[..., Any]) -> Any:
+        id, run_id, attempt, ends, run, places, patches = self._step
+        if self._timeout is not None:
+            late = time.time() + self._timeout
+            ends = late if ends is None else min(ends, late)
+        context = Context()
+        context.run(
+            current.set,
+            StepContext(id, run_id, attempt, ends, run=run, resources=resources_here(places), patches=patches),
+        )
+        try:
+            return context.run(_call, fn, self._args, self._kwargs)
+        except BaseException as error:
+            told = Told.of(error)
+        raise told
+
+
+def _call(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except StopIteration as error:
+        # No future can hold a StopIteration; a coroutine turns it into this too.
+        raise RuntimeError("the step raised StopIteration") from error
+    except BaseException as error:
+        if is_any_of(error, (Exception,)) or pressed(error):
+            raise
+        raise Raised(error) from None

@@ -1,0 +1,131 @@
+"""Large values: out to the blob store when they are recorded, back in when a journal is read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import Corrupt, PayloadTooLarge, StoreUnavailable
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    Batch,
+    ChildFinished,
+    ChildStarted,
+    InputReplaced,
+    OutcomeKept,
+    RunClaimed,
+    RunResumed,
+    RunStarted,
+    StepSucceeded,
+)
+from perdure.kernel.values.limits import Limits, place
+from perdure.ports.blobs import Blobs
+
+# How long a store that cannot take anything is left alone before the next try.
+FIRST_RETRY, LAST_RETRY = 0.05, 2.0
+
+# Events whose value the program needs where it was asked for, and that may lie apart in the journal.
+LYING_APART = frozenset({ChildStarted, ChildFinished, StepSucceeded})
+
+log = logging.getLogger("perdure")
+
+
+class Payloads:
+    """Moves values between events and the blob store."""
+
+    def __init__(self, blobs: Blobs, limits: Limits) -> None:
+        self._blobs = blobs
+        self.limits = limits
+
+    def fits_inline(self, size: int, what: str) -> bool:
+        """Whether a value goes into the journal itself. Raises PayloadTooLarge when it goes nowhere."""
+        where = place(size, self.limits)
+        if where == "refuse":
+            raise PayloadTooLarge(what, size, self.limits.payload)
+        return where == "inline"
+
+    async def offload(self, data: bytes, what: str) -> str:
+        """Store a value apart and return its blob's id."""
+        log.warning(
+            "%s is %s bytes as JSON; it is kept in the blob store. Pass references to large data between steps",
+            what,
+            f"{len(data):,}",
+        )
+        return await self._blobs.put(data)
+
+    async def offload_patiently(self, data: bytes, what: str, given_up: Callable[[], bool]) -> str:
+        """As `offload`, but wait for a store that cannot take it now: what is done is not lost to a full disk."""
+        wait = FIRST_RETRY
+        while True:
+            try:
+                return await self.offload(data, what)
+            except StoreUnavailable as error:
+                if given_up():
+                    raise
+                log.warning("%s; %s waits", error, what)
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, LAST_RETRY)
+
+    async def load(self, blob: str, value: Raw) -> Raw:
+        """The value itself, wherever it lies."""
+        if not blob:
+            return value
+        data = await self._blobs.get(blob)
+        if data is None:
+            raise Corrupt(f"the blob {blob}", "it is missing")
+        return Raw(data)
+
+    async def inflate(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The batches with the results of steps in place, as the program saw them first."""
+        if not any(_blob(event) for batch in batches for event in batch.events):
+            return batches
+        return [Batch(b.seq, b.at, [await self._inflate(event) for event in b.events]) for b in batches]
+
+    async def _inflate(self, event: AnyEvent) -> AnyEvent:
+        blob = _blob(event)
+        if not blob:
+            return event
+        value = await self.load(blob, NULL)
+        field = "input" if isinstance(event, ChildStarted) else "value"
+        return msgspec.structs.replace(event, **{field: value})
+
+    async def with_input(self, batches: Sequence[Batch]) -> RunStarted:
+        """The start of a run as it began, with its input in place."""
+        started = batches[0].events[0] if batches else None
+        if not isinstance(started, RunStarted):
+            raise Corrupt("a journal", "it does not begin with RunStarted")
+        for event in takewhile(lambda event: not isinstance(event, RunClaimed), _events(batches)):
+            if isinstance(event, InputReplaced):
+                started = event.of(started)
+        for event in _events(batches):
+            if isinstance(event, RunClaimed | RunResumed) and event.version:
+                started = msgspec.structs.replace(started, version=event.version)
+        if not started.input_blob:
+            return started
+        return msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))
+
+
+def _blob(event: AnyEvent) -> str:
+    """Where a value lies that the program will see."""
+    if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
+        return event.blob
+    return event.input_blob if isinstance(event, ChildStarted) else ""
+
+
+def as_kept(event: AnyEvent) -> AnyEvent:
+    """An event as the journal keeps it: without a value that lies apart."""
+    if not _blob(event):
+        return event
+    field = "input" if isinstance(event, ChildStarted) else "value"
+    return msgspec.structs.replace(event, **{field: NULL})
+
+
+def _events(batches: Sequence[Batch]) -> Iterator[AnyEvent]:
+    for batch in batches:
+        yield from batch.events

@@ -1,0 +1,64 @@
+"""What every driver of an engine shares."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from perdure.engine.large_values import Payloads
+from perdure.engine.resources import Resources
+from perdure.engine.steps import StepRunner
+from perdure.engine.writer import Writer
+from perdure.kernel.streams import IMMEDIATE
+from perdure.kernel.values.codec import Codec
+from perdure.ports.clock import Clock
+from perdure.ports.journal import Append
+
+if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
+
+
+class Services:
+    """What every driver of an engine shares."""
+
+    __slots__ = (
+        "clock",
+        "closing",
+        "codec",
+        "loop",
+        "on_abandoned",
+        "on_broken",
+        "on_commit",
+        "payloads",
+        "resources",
+        "runner",
+        "stream",
+        "thread",
+        "writer",
+    )
+
+    def __init__(
+        self,
+        codec: Codec,
+        clock: Clock,
+        writer: Writer,
+        runner: StepRunner,
+        payloads: Payloads,
+        on_commit: Callable[[Driver, Append], None],
+        on_broken: Callable[[Driver, Exception], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
+        self.on_commit = on_commit
+        # Told when code of the engine raised in a callback of a run: the run cannot go on as it is in memory.
+        self.on_broken = on_broken
+        # Told of runs elsewhere that nobody waits for any more.
+        self.on_abandoned: Callable[[str], None] = lambda id: None
+        # When what a step shows is written, where the step does not say.
+        self.stream = IMMEDIATE
+        # What steps look up by name.
+        self.resources = Resources()
+        self.closing = False

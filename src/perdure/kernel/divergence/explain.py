@@ -1,0 +1,321 @@
+"""Say what has changed where a journal no longer fits the code, and what to write. Never looks at the code itself.
+
+The evidence is what the journal holds before and after the op at which replay fails, what the code has asked for, and
+what it can be seen to mention: see source_map.py. From one run alone some changes look the same (a step that was put in
+before another, and one that came later and was moved up); then the words are those that fit the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from perdure.kernel.commands import (
+    FINISH,
+    CancelOp,
+    Checkpoint,
+    Command,
+    Finish,
+    OpenWait,
+    RecordValue,
+    RunStep,
+    SetState,
+    StartChild,
+    StartTimer,
+)
+from perdure.kernel.divergence.advice import fix_for, title_for
+from perdure.kernel.divergence.model import Divergence, OpView
+from perdure.kernel.divergence.source_map import NOTHING, Mentions
+from perdure.kernel.events import (
+    AnyEvent,
+    CancelRequested,
+    ChildStarted,
+    RunStatus,
+    StateSet,
+    StepFailed,
+    StepStarted,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+)
+from perdure.kernel.ids import op_name
+
+# Nothing waits for these: where they stand beside something else, that is what the code is at.
+_IN_PASSING = frozenset({"now", "uuid", "random", "state", "unlock", "patch"})
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What is known where a journal does not fit."""
+
+    recorded: OpView
+    # What the code wishes for and the journal does not hold yet, in order.
+    wishes: Sequence[OpView] = ()
+    # The ops that the journal holds before and after that one, and all that the code has asked for.
+    before: Sequence[OpView] = ()
+    after: Sequence[OpView] = ()
+    asked: Sequence[OpView] = ()
+    mentions: Mentions = NOTHING
+
+
+def recorded_op(event: AnyEvent) -> OpView | None:
+    """The op that an event says has begun; None for other events."""
+    if isinstance(event, StepStarted):
+        return OpView("step", event.op, op_name(event.op), event.inputs, event.source) if event.attempt == 1 else None
+    if isinstance(event, WaitOpened):
+        if event.kind == "timer":
+            return OpView("timer", event.op, op_name(event.op), source=event.source)
+        # A lock is asked for by its key, which is no part of the path.
+        inputs = event.name if event.kind == "lock" else ""
+        return OpView(event.kind, event.op, op_name(event.op), inputs, event.source)
+    if isinstance(event, ChildStarted):
+        kind = "detached child" if event.detached else "child"
+        return OpView(kind, event.op, op_name(event.op), _child_inputs(event.inputs, event.id), event.source)
+    if isinstance(event, StateSet):
+        return OpView("state", event.op, event.key, source=event.source)
+    if isinstance(event, ValueRecorded) and event.kind not in ("lock", "patch"):
+        return OpView(event.kind, event.op, op_name(event.op), source=event.source)
+    return None
+
+
+def given_up_op(event: StepFailed | WaitResolved | CancelRequested) -> OpView:
+    """What the program did when it gave an op up."""
+    path = event.child if isinstance(event, CancelRequested) else event.op
+    return OpView("cancel", path, op_name(path))
+
+
+def wished_op(command: Command) -> OpView:
+    """The op that a command asks for."""
+    op = command.op
+    if isinstance(command, RunStep):
+        return OpView("step", op, command.spec.name, command.inputs_hash, command.source)
+    if isinstance(command, StartTimer):
+        return OpView("timer", op, op_name(op), source=command.source)
+    if isinstance(command, OpenWait):
+        inputs = command.name if command.kind == "lock" else ""
+        return OpView(command.kind, op, op_name(op), inputs, command.source)
+    if isinstance(command, StartChild):
+        kind = "detached child" if command.detached else "child"
+        return OpView(kind, op, command.program, _child_inputs(command.inputs_hash, command.id), command.source)
+    if isinstance(command, SetState):
+        return OpView("state", op, command.key, source=command.source)
+    if isinstance(command, RecordValue):
+        return OpView(command.kind, op, op_name(op), source=command.source)
+    if isinstance(command, Checkpoint):
+        return OpView("checkpoint", op, op_name(op), source=command.source)
+    if isinstance(command, CancelOp):
+        return OpView("cancel", op, op_name(op))
+    return _end(command)
+
+
+def _child_inputs(inputs: str, id: str) -> str:
+    return f"{inputs} {id}" if id else inputs
+
+
+def _end(command: Finish) -> OpView:
+    path = command.op.removesuffix(FINISH).rstrip("/")
+    whose = f"of {path} " if path else ""
+    error = command.error
+    if command.status is not RunStatus.FAILED or error is None:
+        return OpView("end", command.op, command.status, code=f"the end {whose}({command.status})")
+    kind = error.type.rpartition(".")[2]
+    return OpView(
+        "end", command.op, "failed", kind, _where(error.traceback), f"the end {whose}({kind}: {error.message})"
+    )
+
+
+def _where(traceback: str) -> str:
+    """The last `file:line` in a traceback."""
+    for line in reversed(traceback.splitlines()):
+        _, quote, rest = line.partition('File "')
+        if quote:
+            file, _, number = rest.partition('", line ')
+            return f"{file}:{number.partition(',')[0]}"
+    return ""
+
+
+# --- telling changes apart ------------------------------------------------------------------------------------------
+
+
+def explain(evidence: Evidence) -> Divergence:
+    """What has changed, both sides of it, and the fix."""
+    mentions = evidence.mentions
+    current = _current(evidence)
+    change = _change(evidence, current)
+    last: OpView | None = None
+    if current is not None and current.kind != "end":
+        current = msgspec.structs.replace(current, code=mentions.code.get(current.source, ""))
+    elif current is None or not current.source:
+        last = _last(evidence)
+    recorded = evidence.recorded
+    title = title_for(change, recorded, current)
+    fix = fix_for(change, recorded, current, mentions.condition(recorded, current) if change == "branch" else None)
+    return Divergence(change, recorded.path, title, recorded, current, fix, last)
+
+
+def _last(evidence: Evidence) -> OpView | None:
+    """What the same execution has asked for last, with the line."""
+    runs = {op.path for op in (*evidence.before, *evidence.asked) if op.kind == "child"}
+    mine = _asker(evidence.recorded.path, runs)
+    asked = [op for op in evidence.asked if op.kind not in ("end", "cancel") and _asker(op.path, runs) == mine]
+    if not asked:
+        return None
+    return msgspec.structs.replace(asked[-1], code=evidence.mentions.code.get(asked[-1].source, ""))
+
+
+def _current(evidence: Evidence) -> OpView | None:
+    """What the code is at in place of the recorded op."""
+    recorded = evidence.recorded
+    wishes = list(evidence.wishes)
+    same = _at(recorded.path, wishes)
+    if same is not None:
+        return same
+    # What other runs in this journal wish for says nothing about this one.
+    runs = {op.path for op in (*evidence.before, *evidence.asked) if op.kind == "child"}
+    wishes = [wish for wish in wishes if _asker(wish.path, runs) == _asker(recorded.path, runs)]
+    waited_for = [wish for wish in wishes if wish.kind not in _IN_PASSING and wish.kind != "cancel"]
+    candidates = waited_for or list(wishes)
+    elsewhere = [wish for wish in candidates if _alike(wish, recorded) and _scope(wish) != _scope(recorded)]
+    beside = [wish for wish in candidates if _scope(wish) == _scope(recorded) and wish.kind != "end"]
+    found = elsewhere or beside or [wish for wish in candidates if wish.kind != "end"] or candidates
+    return found[0] if found else None
+
+
+def _change(evidence: Evidence, current: OpView | None) -> str:
+    recorded = evidence.recorded
+    if recorded.kind == "cancel":
+        return "removed"
+    if current is not None and current.path == recorded.path:
+        return _same_place(evidence, current)
+    if current is not None and _alike(current, recorded) and _scope(current) != _scope(recorded):
+        return _another_scope(recorded, current)
+    if current is None or current.kind == "end":
+        return _nothing_instead(evidence, current)
+    if current.path in {op.path for op in evidence.after}:
+        return _passed_over(evidence, current)
+    return _something_new(evidence, current)
+
+
+def _same_place(evidence: Evidence, current: OpView) -> str:
+    recorded, mentions = evidence.recorded, evidence.mentions
+    if current.kind != recorded.kind:
+        return "type"
+    if current.name != recorded.name:
+        return "renamed"
+    # Another call of the same step has taken its number: one before it is gone, or they changed places.
+    later = [op for op in evidence.after if op.name == recorded.name and _scope(op) == _scope(recorded)]
+    if any(op.inputs == current.inputs for op in later):
+        lines = {op.source for op in [*evidence.before, recorded, *later] if op.name == recorded.name}
+        if mentions.known and len(mentions.of(recorded)) < len(lines):
+            return "removed"
+        looped = len(lines) == 1 and not any(op.inputs == recorded.inputs for op in evidence.wishes)
+        return "inputs" if looped else "reordered"
+    return "inputs"
+
+
+def _another_scope(recorded: OpView, current: OpView) -> str:
+    before, now = recorded.path.count("/"), current.path.count("/")
+    return "renamed" if before == now else "more" if now > before else "fewer"
+
+
+def _nothing_instead(evidence: Evidence, current: OpView | None) -> str:
+    recorded, mentions = evidence.recorded, evidence.mentions
+    if current is not None and current.name == "failed":
+        return "removed"
+    if _repeats(recorded, evidence.before):
+        return "fewer"
+    if mentions.known and not mentions.of(recorded):
+        return "removed"
+    if mentions.known and len(mentions.of(recorded)) < _lines(evidence):
+        return "removed"
+    if current is None:
+        return "fewer"  # the code waits for something else first: less happens side by side
+    return "branch" if mentions.conditional(recorded) else "removed"
+
+
+def _passed_over(evidence: Evidence, current: OpView) -> str:
+    """The code is at something that the journal has later."""
+    recorded, mentions = evidence.recorded, evidence.mentions
+    if _repeats(recorded, evidence.before):
+        return "fewer"
+    if mentions.known and len(mentions.of(recorded)) < _lines(evidence):
+        return "removed"
+    if mentions.exclusive(recorded, current):
+        return "branch"
+    if mentions.stands_before(recorded, current):
+        return "branch" if mentions.conditional(recorded) else "removed"
+    # One more line asks for it than the journal knows of: it is that one.
+    known = {op.source for op in (*evidence.before, *evidence.after) if _names(op) == _names(current)}
+    return "inserted" if len(mentions.of(current)) > len(known) else "reordered"
+
+
+def _names(op: OpView) -> tuple[str, str]:
+    return op.kind, op.name
+
+
+def _something_new(evidence: Evidence, current: OpView) -> str:
+    recorded, mentions = evidence.recorded, evidence.mentions
+    gone = mentions.known and len(mentions.of(recorded)) < _lines(evidence)
+    if not gone and _repeats(current, [op for op in evidence.asked if op.path != current.path]):
+        return "more"
+    if mentions.exclusive(recorded, current):
+        return "branch"
+    if not mentions.known:
+        return "renamed" if _fits(current, recorded) else "inserted"
+    if gone and current.kind != recorded.kind:
+        return "type" if not _repeats(recorded, evidence.before) else "fewer"
+    if gone:
+        return "renamed" if _fits(current, recorded) else "removed"
+    if _repeats(recorded, evidence.before) and not _before_it(mentions, current, recorded):
+        return "fewer"
+    if mentions.conditional(recorded) and mentions.stands_before(recorded, current):
+        return "branch"
+    return "inserted"
+
+
+def _before_it(mentions: Mentions, current: OpView, recorded: OpView) -> bool:
+    """Whether the code asks for `current` on the way to the recorded op."""
+    return any(_line(current.source) <= _line(source) for source in mentions.of(recorded))
+
+
+def _lines(evidence: Evidence) -> int:
+    """From how many lines the journal shows the recorded op's name to have been asked for; lines move, so at least."""
+    recorded = evidence.recorded
+    ops: Iterable[OpView] = [*evidence.before, recorded, *evidence.after]
+    return len({op.source for op in ops if op.name == recorded.name and op.kind == recorded.kind})
+
+
+def _repeats(op: OpView, others: Iterable[OpView]) -> bool:
+    """Whether one line asked for an op of this name before, as a loop does."""
+    return any(
+        other.name == op.name and other.kind == op.kind and other.source == op.source and _scope(other) == _scope(op)
+        for other in others
+    )
+
+
+def _fits(current: OpView, recorded: OpView) -> bool:
+    return current.kind == recorded.kind and current.inputs == recorded.inputs
+
+
+def _alike(wish: OpView, recorded: OpView) -> bool:
+    return _fits(wish, recorded) and wish.name == recorded.name
+
+
+def _asker(path: str, runs: set[str]) -> str:
+    while path := path.rpartition("/")[0]:
+        if path in runs:
+            break
+    return path
+
+
+def _at(path: str, ops: Iterable[OpView]) -> OpView | None:
+    return next((op for op in ops if op.path == path), None)
+
+
+def _scope(op: OpView) -> str:
+    return op.path.rpartition("/")[0]
+
+
+def _line(source: str) -> int:
+    number = source.rpartition(":")[2]
+    return int(number) if number.isdigit() else 0

@@ -1,0 +1,1 @@
+"""What is done with a journal that exists: fork, retry, rewind, compare, carry."""

@@ -1,0 +1,424 @@
+"""A new run with the past of another one: up to a point, with values edited. Decides, never writes.
+
+A fork is a journal of its own. It begins with the events of the old one that lie before the point, without what belongs
+to the old one alone: its owners, its pauses, its end. An attempt that has no outcome there was another run's; the step
+begins anew. Times are moved so that the past ends now: what waits has as long left as it had then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import NoSuchOp, UsageError
+from perdure.kernel.context import RunContext, started_context, without_tags
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    AttemptFailed,
+    Batch,
+    CancelRequested,
+    ChildFinished,
+    ChildStarted,
+    ChunkAppended,
+    InputReplaced,
+    OutcomeKept,
+    RunClaimed,
+    RunFinished,
+    RunForked,
+    RunReleased,
+    RunResumed,
+    RunStarted,
+    RunStatus,
+    SignalReceived,
+    StateSet,
+    StepFailed,
+    StepProgressed,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+)
+from perdure.kernel.ids import op_name
+from perdure.kernel.patches import retried_as
+from perdure.kernel.state import ANSWER, REJECTED, RunState
+from perdure.kernel.values.failures import Failure
+
+# What a fork shares with the run it comes from.
+_SHARED = (
+    StepStarted
+    | StepSucceeded
+    | AttemptFailed
+    | StepFailed
+    | StepSkipped
+    | ValueRecorded
+    | WaitOpened
+    | WaitResolved
+    | SignalReceived
+    | ChildStarted
+    | ChildFinished
+    | StateSet
+    | ChunkAppended
+    | StepProgressed
+    | CancelRequested
+    | RunForked
+    | OutcomeKept
+)
+_STEP_ENDS = StepSucceeded | StepFailed | StepSkipped
+# Kinds of recorded values that the body has used: it must find them again.
+USED = ("now", "uuid", "random")
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A value as JSON, and where it lies if it is large."""
+
+    data: Raw
+    blob: str = ""
+
+    @property
+    def kept(self) -> Raw:
+        """What stands in the event."""
+        return NULL if self.blob else self.data
+
+
+class Op(msgspec.Struct):
+    """One op in a journal: where it began, and where its outcome is."""
+
+    path: str
+    kind: str
+    began: int
+    ended: int | None = None
+    # What went wrong with it, for good.
+    failed: Failure | None = None
+    # Whether that is that the program gave it up.
+    given_up: bool = False
+    # Whether it may run only once, and nobody can say whether it did.
+    unknown: bool = False
+    attempt: int = 0
+    # For a wait: the name of its signal, whom that is sent to, and the number of the one it took.
+    name: str = ""
+    child: str = ""
+    taken: int | None = None
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Where a fork leaves its origin: before event `seq`, and without these ops and signals, which came before it."""
+
+    seq: int
+    anew: frozenset[str] = frozenset()
+    unsent: frozenset[int] = frozenset()
+
+
+# --- where ----------------------------------------------------------------------------------------------------------
+
+
+def ops(batches: Iterable[Batch]) -> dict[str, Op]:
+    """The ops of a journal by path, in the order they began."""
+    found: dict[str, Op] = {}
+    state = RunState("")
+    signals: dict[int, int] = {}
+    for seq, at, event in numbered(batches):
+        if isinstance(event, StepStarted):
+            found.setdefault(event.op, Op(event.op, "step", seq)).attempt = event.attempt
+        elif isinstance(event, WaitOpened):
+            found[event.op] = Op(event.op, event.kind, seq, name=event.name, child=state.child_of(event.op))
+        elif isinstance(event, ChildStarted):
+            found[event.op] = Op(event.op, "child", seq, seq if event.detached else None)
+        elif isinstance(event, StateSet):
+            found[event.op] = Op(event.op, "state", seq, seq)
+        elif isinstance(event, ValueRecorded) and event.kind != "lock":
+            found[event.op] = Op(event.op, event.kind, seq, seq)
+        elif isinstance(event, SignalReceived):
+            signals[id(event)] = seq
+        elif isinstance(event, _STEP_ENDS | ChildFinished | WaitResolved) and event.op in found:
+            op = found[event.op]
+            op.ended, op.failed, op.given_up = seq, _failure(event), _given_up(event)
+            op.unknown = isinstance(event, StepFailed) and event.unknown
+            if isinstance(event, WaitResolved) and event.by == "signal":
+                op.taken = signals[id(state.inbox[state.ops[event.op].name][0])]
+        state.fold(event, at)
+    return found
+
+
+def _failure(event: AnyEvent) -> Failure | None:
+    if isinstance(event, StepFailed):
+        return None if event.cancelled else event.error
+    if isinstance(event, ChildFinished):
+        return event.error if event.status is RunStatus.FAILED else None
+    if isinstance(event, WaitResolved) and (event.by == "timeout" or event.by.startswith(REJECTED)):
+        return Failure("", event.by)
+    return None
+
+
+def before(batches: Sequence[Batch], at: str | int) -> Point:
+    """The point right before an op, or before the event of that number.
+
+    Before an op is: with everything that happened until it had its outcome, except the op itself. So what went on
+    beside it is kept. A signal that it took is not, if it came when it was being waited for. Before an op that the
+    program gave up is: before it began, since what it was given up for is no longer known to come.
+    """
+    if isinstance(at, int):
+        end = batches[-1].seq + len(batches[-1].events)
+        if not 1 <= at <= end:
+            raise UsageError(f"at={at}: the run has {end} events, and a fork keeps those before it: 1 to {end}")
+        return Point(_before_end([event for batch in batches for event in batch.events], at))
+    found = ops(batches)
+    op = find(found, at)
+    if op.given_up:
+        return Point(op.began)
+    unsent = frozenset({op.taken}) if op.taken is not None and op.taken > op.began else frozenset[int]()
+    return Point(op.ended if op.ended is not None else end_of(batches), frozenset({op.path}), unsent)
+
+
+def find(found: Mapping[str, Op], at: str) -> Op:
+    """The op at a path; a name alone stands for the first op of that name."""
+    op = found.get(at)
+    if op is None and ":" not in at:
+        op = next((one for one in found.values() if op_name(one.path) == at), None)
+    if op is None:
+        raise NoSuchOp(at, tuple(found))
+    return op
+
+
+def at_end(batches: Sequence[Batch]) -> Point:
+    """The point where the run stands, or stood before it ended."""
+    return Point(end_of(batches))
+
+
+def after(batches: Sequence[Batch], edited: Iterable[str]) -> Point:
+    """The point right after the last of these ops had its outcome; of one without an outcome, where the run stands."""
+    found = ops(batches)
+    ends = [find(found, path).ended for path in edited]
+    end = end_of(batches)
+    return Point(max((end if seq is None else seq + 1 for seq in ends), default=end))
+
+
+def end_of(batches: Sequence[Batch]) -> int:
+    """The number after the last event that the end of the run did not bring about."""
+    last = batches[-1]
+    if not isinstance(last.events[-1], RunFinished):
+        return last.seq + len(last.events)
+    end = len(last.events) - 1
+    while end > 0 and _given_up(last.events[end - 1]):
+        end -= 1
+    return last.seq + end
+
+
+def _before_end(events: Sequence[AnyEvent], at: int) -> int:
+    """`at`, or where the end begins that it lies in: what is left under way is given up with the end."""
+    end = at
+    while end < len(events) and _given_up(events[end]):
+        end += 1
+    if end < len(events) and isinstance(events[end], RunFinished | ChildFinished):
+        while at > 1 and _given_up(events[at - 1]):
+            at -= 1
+    return at
+
+
+def _given_up(event: AnyEvent) -> bool:
+    if isinstance(event, StepFailed):
+        return event.cancelled
+    if isinstance(event, WaitResolved):
+        return event.by == "cancelled"
+    return isinstance(event, ChildFinished) and event.status is RunStatus.CANCELLED
+
+
+# --- what -----------------------------------------------------------------------------------------------------------
+
+
+def fork(
+    batches: Sequence[Batch],
+    point: Point,
+    started: RunStarted,
+    now: float,
+    *,
+    values: Mapping[str, Value] | None = None,
+    inputs: dict[str, dict[str, Raw]] | None = None,
+    state: dict[str, Raw] | None = None,
+) -> list[Batch]:
+    """The journal of a fork. `started` is its start, `values` the outcomes that are edited, by op path."""
+    origin = started.forked_from
+    found = ops(batches)
+    values = {find(found, path).path: value for path, value in (values or {}).items()}
+    edit = _Edit(found, point, values)
+    moved = max(0.0, now - _time_before(batches, point.seq))
+    result: list[Batch] = []
+    recorded: dict[str, Raw] = {}
+    owner: str | None = None
+    seq = 0
+    for batch in batches:
+        events: list[AnyEvent] = []
+        for number, event in enumerate(batch.events, batch.seq):
+            if number >= point.seq:
+                break
+            if isinstance(event, RunStarted):
+                events.append(started)
+            elif isinstance(event, RunClaimed):
+                if event.epoch == 1:
+                    owner = event.owner
+                    events.append(RunClaimed(owner, 1))
+            elif isinstance(event, _SHARED) and not edit.leaves_out(number, event):
+                for kept in edit.made_of(number, event):
+                    if isinstance(kept, ValueRecorded) and kept.kind in USED:
+                        recorded[kept.op] = kept.value
+                    events.append(_later(kept, moved))
+        if events:
+            result.append(Batch(seq, batch.at + moved, events))
+            seq += len(events)
+    at = max(now, result[-1].at)
+    context = context_of(batches, origin)
+    last: list[AnyEvent] = [*edit.given(), RunForked(origin, point.seq, moved, inputs, state, context)]
+    if owner is not None:
+        last.insert(-1, RunReleased(owner))
+    result.append(Batch(seq, at, last))
+    if recorded:
+        first = result[0]
+        begun = msgspec.structs.replace(started, recorded=recorded)
+        result[0] = Batch(first.seq, first.at, [begun, *first.events[1:]])
+    return result
+
+
+def context_of(batches: Sequence[Batch], run_id: str) -> RunContext:
+    """What the code took a run for; one that was tried again stays what it was."""
+    retried = retried_as(batches)
+    return without_tags(started_context(run_id, started_of(batches))) if retried is None else retried
+
+
+def started_of(batches: Sequence[Batch]) -> RunStarted:
+    """The start of a run as it began."""
+    started: RunStarted | None = None
+    for _, _, event in numbered(batches):
+        if isinstance(event, RunStarted):
+            started = event
+        elif isinstance(event, InputReplaced) and started is not None:
+            started = event.of(started)
+        elif isinstance(event, RunClaimed):
+            break
+    assert started is not None
+    for _, _, event in numbered(batches):  # the version it began with, or was pinned to since
+        if isinstance(event, RunClaimed | RunResumed) and event.version:
+            started = msgspec.structs.replace(started, version=event.version)
+    return started
+
+
+def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any) -> RunStarted:
+    """The start of a fork of `run_id`: as that run was started, on its own, and with the whole time it was given."""
+    started, created = started_of(batches), batches[0].at
+    return msgspec.structs.replace(
+        started,
+        **{
+            "forked_from": run_id,
+            "recorded": None,
+            "keys": "",
+            "incarnation": 1,
+            "parent": "",
+            "queue": "",
+            "queue_key": "",
+            "priority": 0,
+            "continued_from": "",
+            "not_before": None,
+            "deadline": None if started.deadline is None else now + (started.deadline - created),
+            **changes,
+        },
+    )
+
+
+class _Edit:
+    """What becomes of each event of the past."""
+
+    def __init__(self, found: dict[str, Op], point: Point, values: Mapping[str, Value]) -> None:
+        self._found, self._values, self._unsent = found, values, set(point.unsent)
+        self._payloads: dict[int, Raw] = {}
+        within = {path: op for path, op in found.items() if op.began < point.seq}
+        self._open = {path for path, op in within.items() if op.ended is None or op.ended >= point.seq}
+        # An attempt without an outcome is the other run's.
+        self._anew = {path for path in self._open if within[path].kind == "step" and path not in values} | point.anew
+        self._children = tuple(f"{path}/" for path in point.anew if path in found and found[path].kind == "child")
+        for path, value in values.items():
+            op = found[path]
+            if path not in within or path in point.anew or (op.ended is not None and op.ended >= point.seq):
+                raise UsageError(f"{path} is edited, and the fork begins before it has its value; leave out `at`")
+            _check_editable(op)
+            if op.taken is not None:
+                self._payloads[op.taken] = value.data
+
+    def leaves_out(self, seq: int, event: AnyEvent) -> bool:
+        """Whether an event does not belong to the past of the fork."""
+        if isinstance(event, SignalReceived):
+            return seq in self._unsent
+        op: str = getattr(event, "op", "") or getattr(event, "child", "")
+        return op in self._anew or op.startswith(self._children)
+
+    def made_of(self, seq: int, event: AnyEvent) -> list[AnyEvent]:
+        """An event as the fork has it."""
+        if isinstance(event, SignalReceived):
+            payload = self._payloads.get(seq)
+            return [event if payload is None else msgspec.structs.replace(event, payload=payload)]
+        value = self._values.get(getattr(event, "op", ""))
+        if value is None:
+            return [event]
+        if isinstance(event, _STEP_ENDS):
+            return [StepSucceeded(event.op, value.kept, event.attempt, value.blob)]
+        if isinstance(event, ChildFinished):
+            return [ChildFinished(event.op, RunStatus.COMPLETED, value.kept, value.blob)]
+        if isinstance(event, ValueRecorded | StateSet):
+            return [msgspec.structs.replace(event, value=value.data)]
+        if isinstance(event, WaitResolved):
+            return self._resolved(self._found[event.op], event, value)
+        return [event]
+
+    def _resolved(self, op: Op, event: WaitResolved, value: Value) -> list[AnyEvent]:
+        if op.kind == "approval":
+            by = event.by if event.by.startswith(ANSWER) else ANSWER
+            return [msgspec.structs.replace(event, by=by, value=value.data)]
+        if op.taken is not None:
+            return [event]
+        # It waited in vain, and the fork has what it waited for.
+        return [SignalReceived(op.name, value.data, child=op.child), WaitResolved(op.path, "signal")]
+
+    def given(self) -> list[AnyEvent]:
+        """The outcomes of ops that had none yet."""
+        events: list[AnyEvent] = []
+        for path, value in self._values.items():
+            op = self._found[path]
+            if path not in self._open:
+                continue
+            if op.kind == "step":
+                events.append(StepSucceeded(path, value.kept, op.attempt, value.blob))
+            elif op.kind == "approval":
+                events.append(WaitResolved(path, ANSWER, value.data))
+            else:
+                events.append(SignalReceived(op.name, value.data, child=op.child))
+        return events
+
+
+def _check_editable(op: Op) -> None:
+    if op.kind == "child" and op.ended is None:
+        raise UsageError(f"{op.path} is a child that has not ended; edit what is in it, such as {op.path}/step:0")
+    if op.kind not in ("step", "child", "approval", "signal", "state", *USED):
+        raise UsageError(f"{op.path} is a {op.kind}, which has no value to edit")
+
+
+def _later(event: AnyEvent, moved: float) -> AnyEvent:
+    """An event with its moments moved."""
+    changes = {
+        name: getattr(event, name) + moved
+        for name in ("deadline", "retry_at", "escalate_at")
+        if getattr(event, name, None) is not None
+    }
+    return msgspec.structs.replace(event, **changes) if changes else event
+
+
+def _time_before(batches: Sequence[Batch], seq: int) -> float:
+    return max(batch.at for batch in batches if batch.seq < seq)
+
+
+def numbered(batches: Iterable[Batch]) -> Iterator[tuple[int, float, AnyEvent]]:
+    for batch in batches:
+        for seq, event in enumerate(batch.events, batch.seq):
+            yield seq, batch.at, event

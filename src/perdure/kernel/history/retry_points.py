@@ -1,0 +1,340 @@
+"""A run that failed, or was cancelled, and is tried again: what it keeps, and what is called again. Decides, never
+writes.
+
+It begins anew as another incarnation whose journal says beforehand what its ops came to (`kept_outcomes.py`). What
+failed is not among that, so it is called again when the program asks for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import CannotRetry, UsageError
+from perdure.kernel.commands import FINISH, Finish, OpenWait, RunStep
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    CancelRequested,
+    ChildStarted,
+    ChunkAppended,
+    OutcomeKept,
+    RunFinished,
+    RunForked,
+    RunStarted,
+    RunStatus,
+    SignalReceived,
+    StepFailed,
+    StepSkipped,
+    StepStarted,
+    StepSucceeded,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+)
+from perdure.kernel.history.fork import USED, Op, context_of, end_of, numbered, ops
+from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, Keeping, wait_of
+from perdure.kernel.ids import op_name
+from perdure.kernel.patches import PATCH
+from perdure.kernel.plan import keep, plan
+from perdure.kernel.replay import Replay
+from perdure.kernel.state import RunState
+from perdure.kernel.values.failures import Failure
+
+# What tells that a body went on after something had failed.
+_GOES_ON = ("step", "child", "signal", "approval")
+# What fails by itself, and not for want of an answer.
+_CALLED = ("step", "child", "timer")
+
+
+class Withdrawn(msgspec.Struct, frozen=True):
+    """Which outcomes a run is tried again without: those of these ops, and all from event `seq` on."""
+
+    seq: int
+    ops: frozenset[str] = frozenset()
+
+
+def withdrawals(batches: Sequence[Batch]) -> list[Withdrawn]:
+    """What may be withdrawn of a run that failed or was cancelled, the likeliest first.
+
+    What failed and became the failure of the run; and what failed beside it, unless the body took another way for it.
+    """
+    found, end = ops(batches), end_of(batches)
+    finished = batches[-1].events[-1]
+    assert isinstance(finished, RunFinished)
+    if finished.status is RunStatus.CANCELLED:
+        asked = [s for s, _, e in numbered(batches) if isinstance(e, CancelRequested) and not e.child]
+        candidates = [Withdrawn(asked[0] if asked else end)]
+        culprits: list[Op] = []
+    else:
+        failures = [op for op in found.values() if op.failed is not None and op.ended is not None and op.ended < end]
+        failures += _struck(batches, found, finished, end)
+        culprits = _culprits(failures, finished.error, found, end)
+        likely = _unhandled(failures, culprits, found)
+        every = {op.path for op in failures if op.kind in _CALLED and not op.unknown} | likely
+        candidates = [Withdrawn(end, frozenset(likely))]
+        if every != likely:
+            candidates.append(Withdrawn(end, frozenset(every)))
+    point = min([candidates[0].seq, *map(_ended, culprits)])
+    _refuse(found, culprits, point)
+    return candidates
+
+
+def _refuse(found: Mapping[str, Op], culprits: Iterable[Op], point: int) -> None:
+    unknown = next((op.path for op in culprits if op.unknown), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{unknown} runs at most once, and nobody can say whether it did; find out, and fork the run: with "
+            f"set={{{unknown!r}: ...}} to say what came of it, or at={unknown!r} to have it called again"
+        )
+    undone = next((op.path for op in found.values() if "compensate:" in op.path and op.began >= point), None)
+    if undone is not None:
+        raise UsageError(
+            f"what it had done before it failed was undone ({undone}), so it cannot go on from there; start it "
+            'again, with reuse="allow_if_failed", or fork it where you want it to go on'
+        )
+
+
+def _struck(batches: Sequence[Batch], found: Mapping[str, Op], finished: RunFinished, end: int) -> list[Op]:
+    """Timers by which the body gave something up, as asyncio.timeout() does."""
+    struck: list[Op] = []
+    # What the run left under way is given up at its end as well, whatever it ended of.
+    late = finished.error is not None and finished.error.type.endswith("TimeoutError")
+    for batch in batches:
+        last: Op | None = None
+        for seq, event in enumerate(batch.events, batch.seq):
+            if isinstance(event, WaitResolved) and event.by == "timer" and seq < end:
+                last = found[event.op]
+            elif last is not None and isinstance(event, StepFailed | WaitResolved | CancelRequested):
+                if _gives_up(event) and (seq < end or late):
+                    struck.append(last)
+                last = None
+    return struck
+
+
+def _gives_up(event: StepFailed | WaitResolved | CancelRequested) -> bool:
+    if isinstance(event, WaitResolved):
+        return event.by == "cancelled"
+    return event.given_up if isinstance(event, CancelRequested) else event.cancelled
+
+
+def _unhandled(failures: Sequence[Op], culprits: Sequence[Op], found: Mapping[str, Op]) -> set[str]:
+    """What failed and is to be called again: the culprits, and what no other way was taken for."""
+    ways = _Ways(found.values())
+    chosen = {op.path for op in culprits}
+    chosen |= {op.path for op in failures if op.kind in _CALLED and not op.unknown and not ways.went_on(op)}
+    around = tuple(f"{op.path}/" for op in failures if op.kind == "child" and op.path not in chosen)
+    # What failed in a child whose failure stands, stands as well.
+    return {path for path in chosen if not path.startswith(around)}
+
+
+class _Ways:
+    """What each part of a body did, in order."""
+
+    def __init__(self, found: Iterable[Op]) -> None:
+        self._began: dict[str, list[tuple[int, str]]] = {}
+        self._first: dict[tuple[str, str], int] = {}
+        self._compensated: dict[str, int] = {}
+        for op in found:
+            scope, _, last = op.path.rpartition("/")
+            if op.kind in _GOES_ON:
+                self._began.setdefault(scope, []).append((op.began, op_name(last)))
+                self._first.setdefault((scope, op_name(last)), op.began)
+            if scope.rpartition("/")[2].startswith("compensate:"):
+                self._compensated[scope.rpartition("/")[0]] = op.began
+
+    def went_on(self, failed: Op) -> bool:
+        """Whether the part of the body that heard of a failure went on with something else instead.
+
+        What it had done before as well is no other way: a loop that goes on with the next.
+        """
+        scope, ended = failed.path.rpartition("/")[0], _ended(failed)
+        if self._compensated.get(scope, -1) > ended:
+            return True
+        began = self._began.get(scope, [])
+        at = bisect_right(began, (ended, ""))
+        return at < len(began) and self._first[scope, began[at][1]] > ended
+
+
+def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op], end: int) -> list[Op]:
+    """The ops whose failure became that of the run."""
+    if error is None or error.type.endswith(".DeadlineExceeded"):
+        return []
+    same = [op for op in failures if op.failed is not None and _alike(op.failed, error)]
+    if same:
+        last = max(same, key=_ended)
+        if last.kind != "child":
+            # What failed in a child is what failed, and the child with it.
+            return [last]
+        inner = [op for op in failures if op.path.startswith(f"{last.path}/")]
+        return [last, *_culprits(inner, last.failed, found, last.ended or end)]
+    members = [culprit for one in error.errors for culprit in _culprits(failures, one, found, end)]
+    if members:
+        return members
+    if error.cause is not None and (causes := _culprits(failures, error.cause, found, end)):
+        return causes
+    # What the body heard last before it failed is what it failed of, if that was a failure.
+    last_heard = max((op for op in found.values() if op.ended is not None and op.ended < end), key=_ended, default=None)
+    return [last_heard] if last_heard is not None and last_heard in failures else []
+
+
+def _alike(failure: Failure, error: Failure) -> bool:
+    return (failure.type, failure.message) == (error.type, error.message)
+
+
+def _ended(op: Op) -> int:
+    return -1 if op.ended is None else op.ended
+
+
+# --- what it begins with --------------------------------------------------------------------------------------------
+
+
+def retried(batches: Sequence[Batch], without: Withdrawn, started: RunStarted, now: float) -> list[Batch]:
+    """The journal with which a run is tried again."""
+    past = _Past(started)
+    for seq, at, event in numbered(batches):
+        past.take(event, at, kept=seq < without.seq, withdrawn=getattr(event, "op", "") in without.ops)
+    seen = tuple(key for key in past.state.signal_ids if "\0" not in key)[-1000:]
+    begin = msgspec.structs.replace(started, recorded=past.recorded or None, seen=seen)
+    forked = RunForked(started.forked_from, without.seq, run=context_of(batches, started.forked_from))
+    return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
+
+
+class _Past:
+    """Collects what a run came to."""
+
+    def __init__(self, started: RunStarted) -> None:
+        self.state = RunState("")
+        self.recorded: dict[str, Raw] = {}
+        self._started = started
+        self._kept: dict[str, OutcomeKept] = {}
+        self._inputs: dict[str, str] = {}
+        self._chunks: dict[str, list[Raw]] = {}
+        self._sent: dict[int, SignalReceived] = {}
+
+    def take(self, event: AnyEvent, at: float, *, kept: bool, withdrawn: bool) -> None:
+        """Take one event in; what it tells of an op counts if it is `kept`."""
+        state, taken = self.state, None
+        if isinstance(event, SignalReceived):
+            self._sent[id(event)] = event
+        elif isinstance(event, WaitResolved) and event.by == "signal":
+            taken = state.inbox[state.ops[event.op].name][0]
+        elif isinstance(event, RunStarted):
+            self.recorded.update(event.recorded or {})
+        state.fold(event, at)
+        if not kept:
+            return
+        made = self._made_of(event, withdrawn, taken)
+        if made is not None:
+            self._kept[made.op] = made
+            if taken is not None:
+                self._sent.pop(id(taken), None)
+
+    def _made_of(self, event: AnyEvent, withdrawn: bool, taken: SignalReceived | None) -> OutcomeKept | None:
+        if isinstance(event, StepStarted):
+            if event.attempt == 1:
+                self._inputs[event.op] = event.inputs
+        elif isinstance(event, ChunkAppended):
+            chunks = self._chunks.setdefault(event.op, [])
+            if event.restart:
+                chunks.clear()
+            chunks += event.chunks
+        elif isinstance(event, WaitOpened):
+            self._inputs[event.op] = wait_of(event)
+        elif isinstance(event, StepSucceeded | StepSkipped | StepFailed):
+            return self._step(event, withdrawn)
+        elif isinstance(event, WaitResolved):
+            return self._wait(event, taken) if not withdrawn and event.by != "cancelled" else None
+        elif isinstance(event, ChildStarted) and event.detached:
+            return OutcomeKept(event.op, "started", event.inputs, by=event.detached)
+        elif isinstance(event, ValueRecorded) and event.kind in USED:
+            self.recorded[event.op] = event.value
+        elif isinstance(event, ValueRecorded) and event.kind == PATCH:
+            return OutcomeKept(event.op, PATCHED)
+        return None
+
+    def _step(self, event: StepSucceeded | StepSkipped | StepFailed, withdrawn: bool) -> OutcomeKept | None:
+        op, inputs = event.op, self._inputs.get(event.op, "")
+        chunks = tuple(self._chunks.get(op, ()))
+        if isinstance(event, StepSucceeded):
+            return OutcomeKept(op, "succeeded", inputs, event.value, event.blob, chunks=chunks)
+        if isinstance(event, StepSkipped):
+            return OutcomeKept(op, "skipped", inputs, error=event.error, chunks=chunks)
+        if event.cancelled:
+            return None
+        if event.bailed:  # on purpose: no failure, and not to be tried again
+            return OutcomeKept(op, "failed", inputs, event.output, by=BAILED, error=event.error, chunks=chunks)
+        if withdrawn:
+            return OutcomeKept(op, AGAIN, inputs, error=event.error)
+        return OutcomeKept(op, "failed", inputs, error=event.error, unknown=event.unknown, chunks=chunks)
+
+    def _wait(self, event: WaitResolved, taken: SignalReceived | None) -> OutcomeKept:
+        inputs = self._inputs.get(event.op, "")
+        if event.by == "lock":
+            return OutcomeKept(event.op, LOCKED, inputs, event.value)
+        value = taken.payload if taken is not None else event.value
+        by = "signal" if event.by == "kept" else event.by
+        return OutcomeKept(event.op, "waited", inputs, value, by=by, answer_id=event.answer_id)
+
+    def outcomes(self) -> list[OutcomeKept]:
+        """What is kept, in the order it came; then what was kept before and not asked for since."""
+        before = self.state.kept.entries if self.state.kept is not None else {}
+        return [*self._kept.values(), *(kept for op, kept in before.items() if op not in self._kept)]
+
+    def unread(self) -> list[SignalReceived]:
+        """Signals that no wait took whose outcome is kept."""
+        return list(self._sent.values())
+
+
+# --- and whether it fits --------------------------------------------------------------------------------------------
+
+
+def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
+    """Let a program that is about to be tried again go as far as what it had before brings it; nothing is called.
+
+    Then as far as it gets if all that is called again fails once more. Raises CannotRetry when it would fail without
+    anything being called, or would not ask for something again that it has done.
+    """
+    state, kept = replay.state, replay.state.kept
+    assert kept is not None
+    called: list[str] = []
+    while FINISH not in replay.wishes:
+        planned = keep(state, replay.wishes, at)
+        events: Sequence[AnyEvent] = planned.events if planned is not None else _suppose(replay, kept, called, at)
+        if not events:
+            return  # what comes next cannot be known
+        for event in events:
+            replay.fold(event, at)
+    finish = replay.wishes[FINISH]
+    assert isinstance(finish, Finish)
+    if finish.status is RunStatus.FAILED and not called:
+        why = f"{finish.error.type}: {finish.error.message}" if finish.error is not None else "an error"
+        hint = "deploy code that does not raise it, or fork the run at an op of your choice"
+        raise CannotRetry(id, status, hint, f"nothing would be called again, and it would fail the same way ({why})")
+    left = [op for op, one in kept.entries.items() if one.kind in ("succeeded", "started")]
+    if left and finish.status is not RunStatus.COMPLETED:
+        done = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+        hint = "its steps would be run a second time; fork it at an op of your choice"
+        raise CannotRetry(id, status, hint, f"its code would not ask again for what it has done ({done})")
+
+
+def _suppose(replay: Replay, kept: Keeping, called: list[str], at: float) -> Sequence[AnyEvent]:
+    """The next thing that a program wishes for and does not have, begun; and failed, if it had failed before."""
+    for command in list(replay.wishes.values()):
+        begun = plan(replay.state, [command], at).events
+        if isinstance(command, RunStep):
+            called.append(command.op)
+            before = kept.find(command.op, StepStarted, command.inputs_hash)
+            if before is not None and before.kind == AGAIN and before.error is not None:
+                return [*begun[:1], StepFailed(command.op, 1, before.error)]
+            return begun[:1]
+        if isinstance(command, OpenWait) and command.kind == "lock":
+            return [*begun, WaitResolved(command.op, "lock", kept.token(command.op) or Raw(b"1"))]
+        if begun:
+            if isinstance(command, OpenWait):
+                called.append(command.op)
+            return begun
+    return ()

@@ -1,0 +1,134 @@
+"""What a journal says before it is replayed: which patches it bears, and how far the code must follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perdure.kernel.context import RunContext, run_context
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    CancelRequested,
+    ChildFinished,
+    ChildStarted,
+    OutcomeKept,
+    RunFinished,
+    RunForked,
+    StateSet,
+    StepFailed,
+    StepStarted,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
+)
+from perdure.kernel.history.kept_outcomes import PATCHED
+from perdure.kernel.state import RunState
+
+PATCH = "patch"
+# Values up to this are within any limit that makes sense.
+LARGE = 4096
+
+
+class Past:
+    """The past of one execution: of a run, or of a child in its journal."""
+
+    __slots__ = ("_forks", "_last", "_marks", "_path", "_retried", "_state", "_taken")
+
+    def __init__(
+        self,
+        state: RunState | None = None,
+        marks: frozenset[str] = frozenset(),
+        last: int = -1,
+        path: str = "",
+        forks: Sequence[tuple[int, RunForked]] = (),
+        taken: frozenset[str] = frozenset(),
+        retried: RunContext | None = None,
+    ) -> None:
+        self._state, self._marks, self._last, self._path = state, marks, last, path
+        # Where the past of other runs ends, by the numbers of the events that say so.
+        self._forks = forks
+        # The ops whose large values the journal has taken.
+        self._taken = taken
+        # What a run was that is tried again: it may get what it had before wherever it is, so it stays that.
+        self._retried = retried
+
+    @property
+    def replaying(self) -> bool:
+        """Whether something that the program wished for stands later in the journal: it must wish for that again."""
+        if self._state is None:
+            return False
+        # What a run had before it was tried again is what it must wish for again as well.
+        return self._state.next_seq <= self._last or (self._state.kept is not None and bool(self._state.kept.effects))
+
+    def marked(self, op: str) -> bool:
+        """Whether the journal bears a mark for this op, wherever it stands."""
+        return self._path + op in self._marks
+
+    def took(self, op: str) -> bool:
+        """Whether the journal holds a large value of this op: it was within the limits then."""
+        return self._path + op in self._taken
+
+    def within(self, path: str) -> Past:
+        """The past of the child at an op path."""
+        return Past(self._state, self._marks, self._last, f"{path}/", self._forks, self._taken, self._retried)
+
+    def context(self) -> RunContext | None:
+        """The run that the code is part of now: while it repeats the past of another run, that one."""
+        state = self._state
+        if state is None or state.started is None:
+            return None
+        origin = next((event.run for number, event in self._forks if number >= state.next_seq), self._retried)
+        return run_context(state, self._path[:-1], origin)
+
+
+_WISHED = frozenset({WaitOpened, ChildStarted, ChildFinished, StateSet, RunFinished})
+
+# The past of a run that begins now.
+NO_PAST = Past()
+
+
+def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
+    """The past that `batches` tell of, for the replay that folds them into `state`."""
+    marks, taken, last, forks = set(), set(), -1, []
+    for batch in batches:
+        for number, event in enumerate(batch.events, batch.seq):
+            if _was_wished_for(event):
+                last = number
+            if (type(event) is ValueRecorded and event.kind == PATCH) or (
+                type(event) is OutcomeKept and event.kind == PATCHED
+            ):
+                marks.add(event.op)
+            elif (type(event) is StateSet and len(event.value) > LARGE) or (
+                type(event) is WaitOpened and len(event.request) > LARGE
+            ):
+                taken.add(event.op)
+            elif type(event) is RunForked:
+                forks.append((number, event))
+    retried = retried_as(batches) if forks else None
+    return Past(state, frozenset(marks), last, forks=forks, taken=frozenset(taken), retried=retried)
+
+
+def retried_as(batches: Iterable[Batch]) -> RunContext | None:
+    """What a run was whose journal this goes on for, if it was tried again, and not forked since."""
+    found: RunContext | None = None
+    for batch in batches:
+        forked = next((event for event in batch.events if isinstance(event, RunForked)), None)
+        if forked is not None:
+            found = forked.run if any(isinstance(event, OutcomeKept) for event in batch.events) else None
+    return found
+
+
+def _was_wished_for(event: AnyEvent) -> bool:
+    """Whether an event records what a program wished for, and not what came of it or from outside."""
+    kind = type(event)
+    if kind in _WISHED:
+        return True
+    if isinstance(event, StepStarted):
+        return event.attempt == 1
+    if isinstance(event, WaitResolved):
+        return event.by == "cancelled"
+    if isinstance(event, ValueRecorded):
+        return event.kind != "lock"  # a lock's new token is the owner's word
+    if isinstance(event, StepFailed):
+        return event.cancelled
+    return isinstance(event, CancelRequested) and bool(event.child)

@@ -1,0 +1,1 @@
+"""What callers may choose for a run, a step or a queue, checked and decided."""

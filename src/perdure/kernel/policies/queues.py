@@ -1,0 +1,140 @@
+"""Queues as settings, and whose turn it is. Counts nothing itself: what is running is for a store to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+
+from perdure.errors import UsageError
+from perdure.kernel.ids import check_name, flaw_of
+from perdure.kernel.policies.durations import ENDLESS, duration
+
+MAX_KEY = 255
+MAX_PRIORITY = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` starts in any `per` seconds."""
+
+    count: int
+    per: float | timedelta = 1.0
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.count) or self.count < 1:
+            raise UsageError(f"Rate({self.count!r}): the number of starts must be an integer of at least 1")
+        per = duration(self.per)
+        if per is None or not 0 < per < ENDLESS:
+            raise UsageError(f"Rate({self.count}, per={self.per!r}) must be more than 0: seconds or a timedelta")
+
+    @property
+    def seconds(self) -> float:
+        """The length of the window."""
+        return self.per.total_seconds() if isinstance(self.per, timedelta) else float(self.per)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What a queue allows. A run that has begun and not finished counts, whatever became of its engine."""
+
+    name: str
+    concurrency: int | None = None
+    """How many of its runs may be under way at once, on all engines together."""
+    per_key: int | None = None
+    """How many of those may have the same key."""
+    rate: Rate | None = None
+    """How many may begin in a while."""
+
+    def __post_init__(self) -> None:
+        check_queue(self.name)
+        for what in ("concurrency", "per_key"):
+            value = getattr(self, what)
+            if value is not None and (not _is_int(value) or value < 1):
+                raise UsageError(f"Queue({self.name!r}, {what}={value!r}) must be an integer of at least 1, or None")
+        if self.rate is not None and not isinstance(self.rate, Rate):
+            raise UsageError(f"Queue({self.name!r}, rate={self.rate!r}) must be a Rate, such as Rate(100, per=1.0)")
+
+    def __str__(self) -> str:
+        """The limits in words."""
+        limits = (("at once", self.concurrency), ("per key", self.per_key))
+        parts = [f"{value} {what}" for what, value in limits if value is not None]
+        if self.rate is not None:
+            parts.append(f"{self.rate.count} in {self.rate.seconds:g} s")
+        return ", ".join(parts) or "no limits"
+
+
+class Line(msgspec.Struct, frozen=True):
+    """The runs of one key that may begin now, first come first; `served`: when one of that key began last."""
+
+    key: str
+    served: float | None
+    runs: Sequence[str]
+    running: int = 0
+
+
+class Turns:
+    """Picks the runs that begin next: by priority, and within one priority the key served least recently goes first."""
+
+    def __init__(self, room: int, per_key: int | None) -> None:
+        self.room, self._per_key = room, per_key
+        self.picked: list[str] = []
+        # How many of each key were picked, and the place of the last of them.
+        self._taken: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+
+    @property
+    def left(self) -> int:
+        """How many more there is room for."""
+        return self.room - len(self.picked)
+
+    @property
+    def keys(self) -> int:
+        """How many keys have had a turn."""
+        return len(self._taken)
+
+    def serve(self, lines: Sequence[Line]) -> None:
+        """Go round the lines of one priority until there is no room, or nobody is left. Called from the highest on."""
+        # Who had a turn at a higher priority a moment ago was served after all others.
+        waiting = sorted(lines, key=lambda line: (self._last.get(line.key, -1), line.served or 0.0, line.key))
+        turn = 0
+        while waiting and self.left > 0:
+            waiting = [line for line in waiting if turn < len(line.runs)]
+            for line in waiting:
+                if self.left > 0 and self._may(line):
+                    self._last[line.key] = len(self.picked)
+                    self.picked.append(line.runs[turn])
+                    self._taken[line.key] = self._taken.get(line.key, 0) + 1
+            turn += 1
+
+    def _may(self, line: Line) -> bool:
+        return self._per_key is None or line.running + self._taken.get(line.key, 0) < self._per_key
+
+
+def check_queue(name: str) -> str:
+    """Return the name of a queue, or raise UsageError."""
+    try:
+        return check_name(name, "the name of a queue")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def check_key(key: str) -> str:
+    """Return the key of a run in its queue, or raise UsageError."""
+    flaw = flaw_of(key, MAX_KEY)
+    if flaw is not None:
+        raise UsageError(f"key={key!r:.80} {flaw}; give the name of whom the run is for, such as key='acme'")
+    return key
+
+
+def check_priority(priority: int) -> int:
+    """Return a priority, or raise UsageError."""
+    if not _is_int(priority) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise UsageError(f"priority={priority!r} must be an integer between -2**31 and 2**31; a higher one goes first")
+    return priority
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""Schedules: cron expressions, intervals, and the ticks that are due."""

@@ -1,0 +1,122 @@
+"""The steps of a run, told from its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Raw
+
+from perdure.kernel.events import (
+    NULL,
+    AttemptFailed,
+    Batch,
+    ChunkAppended,
+    RunClaimed,
+    RunFinished,
+    RunForked,
+    StepFailed,
+    StepProgressed,
+    StepSkipped,
+    StepStarted,
+    StepStatus,
+    StepSucceeded,
+)
+from perdure.kernel.values.failures import Failure
+
+
+class AttemptRecord(msgspec.Struct):
+    """One try of a step."""
+
+    number: int
+    started_at: float
+    status: StepStatus = StepStatus.RUNNING
+    finished_at: float | None = None
+    error: Failure | None = None
+    retry_at: float | None = None
+    # Whether it is an attempt of the fallback.
+    fallback: bool = False
+
+
+class StepRecord(msgspec.Struct):
+    """One step of a run."""
+
+    path: str
+    inputs_hash: str
+    source: str
+    attempts: list[AttemptRecord]
+    status: StepStatus = StepStatus.RUNNING
+    output: Raw = NULL
+    output_blob: str = ""
+    error: Failure | None = None
+    finished_at: float | None = None
+    progress: Raw = NULL
+    # Whether another run executes it, whatever becomes of the owner of this one.
+    remote: bool = False
+    # Whether the last attempt of its own has failed, and the fallback has its turn.
+    fallback: bool = False
+    # Its arguments, where it has them recorded, and what they are called.
+    input: Raw = NULL
+    input_blob: str = ""
+    names: tuple[str, ...] = ()
+    # Whether its outcome was there before the present owner took the run up, or before the fork that it is part of.
+    replayed: bool = False
+    # What it has shown and not taken back, how many numbers that took, and how often it began anew.
+    chunks: list[Raw] = []
+    shown: int = 0
+    restarts: int = 0
+
+
+def steps(batches: Iterable[Batch]) -> list[StepRecord]:
+    """Every step of a run with its attempts, in the order they began."""
+    found: dict[str, StepRecord] = {}
+    for batch in batches:
+        for event in batch.events:
+            if isinstance(event, StepStarted):
+                record = found.get(event.op)
+                if record is None:
+                    record = StepRecord(event.op, event.inputs, event.source, [], remote=event.queue != "")
+                    record.input, record.input_blob, record.names = event.input, event.input_blob, event.names
+                    found[event.op] = record
+                elif record.attempts[-1].status is StepStatus.RUNNING:
+                    # Another attempt without an outcome of the last: its owner died.
+                    record.attempts[-1].status = StepStatus.UNKNOWN
+                record.attempts.append(AttemptRecord(event.attempt, batch.at, fallback=record.fallback))
+                record.status = StepStatus.RUNNING
+            elif isinstance(event, StepSucceeded):
+                record = found[event.op]
+                record.output, record.output_blob = event.value, event.blob
+                _end(record, StepStatus.SUCCEEDED, batch.at, None)
+            elif isinstance(event, AttemptFailed):
+                last = found[event.op].attempts[-1]
+                last.status, last.finished_at, last.error = StepStatus.FAILED, batch.at, event.error
+                last.retry_at = event.retry_at
+                found[event.op].fallback = event.fallback
+            elif isinstance(event, StepFailed):
+                status = StepStatus.UNKNOWN if event.unknown else StepStatus.FAILED
+                _end(found[event.op], status, batch.at, event.error)
+            elif isinstance(event, ChunkAppended):
+                record = found[event.op]
+                if event.restart:
+                    record.chunks, record.restarts = [], record.restarts + 1
+                record.chunks += event.chunks
+                record.shown = event.end
+            elif isinstance(event, RunClaimed | RunForked):
+                for record in found.values():
+                    record.replayed |= record.finished_at is not None
+            elif isinstance(event, StepProgressed):
+                found[event.op].progress = event.progress
+            elif isinstance(event, StepSkipped):
+                _end(found[event.op], StepStatus.SKIPPED, batch.at, event.error)
+                found[event.op].attempts[-1].status = StepStatus.FAILED
+            elif isinstance(event, RunFinished):
+                for record in found.values():
+                    if record.status is StepStatus.RUNNING:
+                        record.status = StepStatus.UNKNOWN
+    return list(found.values())
+
+
+def _end(record: StepRecord, status: StepStatus, at: float, error: Failure | None) -> None:
+    last = record.attempts[-1]
+    last.status, last.finished_at, last.error = status, at, error
+    record.status, record.finished_at, record.error = status, at, error

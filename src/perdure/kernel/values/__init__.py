@@ -1,0 +1,1 @@
+"""Values as bytes: codecs, recorded failures, signatures, limits."""

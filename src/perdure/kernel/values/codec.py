@@ -1,0 +1,185 @@
+"""Turn values into JSON bytes and back, faithfully or not at all. Never pickles, imports or touches a store.
+
+Stored without further ado: None, bool, int of any size, float, str, list, dict, tuple, set, frozenset, dataclasses,
+msgspec Structs, TypedDict, NamedTuple, attrs classes without private attributes, pydantic models, datetime, date, time,
+timedelta, UUID, Enum, Decimal, bytes (as base64) and any nesting of these. Other types need a `TypeCodec`.
+
+A value comes back as its annotation says; without one (or with `Any`, `object` or `None`) it is plain JSON, in which a
+tuple is a list and a date is text, and a type with a version bears it as `$version`. What JSON does to a value beyond
+that:
+
+- Keys become text: `{1: "a"}` needs the annotation `dict[int, str]` to come back, and 1 must not stand beside "1".
+- Zones become offsets, and `fold` is not kept: a datetime keeps its instant, not its zone's name. Offsets are whole
+  minutes; the seconds that some zones had before 1930 are cut.
+- The `__post_init__` of a dataclass runs again when it is decoded; attributes that are not fields are not stored.
+- Subclasses of str, int, float, list and dict lose their class, unless it is in the annotation or has a codec.
+- NaN, infinities and lone surrogates have no form and are refused, as is what contains itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec import inspect as msgspec_inspect
+
+from perdure.errors import NotDecodable, NotSerializable
+from perdure.kernel.values.annotations import Annotations, is_plain
+from perdure.kernel.values.limits import Limits
+from perdure.kernel.values.models import is_model, model_from, model_json, ordered_model
+from perdure.kernel.values.signatures import schema_of
+from perdure.kernel.values.types import Shapes, TypeCodec, base_value, name_of
+from perdure.kernel.values.value_versions import CannotMigrate
+
+__all__ = ["Codec", "TypeCodec"]
+
+Decode = Callable[[bytes | msgspec.Raw], Any]
+
+
+class Codec:
+    """The codec of one engine: msgspec, plus the types that were registered."""
+
+    def __init__(self, codecs: Iterable[TypeCodec[Any]] = (), limit: int = Limits().payload) -> None:
+        # How many bytes a value may have that a body publishes or shows: it stays in the journal itself.
+        self.limit = limit
+        self._shapes = Shapes(codecs)
+        self._annotations = Annotations(self._shapes)
+        self._decoders: dict[Any, Decode] = {}
+        self._encode = msgspec.json.Encoder(enc_hook=self._plain_form).encode
+        self._encode_sorted = msgspec.json.Encoder(enc_hook=self._sorted_form, order="deterministic").encode
+
+    # --- encoding ---------------------------------------------------------------------------------------------------
+
+    def encode(self, value: object, what: str) -> bytes:
+        """Encode a value as JSON, or raise NotSerializable with the path of what cannot be stored."""
+        try:
+            data = self._encode(self._shapes.plain(value, False) if self._annotations.overrides else value)
+            # msgspec writes NaN as null, so a null may be a value that would be lost: only then is it worth a walk.
+            lost = b"null" in data and value is not None and self._shapes.has_nan(value)
+        except Exception as problem:
+            raise self._refusal(value, what, problem) from problem
+        if lost:
+            raise self._refusal(value, what, None)
+        return data
+
+    def encode_inputs(self, value: object, what: str) -> bytes:
+        """Encode a value so that equal values give equal bytes in every process: sets and keys are in order."""
+        try:
+            data = self._sorted(value)
+            lost = b"null" in data and value is not None and self._shapes.has_nan(value)
+        except Exception as problem:
+            raise self._refusal(value, what, problem) from problem
+        if lost:
+            raise self._refusal(value, what, None)
+        return data
+
+    def _sorted(self, value: Any) -> bytes:
+        shapes = self._shapes
+        if not self._annotations.overrides:
+            try:
+                data = self._encode_sorted(value)
+            except Exception:
+                pass  # keys that are not text, a set of things that have no order, or no form at all: see below
+            else:
+                # msgspec sorts sets by `<`. That is one order for text and numbers; sets of tuples, sets or objects
+                # show as `[[` or `[{`, and need a closer look, as do types that only a codec knows.
+                if not shapes.codecs and not _may_nest_in_set(value, data):
+                    return data
+                if shapes.is_ordered(value):
+                    return data
+        return self._encode(shapes.plain(value, True))
+
+    def _plain_form(self, value: Any) -> Any:
+        """Give a form that msgspec knows for a value that it does not (its `enc_hook`)."""
+        shape = self._shapes.of(type(value))
+        if shape.codec is not None:
+            return shape.codec.encode(value)
+        if shape.kind == "model":
+            return msgspec.Raw(model_json(value))
+        if shape.kind == "scalar":
+            return base_value(value)
+        raise TypeError(f"{type(value).__qualname__} has no form in JSON")
+
+    def _sorted_form(self, value: Any) -> Any:
+        return ordered_model(value) if self._shapes.of(type(value)).kind == "model" else self._plain_form(value)
+
+    def _refusal(self, value: object, what: str, problem: Exception | None) -> NotSerializable:
+        found = self._shapes.find(value)
+        if found is not None:
+            return NotSerializable(what, found.path, found.reason)
+        if isinstance(problem, RecursionError):
+            return NotSerializable(what, "$", "is nested too deeply")
+        if problem is None:
+            return NotSerializable(what, "$", "holds a NaN or an infinity, which JSON cannot hold")
+        return NotSerializable(what, "$", f"cannot be encoded ({type(problem).__name__}: {str(problem)[:300]})")
+
+    # --- decoding ---------------------------------------------------------------------------------------------------
+
+    def decode(self, data: bytes | msgspec.Raw, type: Any, what: str) -> Any:
+        """Decode JSON by an annotation, or raise NotDecodable with the reason."""
+        try:
+            decode = self._decoders[type]
+        except (KeyError, TypeError):  # TypeError: an annotation that cannot be hashed
+            decode = self._decoder(type, what)
+        try:
+            return decode(data)
+        except Exception as problem:
+            raise NotDecodable(what, name_of(type), _reason(problem)) from problem
+
+    def decoder(self, type: Any, what: str = "a stored value") -> Decode:
+        """Give the function that decodes by an annotation; raise NotDecodable at once if there can be none."""
+        decode, name = self._decoder(type, what), name_of(type)
+
+        def checked(data: bytes | msgspec.Raw) -> Any:
+            try:
+                return decode(data)
+            except Exception as problem:
+                raise NotDecodable(what, name, _reason(problem)) from problem
+
+        return checked
+
+    def schema(self, annotation: Any) -> msgspec.Raw:
+        """A JSON schema that fits all that can be decoded by an annotation; an empty one where none is known."""
+        try:
+            info = None if is_plain(annotation) else msgspec_inspect.type_info(self._annotations.rewrite(annotation))
+        except Exception:  # what makes a type unfit is said when it is decoded
+            info = None
+        return msgspec.Raw(b"{}" if info is None else msgspec.json.encode(schema_of(info)))
+
+    def _decoder(self, type: Any, what: str) -> Decode:
+        try:
+            if type in self._decoders:
+                return self._decoders[type]
+            decode = self._decoders[type] = self._new_decoder(type, what)
+        except TypeError:
+            return self._new_decoder(type, what)
+        return decode
+
+    def _new_decoder(self, annotation: Any, what: str) -> Decode:
+        if is_plain(annotation):
+            return msgspec.json.Decoder().decode
+        reason = self._annotations.unfit(annotation)
+        if reason is not None:
+            raise NotDecodable(what, name_of(annotation), reason)
+        if isinstance(annotation, type) and is_model(annotation) and self._shapes.codec_for(annotation) is None:
+            return lambda data: model_from(annotation, bytes(data))
+        return msgspec.json.Decoder(self._annotations.rewrite(annotation), dec_hook=self._annotations.make).decode
+
+
+def _may_nest_in_set(value: object, data: bytes) -> bool:
+    """Tell from the bytes whether a set may hold more than text and numbers. False is certain."""
+    # The outer bracket is mostly a list of arguments, not a set: look at the value rather than walk it every time.
+    if data.find(b"[[", 2) >= 0 or data.find(b"[{", 2) >= 0:
+        return True
+    if type(value) is list or type(value) is tuple:
+        return bool(value) and isinstance(value[0], (set, frozenset))
+    return data.startswith(b"[")
+
+
+def _reason(problem: Exception) -> str:
+    if isinstance(problem, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(problem, msgspec.MsgspecError | UnicodeDecodeError | CannotMigrate):
+        return str(problem)[:500]
+    return f"{type(problem).__name__}: {str(problem)[:500]}"

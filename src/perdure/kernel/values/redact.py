@@ -1,0 +1,190 @@
+"""Take values out of a run by path, and leave it as much of a run as it can be. Knows no store.
+
+What is taken out keeps its type: a text becomes `[redacted]`, a number 0, and a list keeps its length, so that the
+types of the program still read it. Fingerprints of inputs are taken out as well: they would not match any more, and
+they would let someone try whether a guess is right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import UsageError
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    ChildStarted,
+    InputReplaced,
+    OutcomeKept,
+    RunFinished,
+    RunStarted,
+    SnapshotTaken,
+    StepStarted,
+)
+from perdure.kernel.history.capsule import Capsule
+from perdure.kernel.ids import op_name
+from perdure.kernel.values.limits import blob_id
+
+REDACTED = "[redacted]"
+_PART = re.compile(r"\.\.(?P<deep>[^.\[\]]+)|\.(?P<key>[^.\[\]]+)|\[(?P<index>\d+|\*)\]")
+# Texts that are read as something else keep that form.
+_FORMS = (
+    (re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE), "00000000-0000-0000-0000-000000000000"),
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?"), "1970-01-01T00:00:00"),
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)"), "1970-01-01T00:00:00Z"),
+    (re.compile(r"\d{4}-\d\d-\d\d"), "1970-01-01"),
+    (re.compile(r"-?\d+\.\d+"), "0"),
+)
+# Where a value is and which blob it may lie in, and fields that are values and not the user's.
+_VALUES = (("value", "blob"), ("input", "input_blob"), ("payload", ""), ("request", ""), ("progress", ""))
+
+
+class Path(msgspec.Struct, frozen=True):
+    """What to take out: `$.card.number` of every value, or of those of an op, as in `charge:0.$.pan`.
+
+    Before the `$`: an op path, a name, `input`, `output`, or nothing for all. After it `.key`, `[0]`, `[*]`, `.*`, and
+    `..key` for a key at any depth.
+    """
+
+    text: str
+    where: str
+    parts: tuple[tuple[str, str], ...]
+
+
+def parse(text: str) -> Path:
+    """Read a path; raises UsageError when it is none."""
+    if not isinstance(text, str) or "$" not in text:
+        raise UsageError(f"redact={text!r}: a path has a $ in it, as in $.card.number or charge:0.$.pan")
+    where, _, rest = text.partition("$")
+    parts: list[tuple[str, str]] = []
+    position = 0
+    while position < len(rest):
+        found = _PART.match(rest, position)
+        if found is None:
+            raise UsageError(f"redact={text!r}: {rest[position:]!r} is no .key, ..key, [0] or [*]")
+        kind = found.lastgroup
+        assert kind is not None
+        parts.append((kind, found[kind]))
+        position = found.end()
+    return Path(text, where.removesuffix("."), tuple(parts))
+
+
+def redact(capsule: Capsule, paths: Sequence[str]) -> Capsule:
+    """The same run without the values at these paths. Raises UsageError for a path that is nowhere in it."""
+    parsed = [parse(path) for path in paths]
+    if not parsed:
+        return capsule
+    found = {path.text: 0 for path in parsed}
+    blobs: dict[str, bytes] = {}
+    batches = [
+        Batch(b.seq, b.at, [_event(event, parsed, found, capsule.blobs, blobs) for event in b.events])
+        for b in capsule.batches
+    ]
+    nowhere = [path for path, count in found.items() if not count]
+    if nowhere:
+        raise UsageError(
+            f"redact={nowhere[0]!r} is nowhere in run {capsule.id!r}; nothing was written, so that nobody takes it for "
+            "taken out"
+        )
+    return msgspec.structs.replace(capsule, batches=batches, blobs=blobs, redacted=tuple(found))
+
+
+def _event(
+    event: AnyEvent, paths: Sequence[Path], found: dict[str, int], old: dict[str, bytes], new: dict[str, bytes]
+) -> AnyEvent:
+    changes: dict[str, Any] = {}
+    if isinstance(event, StepStarted | ChildStarted | OutcomeKept):
+        changes["inputs"] = ""
+    if isinstance(event, SnapshotTaken):
+        # A snapshot holds the values again; the journal does without it.
+        return msgspec.structs.replace(event, blob="")
+    wanted = [path for path in paths if _applies(path.where, event)]
+    for field, lies_in in _VALUES:
+        value = getattr(event, field, None)
+        if not isinstance(value, Raw):
+            continue
+        blob = getattr(event, lies_in, "") if lies_in else ""
+        data = _value(old[blob] if blob else bytes(value), wanted, found)
+        if blob:
+            changes[lies_in] = blob_id(data)
+            new[changes[lies_in]] = data
+        elif data is not value:
+            changes[field] = Raw(data)
+    chunks = getattr(event, "chunks", ())
+    if chunks:
+        changes["chunks"] = tuple(Raw(_value(bytes(chunk), wanted, found)) for chunk in chunks)
+    return msgspec.structs.replace(event, **changes) if changes else event
+
+
+def _applies(where: str, event: AnyEvent) -> bool:
+    if where in ("", "*"):
+        return True
+    if where == "input" and isinstance(event, RunStarted | InputReplaced):
+        return True
+    if where == "output" and isinstance(event, RunFinished):
+        return True
+    op: str = getattr(event, "op", "")
+    name: str = getattr(event, "name", "") or getattr(event, "key", "")
+    return (bool(op) and where in (op, op_name(op))) or (bool(name) and where == name)
+
+
+def _value(data: bytes, paths: Sequence[Path], found: dict[str, int]) -> bytes:
+    if not paths:
+        return data
+    value = before = msgspec.json.decode(data)
+    for path in paths:
+        value, count = _take_out(value, path.parts)
+        found[path.text] += count
+    return data if value is before else msgspec.json.encode(value)
+
+
+def _take_out(value: Any, parts: tuple[tuple[str, str], ...]) -> tuple[Any, int]:
+    """A value without what is at a path in it, and how many places that was; the very value when there was none."""
+    if not parts:
+        return _blank(value), 1
+    (kind, name), rest = parts[0], parts[1:]
+    count = 0
+    if isinstance(value, dict):
+        made: dict[str, Any] = {}
+        for key, item in value.items():
+            if kind == "deep":
+                hit = _take_out(item, rest if key == name else parts)
+            elif kind == "key" and name in (key, "*"):
+                hit = _take_out(item, rest)
+            else:
+                hit = item, 0
+            made[key], count = hit[0], count + hit[1]
+        return (made, count) if count else (value, 0)
+    if isinstance(value, list):
+        items = []
+        for number, item in enumerate(value):
+            if kind == "deep":
+                hit = _take_out(item, parts)
+            elif (kind == "index" and name in (str(number), "*")) or (kind == "key" and name == "*"):
+                hit = _take_out(item, rest)
+            else:
+                hit = item, 0
+            items.append(hit[0])
+            count += hit[1]
+        return (items, count) if count else (value, 0)
+    return value, 0
+
+
+def _blank(value: Any) -> Any:
+    """A value of the same kind that says nothing."""
+    if isinstance(value, str):
+        return next((blank for form, blank in _FORMS if form.fullmatch(value)), REDACTED)
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, int | float):
+        return type(value)(0)
+    if isinstance(value, list):
+        return [_blank(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _blank(item) for key, item in value.items()}
+    return value

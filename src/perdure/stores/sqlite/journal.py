@@ -1,0 +1,263 @@
+"""The journal in SQL: compare-and-swap on the head, one row per append, one commit for all runs that are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import apsw
+import msgspec
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import Batch, InputReplaced, encode_events, mentions_blob, references
+from perdure.kernel.projection import RunRow
+from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
+from perdure.stores.sqlite.database import Database
+from perdure.stores.sqlite.queues import refusal
+from perdure.stores.sqlshared.entries import batches, checksum, cut
+from perdure.stores.sqlshared.rows import run_bindings
+
+APPENDED = Appended()
+# So few journals, and so many bytes of them in all, are read on the loop.
+FEW, SMALL = 8, 32_768
+
+_CREATE_HEAD = "insert into perdure_heads (run_id, next_seq, at, size) values (?, ?, ?, ?)"
+_SWAP_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = size + ? where run_id = ? and next_seq = ?"
+# The last column says that references are noted with the entry; see migration 0002.
+_INSERT_EVENTS = "insert into perdure_journal (run_id, seq, at, checksum, events, writer) values (?, ?, ?, ?, ?, 2)"
+NOTE_USES = "insert into perdure_blob_uses (blob_id, run_id) values (?, ?) on conflict do nothing"
+_FORGET_USES = "delete from perdure_blob_uses where run_id = ?"
+_DELETE_EVENTS = "delete from perdure_journal where run_id = ?"
+_REPLACE_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = ? where run_id = ?"
+INSERT_RUN = """
+    insert into perdure_runs values
+        (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_UPDATE_RUN = """
+    update perdure_runs set version = ?5, status = ?6, owner = ?7, epoch = ?8, wake_at = ?9, finished_at = ?11,
+        output = ?15, output_blob = ?16, error = ?17, reason = ?18, began_at = ?25, continued_as = ?26,
+        approvals = ?27, checksum = ?29
+    where run_id = ?1
+"""
+_REPLACE_INPUT = """
+    update perdure_runs set priority = ?23, input = ?13, input_blob = ?14, not_before = ?24, checksum = ?29
+    where run_id = ?1
+"""
+_PUT_CHILD = """
+    insert into perdure_runs values
+        (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24,
+         ?25, ?26, ?27, ?28, ?29)
+    on conflict (run_id) do update set status = ?6, finished_at = ?11, output = ?15, output_blob = ?16, error = ?17,
+        reason = ?18, approvals = ?27, checksum = ?29
+"""
+# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough. Given how
+# many bytes are small, both statements find nothing of what is larger; of one journal its part from `start` on counts,
+# for whoever follows a long one reads its end again and again.
+_READ = """
+    select seq, at, checksum, cast(events as blob),
+        (select next_seq from perdure_heads where run_id = ?1) from perdure_journal
+    where run_id = ?1 and seq >= coalesce(
+        (select max(seq) from perdure_journal where run_id = ?1 and seq <= ?2), 0)
+      and (?4 is null or coalesce(
+        (select size * max(0, next_seq - ?2) <= ?4 * next_seq from perdure_heads where run_id = ?1), true))
+    order by seq limit coalesce(?3 + 1, -1)
+"""
+_READ_MANY = """
+    select j.run_id, j.seq, j.at, j.checksum, cast(j.events as blob), h.next_seq
+    from perdure_journal j left join perdure_heads h using (run_id)
+    where j.run_id in (select value from json_each(?1)) and (?2 is null or coalesce(
+        (select sum(size) from perdure_heads where run_id in (select value from json_each(?1))), 0) <= ?2)
+    order by j.run_id, j.seq
+"""
+_HEADS = "select run_id, next_seq from perdure_heads where run_id in (select value from json_each(?))"
+_HEAD = "select next_seq, at, size from perdure_heads where run_id = ?"
+
+
+class SqlJournal:
+    """Journals in one database file."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
+        """Write each append wholly or not at all, in one commit."""
+        # Encoded before the transaction: the write lock is held for the disk's time, not for Python's.
+        prepared = [_prepare(append) for append in appends]
+        fsync = any(append.fsync for append in appends)
+        result = self._database.write(lambda db: _write(db, prepared), fsync=fsync)
+        self._database.fold_log()
+        return result
+
+    async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
+        """Put batches in the place of a whole journal."""
+        prepared = _prepare(Append(run_id, expected_next, batches))
+        outcome = self._database.write(lambda db: _rewrite(db, prepared))
+        return await outcome if isinstance(outcome, Awaitable) else outcome
+
+    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
+        """The events from number `start` on, at most `limit` of them."""
+        rows = await self._rows(_READ, (run_id, start, limit), 1)
+        return cut(batches(run_id, rows, start, limit is None), start, limit)
+
+    async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
+        """Whole journals; a damaged one comes as its error."""
+        wanted = msgspec.json.encode(run_ids).decode()
+        journals: dict[str, list[Batch] | Exception] = {}
+        try:
+            rows = await self._rows(_READ_MANY, (wanted,), len(run_ids))
+        except Corrupt:
+            # A page that SQLite cannot read fails the statement; one by one only the run it belongs to is lost.
+            for run_id in run_ids:
+                try:
+                    journals[run_id] = await self.read(run_id)
+                except Corrupt as error:
+                    journals[run_id] = error
+            return journals
+        for run_id, found in groupby(rows, key=itemgetter(0)):
+            try:
+                journals[run_id] = batches(run_id, (row[1:] for row in found), 0, whole=True)
+            except Corrupt as error:
+                journals[run_id] = error
+        return journals
+
+    async def _rows(self, sql: str, bindings: tuple[Any, ...], journals: int) -> list[tuple[Any, ...]]:
+        """Read on the loop what is small: a hop to the thread takes longer, and the slowest hops far longer."""
+        if journals <= FEW and (found := self._database.ask(sql, (*bindings, SMALL))):
+            return found
+        return await self._database.read(sql, (*bindings, None))
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """The next number of each of these journals that there is."""
+        wanted = msgspec.json.encode(run_ids).decode()
+        return dict(self._database.ask(_HEADS, (wanted,)))
+
+    async def head(self, run_id: str) -> Head | None:
+        """Where the journal ends."""
+        rows = self._database.ask(_HEAD, (run_id,))
+        return Head(*rows[0]) if rows else None
+
+
+class _Prepared(msgspec.Struct):
+    """The bindings of one append."""
+
+    append: Append
+    at: float
+    size: int
+    events: list[tuple[Any, ...]]
+    starts: list[_Prepared]
+    # The blobs that the events refer to, with the run: most have none.
+    uses: Sequence[tuple[str, str]] = ()
+
+
+def _prepare(append: Append) -> _Prepared:
+    run_id, size, rows = append.run_id, 0, []
+    uses: Sequence[tuple[str, str]] = ()
+    for batch in append.batches:
+        data = encode_events(batch.events)
+        size += len(data)
+        if mentions_blob(data):
+            uses = [*uses, *((blob, run_id) for blob in references(batch.events))]
+        rows.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
+    starts = [_prepare(start) for start in append.starts] if append.starts else []
+    return _Prepared(append, append.batches[-1].at, size, rows, starts, uses)
+
+
+def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
+    """Write everything; runs of queues come last, one by one, so that each counts those before it."""
+    plain = [one for one in prepared if one.append.admit is None]
+    outcomes = _write_plain(db, plain)
+    if len(plain) == len(prepared):
+        return outcomes
+    done = iter(outcomes)
+    return [next(done) if one.append.admit is None else _write_one(db, one) for one in prepared]
+
+
+def _write_plain(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
+    """Write all at once, or find out one by one whose compare-and-swap fails."""
+    try:
+        if _write_fast(db, [*prepared, *(start for one in prepared for start in one.starts)]):
+            return [APPENDED] * len(prepared)
+    except apsw.ConstraintError:
+        pass
+    db.execute("rollback")
+    db.execute("begin immediate")
+    return [_write_one(db, one) for one in prepared]
+
+
+def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
+    creates, swaps, events, inserts, updates = [], [], [], [], []
+    children: list[RunRow] = []
+    replaced: list[tuple[Any, ...]] = []
+    uses: list[tuple[str, str]] = []
+    for one in prepared:
+        append = one.append
+        children.extend(append.children)
+        if append.expected_next == 0:
+            creates.append((append.run_id, append.next_seq, one.at, one.size))
+            if append.row is not None:
+                inserts.append(run_bindings(append.row))
+        else:
+            swaps.append((append.next_seq, one.at, one.size, append.run_id, append.expected_next))
+            if append.row is not None:
+                updates.append(run_bindings(append.row))
+                if isinstance(append.batches[0].events[0], InputReplaced):
+                    replaced.append(updates[-1])
+        events.extend(one.events)
+        if one.uses:
+            uses.extend(one.uses)
+    if swaps:
+        before = db.total_changes()
+        db.executemany(_SWAP_HEAD, swaps)
+        if db.total_changes() - before != len(swaps):
+            return False
+    if creates:
+        db.executemany(_CREATE_HEAD, creates)
+        db.executemany(INSERT_RUN, inserts)
+    db.executemany(_INSERT_EVENTS, events)
+    if updates:
+        db.executemany(_UPDATE_RUN, updates)
+    if replaced:
+        db.executemany(_REPLACE_INPUT, replaced)
+    if children:
+        db.executemany(_PUT_CHILD, map(run_bindings, children))
+    if uses:
+        db.executemany(NOTE_USES, uses)
+    return True
+
+
+def _write_one(db: apsw.Connection, one: _Prepared) -> Outcome:
+    append = one.append
+    head = db.execute(_HEAD, (append.run_id,)).fetchone()
+    next_seq = head[0] if head is not None else 0
+    if next_seq != append.expected_next:
+        return Conflict(next_seq)
+    if append.admit is not None and append.row is not None:
+        full = refusal(db, append.admit, append.row)
+        if full is not None:
+            return full
+    db.execute("savepoint one")
+    try:
+        _write_fast(db, [one])
+    except apsw.ConstraintError:
+        db.execute("rollback to one")
+        return Conflict(None)
+    finally:
+        db.execute("release one")
+    for start in one.starts:
+        _write_one(db, start)  # one that is there already was started before
+    return APPENDED
+
+
+def _rewrite(db: apsw.Connection, one: _Prepared) -> Outcome:
+    append = one.append
+    head = db.execute(_HEAD, (append.run_id,)).fetchone()
+    if head is None or head[0] != append.expected_next:
+        return Conflict(head[0] if head is not None else 0)
+    db.execute(_DELETE_EVENTS, (append.run_id,))
+    db.executemany(_INSERT_EVENTS, one.events)
+    db.execute(_FORGET_USES, (append.run_id,))
+    db.executemany(NOTE_USES, one.uses)
+    db.execute(_REPLACE_HEAD, (append.next_seq, one.at, one.size, append.run_id))
+    return APPENDED

@@ -1,0 +1,1 @@
+"""What the SQLite and PostgreSQL stores have in common."""

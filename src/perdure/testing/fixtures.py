@@ -1,0 +1,75 @@
+"""What the fixtures `engine` and `virtual_time` give a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from perdure.assembly import Engine
+from perdure.authoring.code.call_graph import workflows
+from perdure.client.views import RunResult
+from perdure.errors import UsageError
+from perdure.kernel.commands import Program
+from perdure.kernel.events import RunStatus
+from perdure.kernel.invocation import Invocation
+from perdure.testing.simulation import Simulation
+from perdure.testing.simulation.checks import unfinished
+
+R = TypeVar("R")
+
+
+def invoked(given: Any) -> Invocation[Any]:
+    """An invocation, or UsageError for what is none."""
+    if not isinstance(given, Invocation):
+        raise UsageError(f"this needs an invocation, such as fulfil(order), and not {given!r}")
+    return given
+
+
+def known(invocation: Invocation[Any], others: Iterable[Program] = ()) -> list[Program]:
+    """The programs that a test of an invocation needs: its own, the workflows that it calls, and those given."""
+    program = invoked(invocation).program
+    fn = getattr(program, "fn", None)
+    own = [] if program is None else [program, *(workflows(fn) if fn is not None else ())]
+    return list({(one.name, one.version): one for one in [*own, *others]}.values())
+
+
+class LearningEngine(Engine):
+    """An engine that takes on the program of an invocation when it is started, and those of its children."""
+
+    def _program(self, invocation: Invocation[Any]) -> Program | None:
+        for program in known(invocation):
+            if not self._programs.serves(program.name, program.version):
+                self._programs.add(program)
+        return super()._program(invocation)
+
+
+class VirtualTime(Simulation):
+    """A simulation for one test: workflows that sleep for a month end at once."""
+
+    def __init__(self, programs: Sequence[Program] = (), seed: int | str = 0) -> None:
+        super().__init__(seed)
+        self._known = tuple(programs)
+
+    def outcome(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
+        """Run a workflow to its end, however long it sleeps, and say how it ended. Takes the options of `start`.
+
+        Raises AssertionError when it waits for a signal or an approval that nobody can send any more.
+        """
+        programs = known(invocation, self._known)
+
+        async def scenario() -> RunResult[R]:
+            async with self.engine(programs) as engine:
+                run = await engine.start(invocation, **options)
+                while True:
+                    try:
+                        return await run.outcome(timeout=3600)
+                    except TimeoutError:
+                        row = await engine.store.runs.get(run.run_id)
+                        if row is not None and row.status is RunStatus.WAITING and row.wake_at is None:
+                            waits = unfinished([watched.state for watched in self.monitor.runs.values()])
+                            raise AssertionError(
+                                f"{waits}; to send something meanwhile, write a scenario: "
+                                "virtual_time.play(scenario()), with virtual_time.engine([...]) in it"
+                            ) from None
+
+        return self.play(scenario())

@@ -1,0 +1,223 @@
+"""Recorded runs as tests: from stores, and from capsules in folders."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perdure.client.client import Client
+from perdure.errors import PerdureError
+from perdure.kernel.commands import Program
+from perdure.kernel.history.capsule import Capsule
+from perdure.kernel.ids import BUILT_IN
+from perdure.ports.runs import RunFilter
+from perdure.ports.store import Store
+from perdure.stores.open import open_store
+from perdure.testing.replaying import Replaying, capsule_from
+
+SUFFIX = ".capsule"
+PAGE = 500
+HOW = "--perdure-programs=shop or --perdure-programs=path/to/shop.py, or perdure_programs in the configuration"
+
+
+def recorded_runs(
+    session: pytest.Session, stores: Sequence[str], folders: Sequence[Path], places: Sequence[str]
+) -> list[pytest.Item]:
+    """One test for each run in the stores and each capsule in the folders."""
+    programs = load_programs(places, session.config.rootpath)
+    if not programs:
+        raise pytest.UsageError(f"recorded runs are replayed against workflows; say where they are: {HOW}")
+    items: list[pytest.Item] = []
+    for given in stores:
+        items += RunsInStore.from_parent(session, name=given, programs=programs).collect()
+    for folder in folders:
+        if not folder.is_dir():
+            raise pytest.UsageError(f"perdure_golden: there is no folder {folder}")
+        items += RunsInFolder.from_parent(session, name=folder.name, folder=folder, programs=programs).collect()
+    return items
+
+
+class RunsInStore(pytest.Collector):
+    """The runs of a store, or those of one program in it."""
+
+    def __init__(self, *, programs: list[Program], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.programs = programs
+        self.url, self.program = split(self.name)
+
+    def collect(self) -> list[pytest.Item]:
+        """One test for each, the oldest first."""
+        try:
+            found = asyncio.run(self._ids())
+        except PerdureError as error:
+            raise pytest.UsageError(f"--perdure-runs={self.name}: {error}") from None
+        if not found:
+            # Tests that are not there would be taken for tests that pass.
+            what = f"no run of {self.program!r}" if self.program is not None else "no run"
+            raise pytest.UsageError(f"--perdure-runs={self.name}: there is {what} in {self.url}")
+        return [
+            RecordedRun.from_parent(self, name=f"{program}[{id}]", run_id=run_id, programs=self.programs)
+            for run_id, program, id in found
+        ]
+
+    async def _ids(self) -> list[tuple[str, str, str]]:
+        async with Client(_store(self.url)) as client:
+            found: list[tuple[str, str, str]] = []
+            cursor: str | None = None
+            while True:
+                filter = RunFilter(program=self.program, limit=PAGE, cursor=cursor, built_in=False)
+                page = [row for row, _ in await client.store.runs.list(filter)]
+                # A child lives in the journal of its root, and is replayed with it.
+                found += [(row.run_id, row.program, row.id) for row in page if not row.root]
+                if len(page) < PAGE:
+                    return found[::-1]
+                cursor = page[-1].run_id
+
+    async def read(self, run_id: str) -> Capsule:
+        """One run, as it is now."""
+        async with Client(_store(self.url)) as client:
+            return await client._capsule(run_id)
+
+
+class RunsInFolder(pytest.Collector):
+    """The capsules of a folder."""
+
+    def __init__(self, *, folder: Path, programs: list[Program], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.folder, self.programs = folder, programs
+
+    def collect(self) -> list[pytest.Item]:
+        """One test for each file, by name."""
+        files = sorted(self.folder.rglob(f"*{SUFFIX}"))
+        return [
+            GoldenRun.from_parent(self, name=str(file.relative_to(self.folder)), file=file, programs=self.programs)
+            for file in files
+        ]
+
+
+class _Replayed(pytest.Item):
+    """A recorded run that must fit the code."""
+
+    def __init__(self, *, programs: list[Program], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.programs = programs
+
+    def capsule(self) -> Capsule:
+        """What was recorded."""
+        raise NotImplementedError
+
+    def runtest(self) -> None:
+        """Replay it to its end. No step is called, and nothing is written."""
+        with Replaying(self.capsule(), tuple(self.programs)) as replaying:
+            replaying.check()
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What does not fit; the insides of the engine help nobody."""
+        if isinstance(excinfo.value, PerdureError | AssertionError):
+            return f"{type(excinfo.value).__name__}: {excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where it comes from."""
+        return self.path, None, f"recorded run {self.name}"
+
+
+class RecordedRun(_Replayed):
+    """A run in a store."""
+
+    def __init__(self, *, run_id: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.run_id = run_id
+
+    def capsule(self) -> Capsule:
+        """Read when it is tested: a store may hold more than fits into memory."""
+        assert isinstance(self.parent, RunsInStore)
+        return asyncio.run(self.parent.read(self.run_id))
+
+
+class GoldenRun(_Replayed):
+    """A capsule in a file."""
+
+    def __init__(self, *, file: Path, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.file = file
+
+    def capsule(self) -> Capsule:
+        """What the file holds."""
+        return capsule_from(self.file)
+
+
+# --- where things are -----------------------------------------------------------------------------------------------
+
+
+def split(given: str) -> tuple[str, str | None]:
+    """`prod.db`, `prod.db:fulfil`, `sqlite:///prod.db` or `sqlite:///prod.db:fulfil`: the store, and the program."""
+    if os.path.exists(given):
+        return given, None
+    place, colon, program = given.rpartition(":")
+    return (place, program) if colon and place and "/" not in program and os.sep not in program else (given, None)
+
+
+def _store(place: str) -> Store:
+    return open_store(place if "://" in place else f"sqlite:///{os.path.abspath(place)}")
+
+
+def load_programs(places: Sequence[str], root: Path) -> list[Program]:
+    """The workflows of modules and files, each once; those of files relative to the root of the tests."""
+    found: dict[int, Program] = {}
+    for place in places:
+        module = _load_file(root / place) if place.endswith(".py") else _load_module(place, root)
+        programs = [value for value in vars(module).values() if _is_program(value)]
+        if not programs:
+            raise pytest.UsageError(f"there is no workflow in {place}; decorate an `async def` with @workflow")
+        found.update({id(program): program for program in programs})
+    return list(found.values())
+
+
+def _load_module(name: str, root: Path) -> ModuleType:
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise _unloaded(name, error) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise pytest.UsageError(f"there is no file {path} to load workflows from")
+    # One that a test has imported is not imported again: there would be two of everything in it.
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path):
+            return module
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _unloaded(str(path), error) from error
+    return module
+
+
+def _unloaded(place: str, error: Exception) -> pytest.UsageError:
+    kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+    return pytest.UsageError(f"the workflows in {place} cannot be loaded: {kind}{error}")
+
+
+def _is_program(value: Any) -> bool:
+    if isinstance(value, type | ModuleType):
+        return False
+    named = all(hasattr(value, name) for name in ("name", "version", "open")) and isinstance(value.name, str)
+    return named and not value.name.startswith(BUILT_IN)

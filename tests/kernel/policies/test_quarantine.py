@@ -1,0 +1,147 @@
+"""Which owners of a run got no further with it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import Raw
+
+from perdure.kernel.events import (
+    AnyEvent,
+    AttemptFailed,
+    Batch,
+    CancelRequested,
+    ChunkAppended,
+    RunClaimed,
+    RunReleased,
+    RunResumed,
+    RunStarted,
+    SignalReceived,
+    SnapshotTaken,
+    StepProgressed,
+    StepStarted,
+    StepSucceeded,
+    WaitOpened,
+    WaitResolved,
+)
+from perdure.kernel.policies.quarantine import fruitless, only_waits, poisoned
+from perdure.kernel.state import fold
+from perdure.kernel.values.failures import Failure
+
+NULL = Raw(b"null")
+BEGUN: list[AnyEvent] = [RunStarted("it", "flow", "1", NULL), RunClaimed("a", 1, "s1"), StepStarted("work:0")]
+
+
+def journal(*events: AnyEvent) -> list[Batch]:
+    """A batch for each event."""
+    return [Batch(seq, float(seq), [event]) for seq, event in enumerate([*BEGUN, *events])]
+
+
+def takeover(number: int, owner: str = "b") -> list[AnyEvent]:
+    """A new owner, who makes the attempt again that was under way."""
+    return [RunClaimed(owner, number, f"s{number}"), StepStarted("work:0", number)]
+
+
+def test_an_owner_that_began_something_is_not_counted() -> None:
+    assert fruitless(journal()) == []
+
+
+def test_each_takeover_that_only_tries_again_is_counted() -> None:
+    assert fruitless(journal(*takeover(2, "b"), *takeover(3, "a"), *takeover(4, "b"))) == ["b", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        StepSucceeded("work:0", NULL, 2),
+        AttemptFailed("work:0", 2, Failure("E", "m"), 9.0),
+        WaitOpened("sleep:0", "timer", 9.0),
+        StepStarted("other:0"),
+        RunReleased("b"),
+        RunResumed(),
+        StepProgressed("work:0", 2, NULL),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_progress_and_good_order_clear_an_owner(event: AnyEvent) -> None:
+    assert fruitless(journal(*takeover(2), event)) == []
+    assert fruitless(journal(*takeover(2), event, *takeover(3, "c"))) == ["c"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SignalReceived("go"),
+        CancelRequested("enough"),
+        SnapshotTaken(1, "blob", 1),
+        ChunkAppended("work:0", 2, 0, (NULL,)),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_comes_from_outside_and_what_a_step_shows_is_no_progress(event: AnyEvent) -> None:
+    assert fruitless(journal(*takeover(2), event, *takeover(3))) == ["b", "b"]
+
+
+def test_an_owner_that_claimed_twice_has_lived_with_it() -> None:
+    resting: list[AnyEvent] = [RunClaimed("b", 2, "s2"), RunClaimed("b", 3, "s2")]
+    assert fruitless(journal(*resting)) == []
+    assert fruitless(journal(*resting, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
+
+
+def test_an_attempt_that_an_owner_has_lived_with_takes_long_and_kills_no_later_owner() -> None:
+    lived = [*takeover(2), RunClaimed("b", 3, "s2")]
+    assert fruitless(journal(*lived)) == []
+    again = [*takeover(4, "c"), *takeover(5, "d"), *takeover(6, "e")]
+    assert fruitless(journal(*lived, *again)) == []
+    assert fruitless(journal(*lived, *again, StepSucceeded("work:0", NULL, 6), *takeover(7, "f"))) == ["f"]
+
+
+@pytest.mark.parametrize("told", [SignalReceived("go"), CancelRequested("enough")])
+def test_what_a_run_was_told_since_may_be_what_kills(told: AnyEvent) -> None:
+    lived = [*takeover(2), RunClaimed("b", 3, "s2")]
+    assert fruitless(journal(*lived, told, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
+
+
+def test_an_owner_that_lived_before_an_attempt_was_made_again_says_nothing_of_that_attempt() -> None:
+    waited: list[AnyEvent] = [RunClaimed("b", 2, "s2"), RunClaimed("b", 3, "s2"), StepStarted("work:0", 2)]
+    assert fruitless(journal(*waited, *takeover(4, "c"))) == ["c"]
+
+
+def test_two_that_live_and_take_it_from_each_other_are_not_lost() -> None:
+    one, other = RunClaimed("a", 2, "x"), RunClaimed("b", 3, "y")
+    assert fruitless(journal(one, other, one, other)) == ["a", "b"]
+    assert fruitless(journal(one, other, one, other), "x") == ["b"]
+    assert fruitless(journal(one, other, one), "x") == ["b"]
+
+
+def test_only_who_has_nothing_to_do_before_a_lock_is_free_only_waits() -> None:
+    asked = WaitOpened("lock:0", "lock", 9.0, "door", ttl=30.0)
+    waits: list[AnyEvent] = [StepSucceeded("work:0", NULL), asked, RunClaimed("b", 2, "s2")]
+    assert only_waits(fold("r", journal(*waits)), 8.0)
+    assert not only_waits(fold("r", journal(*waits)), 9.0), "its time is up"
+    assert not only_waits(fold("r", journal(*waits, CancelRequested("enough"))), 8.0)
+    assert not only_waits(fold("r", journal(*waits, StepStarted("other:0"))), 8.0)
+    assert not only_waits(fold("r", journal(*waits, WaitResolved("lock:0", "lock", Raw(b"1")))), 8.0)
+    assert not only_waits(fold("r", journal(StepSucceeded("work:0", NULL))), 8.0), "it waits for nothing"
+
+
+@pytest.mark.parametrize("kind", ["timer", "signal", "approval"])
+def test_one_that_waits_inside_a_lock_only_waits(kind: str) -> None:
+    asked = WaitOpened("lock:0", "lock", None, "door", ttl=30.0)
+    held: list[AnyEvent] = [StepSucceeded("work:0", NULL), asked, WaitResolved("lock:0", "lock", Raw(b"1"))]
+    assert not only_waits(fold("r", journal(*held)), 8.0), "its body has something to do"
+    waits = [*held, WaitOpened("it:0", kind, 9.0, name="go"), RunClaimed("b", 2, "s2")]
+    assert only_waits(fold("r", journal(*waits)), 8.0)
+    assert not only_waits(fold("r", journal(*waits)), 9.0), "its time is up"
+    assert not only_waits(fold("r", journal(*waits, CancelRequested("enough"))), 8.0)
+    if kind == "signal":
+        assert not only_waits(fold("r", journal(*waits, SignalReceived("go"))), 8.0), "what it waits for has come"
+
+
+def test_the_reason_names_who_was_lost_and_what_was_under_way() -> None:
+    state = fold("r", journal(*takeover(2), *takeover(3), *takeover(4)))
+    parked = poisoned(state, ["b", "c", "b"])
+    assert parked.kind == "poisoned"
+    for part in ("3 orchestrators", "b, c, b", "work:0, attempt 4", "perdure resolve it", "--fail"):
+        assert part in parked.reason
+    idle = fold("r", [Batch(0, 0.0, BEGUN[:2])])
+    assert "look at the body" in poisoned(idle, ["b"]).reason

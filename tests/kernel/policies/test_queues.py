@@ -1,0 +1,98 @@
+"""Limits of queues as settings, and turns: the key served least recently goes first."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.errors import UsageError
+from perdure.kernel.policies.queues import Line, Queue, Rate, Turns
+
+lines = st.dictionaries(
+    st.sampled_from("abcdef"), st.tuples(st.one_of(st.none(), st.floats(1, 99)), st.integers(0, 5), st.integers(0, 2))
+)
+
+
+def serve(priorities: list[list[Line]], room: int, per_key: int | None = None) -> list[str]:
+    turns = Turns(room, per_key)
+    for found in priorities:
+        turns.serve(found)
+    return turns.picked
+
+
+def one_by_one(priorities: list[list[Line]], room: int, per_key: int | None) -> list[str]:
+    """The same, said plainly: pick one, note when its key was served, and look again."""
+    served: dict[str, float] = {}
+    running: dict[str, int] = {}
+    left = [{line.key: list(line.runs) for line in found} for found in priorities]
+    for found in priorities:
+        for line in found:
+            served.setdefault(line.key, line.served or 0.0)
+            running.setdefault(line.key, line.running)
+    picked: list[str] = []
+    while len(picked) < room:
+        for waiting in left:
+            able = [k for k, runs in waiting.items() if runs and (per_key is None or running[k] < per_key)]
+            if able:
+                key = min(able, key=lambda k: (served[k], k))
+                picked.append(waiting[key].pop(0))
+                served[key] = 1000.0 + len(picked)
+                running[key] += 1
+                break
+        else:
+            break
+    return picked
+
+
+@given(st.lists(lines, max_size=3), st.integers(0, 20), st.one_of(st.none(), st.integers(1, 3)))
+def test_turns_are_those_of_picking_one_by_one(
+    drawn: list[dict[str, tuple[float | None, int, int]]], room: int, per_key: int | None
+) -> None:
+    known: dict[str, tuple[float | None, int]] = {}
+    priorities = []
+    for number, found in enumerate(drawn):
+        at_this = []
+        for key, (served, runs, running) in found.items():
+            served, running = known.setdefault(key, (served, running))
+            at_this.append(Line(key, served, [f"{number}{key}{i}" for i in range(runs)], running))
+        priorities.append(at_this)
+    assert serve(priorities, room, per_key) == one_by_one(priorities, room, per_key)
+
+
+def test_one_key_with_thousands_of_runs_waits_for_its_turn() -> None:
+    big = Line("big", None, [f"b{i}" for i in range(10_000)])
+    small = Line("small", 5.0, ["s"])
+    assert serve([[big, small]], 4) == ["b0", "s", "b1", "b2"]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Queue(""), "name of a queue"),
+        (lambda: Queue("a/b"), "name of a queue"),
+        (lambda: Queue(7), "name of a queue"),  # type: ignore[arg-type]
+        (lambda: Queue("q", concurrency=0), "concurrency=0"),
+        (lambda: Queue("q", concurrency=True), "concurrency=True"),
+        (lambda: Queue("q", concurrency=2.5), "concurrency=2.5"),  # type: ignore[arg-type]
+        (lambda: Queue("q", per_key=-1), "per_key=-1"),
+        (lambda: Queue("q", rate=100), "Rate"),  # type: ignore[arg-type]
+        (lambda: Rate(0), "at least 1"),
+        (lambda: Rate(1.5), "at least 1"),  # type: ignore[arg-type]
+        (lambda: Rate(5, per=0), "more than 0"),
+        (lambda: Rate(5, per=-1.0), "more than 0"),
+        (lambda: Rate(5, per=float("nan")), "more than 0"),
+        (lambda: Rate(5, per=timedelta(0)), "more than 0"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(make: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        make()
+
+
+def test_a_rate_takes_seconds_or_a_timedelta() -> None:
+    assert Rate(5, per=timedelta(minutes=1)).seconds == 60.0 == Rate(5, per=60).seconds
+    assert str(Queue("q", concurrency=5, per_key=1, rate=Rate(100))) == "5 at once, 1 per key, 100 in 1 s"

@@ -1,0 +1,80 @@
+"""How often a step is tried, and when the next try is due."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.kernel.policies.retry import ONCE, Retry, backoff, fraction
+
+SECONDS = st.floats(0, 1e6, allow_nan=False)
+POLICIES = st.builds(
+    Retry,
+    attempts=st.integers(1, 10**9),
+    initial=SECONDS,
+    factor=st.floats(1, 1e300, allow_nan=False) | st.integers(1, 10**12),
+    max=SECONDS,
+    jitter=st.booleans(),
+)
+FAILURES = st.integers(1, 10**9)
+
+
+@given(POLICIES, FAILURES, st.text())
+def test_a_wait_is_within_its_bounds_and_never_overflows(retry: Retry, failures: int, key: str) -> None:
+    wait = backoff(retry, failures, key)
+    assert math.isfinite(wait)
+    assert 0 <= wait <= retry.max
+
+
+@given(POLICIES, FAILURES, st.text())
+def test_a_wait_is_the_same_on_every_replay(retry: Retry, failures: int, key: str) -> None:
+    assert backoff(retry, failures, key) == backoff(retry, failures, key)
+
+
+@given(SECONDS, st.floats(1, 100), SECONDS, FAILURES)
+def test_waits_without_jitter_never_shrink(initial: float, factor: float, most: float, failures: int) -> None:
+    retry = Retry(initial=initial, factor=factor, max=most, jitter=False)
+    assert backoff(retry, failures, "k") <= backoff(retry, failures + 1, "k")
+
+
+@given(POLICIES, FAILURES, st.text())
+def test_jitter_takes_at_most_half_of_a_wait(retry: Retry, failures: int, key: str) -> None:
+    plain = Retry(retry.attempts, retry.initial, retry.factor, retry.max, jitter=False)
+    full = backoff(plain, failures, key)
+    wait = backoff(retry, failures, key)
+    assert full / 2 <= wait <= full
+
+
+def test_waits_grow_by_the_factor_up_to_the_most() -> None:
+    retry = Retry(initial=1, factor=2, max=10, jitter=False)
+    assert [backoff(retry, n, "k") for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]
+
+
+def test_jitter_spreads_different_steps() -> None:
+    waits = {backoff(Retry(initial=100, max=100), 1, f"r{i}/work:0") for i in range(100)}
+    assert len(waits) > 90
+    assert max(waits) - min(waits) > 40
+
+
+@given(st.text())
+def test_a_fraction_is_at_least_zero_and_less_than_one(key: str) -> None:
+    assert 0 <= fraction(key) < 1
+
+
+def test_one_exception_class_may_stand_alone() -> None:
+    assert Retry(on=OSError).on == (OSError,)  # type: ignore[arg-type]
+
+
+def test_a_step_without_a_policy_is_tried_once() -> None:
+    assert ONCE.attempts == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"attempts": 0}, {"attempts": -1}, {"initial": -1.0}, {"max": -1.0}, {"factor": 0.5}, {"factor": 0}]
+)
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="Retry"):
+        Retry(**wrong)  # type: ignore[arg-type]
