@@ -71,6 +71,8 @@ class Connection:
     async def open(self) -> Self:
         """Connect. `async with` and `await` do this too."""
         check_main()
+        if self._watch is not None and not self._forked():
+            return self  # `async with` of what was awaited before
         self._pid = os.getpid()
         await self.store.open(migrate=False)
         self._watch = Watch(self.store)

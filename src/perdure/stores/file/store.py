@@ -18,6 +18,7 @@ from perdure.stores.file.leases import FileLeases
 from perdure.stores.file.upkeep import FileUpkeep
 from perdure.stores.memory.store import MemoryBlobs, MemoryTimers
 from perdure.stores.memory.upkeep import MemoryUpkeep
+from perdure.stores.users import Users
 
 
 class FileStore:
@@ -27,6 +28,7 @@ class FileStore:
 
     def __init__(self, path: str) -> None:
         self.url = f"file:///{path}"
+        self._users = Users(self.url, one_loop=False)
         self._folder = Folder(path, self.url)
         self.journal = FileJournal(self._folder)
         self.runs = cast(Runs, _Fresh(FileRuns(self.journal), self.journal))
@@ -39,17 +41,22 @@ class FileStore:
 
     async def open(self, *, migrate: bool) -> None:
         """Make the directory where there is none, and read all that is in it."""
-        self._folder.open(create=migrate)
-        try:
-            self.journal.refresh()
-        except BaseException:
-            self._folder.close()
-            raise
+        async with self._users.coming() as first:
+            if not first:
+                return
+            self._folder.open(create=migrate)
+            try:
+                self.journal.refresh()
+            except BaseException:
+                self._folder.close()
+                raise
 
     async def close(self) -> None:
-        """Disconnect."""
-        self.leases.close()
-        self._folder.close()
+        """Disconnect, when the last of those who opened it leaves."""
+        async with self._users.leaving() as last:
+            if last:
+                self.leases.close()
+                self._folder.close()
 
     def promise(self, durability: Durability) -> None:
         """Whatever is asked for: a commit is on the disk before it is acknowledged."""

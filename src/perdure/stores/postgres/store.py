@@ -24,6 +24,7 @@ from perdure.stores.postgres.queues import PostgresQueues
 from perdure.stores.postgres.runs import PostgresRuns, PostgresTimers
 from perdure.stores.postgres.upkeep import PostgresUpkeep
 from perdure.stores.sqlshared.schema import Migration, pending
+from perdure.stores.users import Users
 from perdure.stores.witness import WitnessedLeases
 
 # The oldest server that has all that the statements use.
@@ -73,6 +74,7 @@ class PostgresStore:
         # Without its password: it is shown in messages.
         self.url = address.shown
         self._pool = pool
+        self._users = Users(self.url, one_loop=True)
         self._database = Database(address, pool)
         self.journal = PostgresJournal(self._database)
         self._offers = Offers(self._database)
@@ -97,17 +99,20 @@ class PostgresStore:
                 "the pool that PostgresStore.from_pool() was given is not open; write `async with "
                 "asyncpg.create_pool(...) as pool:`, and open the engine or the client in that block"
             )
-        connection = await self._database.open()
-        try:
-            schema = await self._check(connection, migrate)
-            await self._database.listen(f"{self._database.address.names.prefix}{zlib.crc32(schema.encode()):08x}")
-            if migrate:  # an engine, which is about to write
-                await self._database.prepare_to_write(GROUP, STEP)
-        except BaseException as error:
-            await self._database.close()
-            if isinstance(error, Exception) and is_driver_error(error):
-                raise means(error, self.url) from error
-            raise
+        async with self._users.coming() as first:
+            try:
+                if first:
+                    schema = await self._check(await self._database.open(), migrate)
+                    prefix = self._database.address.names.prefix
+                    await self._database.listen(f"{prefix}{zlib.crc32(schema.encode()):08x}")
+                if migrate:  # an engine, which is about to write
+                    await self._database.prepare_to_write(GROUP, STEP)
+            except BaseException as error:
+                if first:
+                    await self._database.close()
+                if isinstance(error, Exception) and is_driver_error(error):
+                    raise means(error, self.url) from error
+                raise
 
     async def _check(self, connection: Connection, migrate: bool) -> str:
         [(schema, version, encoding, fsync, commit)] = await connection.fetch(_ABOUT)
@@ -142,10 +147,12 @@ class PostgresStore:
         return await self.migrations.apply()
 
     async def close(self) -> None:
-        """Disconnect."""
-        self._offers.close()
-        self.leases.close()
-        await self._database.close()
+        """Disconnect, when the last of those who opened it leaves."""
+        async with self._users.leaving() as last:
+            if last:
+                self._offers.close()
+                self.leases.close()
+                await self._database.close()
 
     @property
     def survives(self) -> Survives:

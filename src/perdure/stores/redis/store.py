@@ -19,6 +19,7 @@ from perdure.stores.redis.scripts import OPEN
 from perdure.stores.redis.server import Server
 from perdure.stores.redis.setup import Setup, check, read_setup
 from perdure.stores.redis.upkeep import RedisUpkeep
+from perdure.stores.users import Users
 from perdure.stores.witness import WitnessedLeases
 
 log = logging.getLogger("perdure")
@@ -36,7 +37,7 @@ class RedisStore:
         self._server = Server(address)
         self._news = News(self._server)
         self._setup: Setup | None = None
-        self._users = 0
+        self._users = Users(self.url, one_loop=True)
         self.journal = RedisJournal(self._server, self._news)
         self.runs = RedisRuns(self._server)
         self.timers = RedisTimers(self._server, self._news)
@@ -47,38 +48,40 @@ class RedisStore:
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, begin a store under the prefix when there is none."""
-        if self._users:
-            self._users += 1  # an engine and a client that share the object
-            return
-        self._server.open()
-        try:
-            setup = await read_setup(self._server)
-            hints = check(self._server, setup, write=migrate)
-            found, commits = await self._server.call(OPEN, (migrate, FORMAT))
-            if not found:
-                reason = "there is no store under that prefix; start a run with an Engine to create it"
-                raise InvalidStoreUrl(self.url, reason)
-            if found > FORMAT:
-                raise SchemaMismatch(self.url, found, FORMAT)
-        except BaseException:
-            await self._server.close()
-            raise
-        self._setup, self._users, self._server.known = setup, 1, True
-        self._news.start(commits)
-        if migrate:
-            if not setup.survives_power_loss:
-                hints.insert(0, setup.promise)
-            for hint in hints:
-                log.warning("the store %s: %s", self.url, hint)
+        async with self._users.coming() as first:
+            if first:
+                self._server.open()
+            try:
+                hints, commits = await self._begin(migrate)
+            except BaseException:
+                if first:
+                    await self._server.close()
+                raise
+            self._server.known = True
+            if first:
+                self._news.start(commits)
+        for hint in hints if migrate else ():
+            log.warning("the store %s: %s", self.url, hint)
+
+    async def _begin(self, migrate: bool) -> tuple[list[str], int]:
+        setup = await read_setup(self._server)
+        hints = check(self._server, setup, write=migrate)
+        found, commits = await self._server.call(OPEN, (migrate, FORMAT))
+        if not found:
+            reason = "there is no store under that prefix; start a run with an Engine to create it"
+            raise InvalidStoreUrl(self.url, reason)
+        if found > FORMAT:
+            raise SchemaMismatch(self.url, found, FORMAT)
+        self._setup = setup
+        return hints if setup.survives_power_loss else [setup.promise, *hints], commits
 
     async def close(self) -> None:
         """Disconnect, when the last of those who opened it leaves."""
-        self._users = max(0, self._users - 1)
-        if self._users:
-            return
-        self.leases.close()
-        await self._news.stop()
-        await self._server.close()
+        async with self._users.leaving() as last:
+            if last:
+                self.leases.close()
+                await self._news.stop()
+                await self._server.close()
 
     @property
     def survives(self) -> Survives:

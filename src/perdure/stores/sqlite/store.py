@@ -18,6 +18,7 @@ from perdure.stores.sqlite.migrating import SqliteMigrations
 from perdure.stores.sqlite.queues import SqlQueues
 from perdure.stores.sqlite.runs import SqlRuns, SqlTimers
 from perdure.stores.sqlite.upkeep import SqlUpkeep
+from perdure.stores.users import Users
 
 
 class SqliteStore:
@@ -33,6 +34,7 @@ class SqliteStore:
     ) -> None:
         self.url = f"sqlite:///{path}"
         self._create, self._auto_migrate = create, auto_migrate
+        self._users = Users(self.url, one_loop=False)
         self._database = Database(path, self.url, vfs, pool)
         self.journal = SqlJournal(self._database)
         self.runs = SqlRuns(self._database)
@@ -51,12 +53,16 @@ class SqliteStore:
             raise InvalidStoreUrl(
                 self.url, f"there is no such file, and {why} keeps an engine from creating it; {cure}"
             )
-        self._database.open(migrate=migrate and self._auto_migrate)
+        async with self._users.coming() as first:
+            if first:
+                self._database.open(migrate=migrate and self._auto_migrate)
 
     async def close(self) -> None:
-        """Disconnect."""
-        self.leases.close()
-        self._database.close()
+        """Disconnect, when the last of those who opened it leaves."""
+        async with self._users.leaving() as last:
+            if last:
+                self.leases.close()
+                self._database.close()
 
     async def backup(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> Backup:
         """Copy the store into another file, whole and checked, while engines work. It need not be open here."""
