@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -420,3 +421,23 @@ async def test_an_engine_whose_connections_are_dead_starts_answers_and_hands_ove
             for id in ("before", "after"):
                 await other.signal(id, "go", "on")
                 assert (await other.run(waiting(), id=id)).output == "on"
+
+
+async def test_a_connection_attempt_that_is_given_up_at_any_moment_leaves_no_error_behind(store: PostgresStore) -> None:
+    reported: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    for turns in range(40):
+        attempt = loop.create_task(store._database.connect())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        attempt.cancel()
+        [outcome] = await asyncio.gather(attempt, return_exceptions=True)
+        if isinstance(outcome, connection.Connection):
+            await outcome.close()
+        del attempt, outcome
+        # What was closed is told so in the next turns of the loop.
+        for _ in range(3):
+            await asyncio.sleep(0)
+    gc.collect()
+    assert [context["message"] for context in reported] == []

@@ -246,15 +246,35 @@ async def connect(
         return await _borrow(pool, address, wanted, trace, silent)
     # Not wait_for, which in Python 3.11 loses a cancellation that comes together with the connection.
     async with asyncio.timeout(CONNECT_SECONDS + 1.0):
-        raw = await asyncpg.connect(
-            address.dsn,
-            server_settings=wanted,
-            timeout=CONNECT_SECONDS,
-            # Statements are constants: those prepared once stay.
-            max_cached_statement_lifetime=0,
-        )
+        try:
+            raw = await asyncpg.connect(
+                address.dsn,
+                server_settings=wanted,
+                timeout=CONNECT_SECONDS,
+                # Statements are constants: those prepared once stay.
+                max_cached_statement_lifetime=0,
+            )
+        except BaseException as error:
+            _let_go_of_answer(error)
+            raise
     _keep_alive(raw)
     return Connection(raw, trace, silent)
+
+
+def _let_go_of_answer(error: BaseException | None) -> None:
+    """Nothing awaits the server's answer about TLS when the driver is stopped before it asks for it.
+
+    The driver would put an exception there, and asyncio would report that it was never retrieved. The future is known
+    to the frames alone that the error has come through.
+    """
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            answer = getattr(trace.tb_frame.f_locals.get("protocol"), "on_data", None)
+            if isinstance(answer, asyncio.Future) and not answer.cancel() and not answer.cancelled():
+                answer.exception()
+            trace = trace.tb_next
+        error = error.__context__
 
 
 # Its values last until the connection goes back: then the pool resets them.
