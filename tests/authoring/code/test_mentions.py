@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import linecache
+import runpy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 import perdure
 from perdure import (
@@ -21,6 +29,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
+from perdure.authoring.code import source_map
 from perdure.kernel.divergence.explain import recorded_op
 from tests.patience import PATIENCE
 
@@ -153,3 +162,45 @@ async def test_every_op_records_the_line_that_asked_for_it() -> None:
         "timer:0": 17,
         "charge:1": 18,
     }
+
+
+def test_source_is_parsed_though_another_thread_of_the_process_parses_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, troubles = ast.parse, [SystemError("AST constructor recursion depth mismatch (before=75, after=73)")]
+
+    def disturbed(*args: Any, **options: Any) -> Any:
+        if troubles:
+            raise troubles.pop()
+        return real(*args, **options)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    assert source_map._arms("if x:\n    y()\n")[2] == ((1, 0),)
+
+
+@pytest.mark.parametrize("trouble", [SystemError, RecursionError, MemoryError, SyntaxError])
+def test_source_that_cannot_be_parsed_is_no_source(trouble: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def disturbed(*args: Any, **options: Any) -> Any:
+        raise trouble("no")
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    assert source_map._arms("if x:\n    y()\n") == {}
+
+
+def test_an_expression_of_very_many_terms_keeps_the_lines_before_it() -> None:
+    source = "if x:\n    y()\nz = " + "+".join(["1"] * 3000) + "\n"
+    assert source_map._arms(source).get(2, ((1, 0),)) == ((1, 0),)
+
+
+def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
+    source = "x = " + "(" * 40 + "1" + ")" * 40 + "\n" + "if x:\n    y(1 + 2 * 3, [4, (5, 6)])\n" * 300
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: source_map._arms(source), range(24)))
+    assert all(one == found[0] and one for one in found)
+
+
+def test_a_function_whose_file_has_changed_has_no_fingerprint_of_its_source(tmp_path: Path) -> None:
+    file = tmp_path / "changed.py"
+    file.write_text("import perdure\n\n\n@perdure.workflow\nasync def flow():\n    return 1\n")
+    flow = runpy.run_path(str(file))["flow"]
+    file.write_text("import perdure\n\n\n@perdure.workflow(\n'''\n")
+    linecache.checkcache(str(file))
+    assert isinstance(flow.source_hash(), str)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from perdure.authoring.code.source_map import parse
+
 _STEP = "do it in a @step, whose result is recorded"
 _NOW = "use now() of perdure, which is the same on every replay"
 _CHANCE = "use random() or uuid4() of perdure, or draw in a @step"
@@ -103,7 +105,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 def check_source(source: str, file: str) -> list[Finding]:
     """What the workflows of a module must not do, in the order of the lines. Raises SyntaxError."""
-    tree = ast.parse(source, filename=file)
+    tree = parse(source, file)
     module = _Module(tree)
     silent = {number for number, line in enumerate(source.splitlines(), 1) if _SILENT.search(line)}
     found: dict[tuple[int, str], Finding] = {}

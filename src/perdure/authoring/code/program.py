@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from inspect import Parameter
+from tokenize import TokenError
 from typing import Any
 
 from msgspec import Raw
@@ -84,7 +85,7 @@ class CodeProgram:
         """A fingerprint of the function as it is written; empty where its source is not at hand."""
         try:
             return sha256(inspect.getsource(self._fn).encode()).hexdigest()
-        except (OSError, TypeError):
+        except (OSError, TypeError, SyntaxError, TokenError):  # the last two: the file has changed since
             return ""
 
     def mentions(self) -> Mentions:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dis
 import linecache
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -31,6 +33,7 @@ _OPS = {
 }
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+_PARSING = threading.Lock()
 
 
 def mentions(fn: Callable[..., Any]) -> Mentions:
@@ -106,11 +109,28 @@ def _name(found: Any) -> str:
     return _OPS.get((module.partition(".")[0], name), "")
 
 
+def parse(source: str, file: str = "<unknown>") -> ast.Module:
+    """As `ast.parse`, for threads that parse at once.
+
+    CPython 3.11 counts the depth of what it builds for all threads together, and may then raise SystemError for source
+    that is in order.
+    """
+    # A forked child may have inherited it as it was held: it is of help, and not needed.
+    held = _PARSING.acquire(timeout=1.0)
+    try:
+        return ast.parse(source, filename=file)
+    except SystemError:  # other code of the process parsed meanwhile
+        return ast.parse(source, filename=file)
+    finally:
+        if held:
+            _PARSING.release()
+
+
 def _arms(source: str) -> dict[int, Arms]:
     """The arms of `if` statements around each line of a file."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+        tree = parse(source)
+    except (SyntaxError, ValueError, SystemError, RecursionError, MemoryError):
         return {}
     found: dict[int, Arms] = {}
 
@@ -127,5 +147,6 @@ def _arms(source: str) -> dict[int, Arms]:
         for inner in ast.iter_child_nodes(node):
             walk(inner, () if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else arms)
 
-    walk(tree, ())
+    with suppress(RecursionError):  # an expression of a thousand terms: the lines before it are known
+        walk(tree, ())
     return found
