@@ -172,6 +172,58 @@ async def test_what_cannot_be_kept_of_it_fails_the_step() -> None:
         assert (await engine.run(tries("large"))).output == "PayloadTooLarge"
 
 
+def hand_made(how: str) -> BaseException:
+    """A StepBailed that bail() would not have made."""
+    if how == "bare":
+        return StepBailed.__new__(StepBailed)
+    made = StepBailed("no stock")
+    if how == "no output":
+        del made.output
+    elif how == "a number":
+        made.reason = 7  # type: ignore[assignment]
+    elif how == "a surrogate":
+        made.reason = "\ud800"
+    elif how == "long":
+        made.reason = "x" * 20_000
+    elif how == "other arguments":
+        made.args = (1, 2, 3)
+    return made
+
+
+@step
+async def breaks(how: str) -> None:
+    raise hand_made(how)
+
+
+@step(queue="elsewhere")
+async def breaks_elsewhere(how: str) -> None:
+    raise hand_made(how)
+
+
+@workflow
+async def trusting(how: str, where: str) -> str:
+    try:
+        await (breaks(how) if where == "here" else breaks_elsewhere(how))
+    except UsageError as error:
+        return str(error)
+    return "?"
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+@pytest.mark.parametrize("how", ["bare", "no output", "a number", "a surrogate", "long"])
+async def test_a_step_bailed_that_was_made_by_hand_and_is_broken_fails_the_step(how: str, where: str) -> None:
+    async with Engine("memory://", [trusting], steps=[breaks_elsewhere]) as engine:
+        handle = await engine.start(trusting(how, where))
+        assert "StepBailed" in await handle.result(PATIENCE)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+async def test_a_step_bailed_with_other_arguments_still_bails(where: str) -> None:
+    async with Engine("memory://", [trusting], steps=[breaks_elsewhere]) as engine:
+        outcome = await (await engine.start(trusting("other arguments", where))).outcome(PATIENCE)
+        assert outcome.status is RunStatus.BAILED
+
+
 def test_a_step_that_is_called_plainly_raises_what_bail_raises() -> None:
     with pytest.raises(StepBailed, match="no stock") as raised:
         gives_up_in_thread.fn()

@@ -16,13 +16,11 @@ from perdure.engine.outbox import extend
 from perdure.errors import NoSuchRun, StepCancelled
 from perdure.kernel import inbound
 from perdure.kernel.events import StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.ids import INPUT, REMOTE, check_name, check_text
+from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.projection import RunRow, child_path, row
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import describe
-
-MAX_REASON = 10_000
 
 
 class Telling(Connection):

@@ -26,10 +26,11 @@ from perdure.errors import (
     ProcessDied,
     StepBailed,
     StepError,
+    UsageError,
     ValueProblem,
 )
 from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.ids import step_key
+from perdure.kernel.ids import MAX_REASON, check_text, step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import Failure, describe, is_any_of, rebuild, type_name
@@ -338,6 +339,13 @@ class Attempts:
             bailed = self._bailed(call, error)
         except PerdureError as not_kept:
             bailed, error = None, not_kept
+        except Exception as broken:
+            # A StepBailed that was made by hand may lack anything. The step has failed, and its caller is told.
+            bailed = None
+            error = UsageError(
+                f"{call.command.op} raised a StepBailed that says no reason or no output ({broken!r:.200}); "
+                "write bail(reason, output)"
+            )
         if bailed is not None:
             self._driver.record_as(bailed, bailed)
             return
@@ -369,6 +377,7 @@ class Attempts:
             failure = error.failure
             output = msgspec.json.decode(failure.args, type=tuple[str, Raw])[1] if failure.args else NULL
         elif type(error) is StepBailed:
+            check_text(error.reason, f"the reason of the StepBailed that {op} raised", MAX_REASON)
             failure = describe(error, self._services.codec)
             output = Raw(self._services.codec.encode(error.output, f"the output of bail() in {op}"))
         else:

@@ -14,6 +14,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _CURSOR = re.compile(rf"[{_ALPHABET}]{{16}}(?:/|$)")
 MAX_ID = 255
 MAX_VERSION = 100
+MAX_REASON = 10_000
 ODD = "holds a control character or a lone surrogate"
 # How the names of perdure's own programs begin.
 BUILT_IN = "perdure."

@@ -12,11 +12,10 @@ from perdure.authoring.code.body import check_awaited, current_body, named, requ
 from perdure.authoring.code.step import seconds
 from perdure.errors import StepBailed
 from perdure.kernel.events import moment
-from perdure.kernel.ids import check_name, check_text, derived_uuid, step_key
+from perdure.kernel.ids import MAX_REASON, check_name, check_text, derived_uuid, step_key
 from perdure.kernel.policies.retry import fraction
 
 # How long the reason of an early end may be.
-MAX_REASON = 10_000
 
 
 def sleep(duration: float | timedelta) -> Coroutine[object, Never, None]:
