@@ -8,7 +8,6 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from perdure.client.forking import Forking
-from perdure.client.messages import MAX_REASON
 from perdure.engine.outbox import create, extend
 from perdure.errors import FailedByHand, ForkRefused, NoSuchRun, UsageError
 from perdure.kernel import inbound
@@ -16,7 +15,7 @@ from perdure.kernel.events import Batch, RunStarted
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history import rewind
 from perdure.kernel.history.rewind import Truncated
-from perdure.kernel.ids import check_text, check_version, step_key
+from perdure.kernel.ids import MAX_REASON, check_text, check_version, step_key
 from perdure.kernel.inbound import Accepted, Finished, NotFound
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import fold
