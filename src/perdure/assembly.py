@@ -563,13 +563,13 @@ class Engine(Client):
         if orchestrator is not None and ours and self._counts is None:
             await orchestrator.loading.load([run.run_id])
 
-    async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+    async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any], caller: str = "") -> Any:
         orchestrator = self._orchestrator
         if orchestrator is None:
-            return await super()._try_to_tell(run_id, decide)
+            return await super()._try_to_tell(run_id, decide, caller)
         if run_id in orchestrator.active:
             return await orchestrator.teller.tell(run_id, decide)
-        verdict = await super()._try_to_tell(run_id, decide)
+        verdict = await super()._try_to_tell(run_id, decide, caller)
         if isinstance(verdict, Accepted):
             # It sleeps, and may be ours: no need to wait for the next look at the store. In the background, since what
             # was accepted stays accepted whatever becomes of the reading.

@@ -118,7 +118,9 @@ def without_end(batches: Sequence[Batch]) -> list[Batch]:
     ]
 
 
-async def replay(program: CodeProgram, run_id: str, store: Store, codec: Codec | None = None) -> Replay:
+async def replay(
+    program: CodeProgram, run_id: str, store: Store, codec: Codec | None = None, others: Sequence[CodeProgram] = ()
+) -> Replay:
     """Follow the journal of a finished run with a fresh body, and check that it arrives at the same end."""
     codec = codec or Codec()
     payloads = Payloads(store.blobs, Limits())
@@ -126,7 +128,7 @@ async def replay(program: CodeProgram, run_id: str, store: Store, codec: Codec |
     started = await payloads.with_input(batches)
 
     def follow() -> Replay:
-        followed = open_replay(Programs([program]), run_id, started, codec, batches)
+        followed = open_replay(Programs([program, *others]), run_id, started, codec, batches)
         followed.fold_all(without_end(batches))
         followed.close()
         return followed

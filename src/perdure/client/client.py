@@ -370,10 +370,8 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
 
     async def _replace_input(self, run_id: str, recorded: RunStarted) -> bool:
         """Let a run that has not begun wait anew, and begin with this input; False when it has begun."""
-        while True:
-            verdict = await self._try_to_tell(run_id, lambda state: inbound.replace_input(state, recorded))
-            if verdict is not None:
-                return isinstance(verdict, Accepted)
+        verdict = await self._tell_in_turn(run_id, lambda state: inbound.replace_input(state, recorded))
+        return isinstance(verdict, Accepted)
 
     async def _terminate(self, existing: RunRow, reason: str) -> None:
         """End a run by an event of its own, whoever owns it. Of this and its completion one wins."""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from perdure.client.base import Connection
 from perdure.client.state_cache import check_answer, check_signal
 from perdure.engine.outbox import extend
+from perdure.engine.turns import CROWD, Turns, wait_for_turn
 from perdure.errors import NoSuchRun, StepCancelled
 from perdure.kernel import inbound
 from perdure.kernel.events import StepFailed, StepSkipped, StepSucceeded
@@ -127,10 +128,8 @@ class Telling(Connection):
             what = f"the result of {outcome.op}"
             if not self.payloads.fits_inline(len(outcome.value), what):
                 outcome = replace(outcome, blob=await self.payloads.offload(bytes(outcome.value), what))
-        while True:
-            verdict = await self._try_to_tell(run_id, lambda state: inbound.report(state, outcome))
-            if verdict is not None:
-                return "accepted" if isinstance(verdict, Accepted) else "dropped"
+        verdict = await self._tell_in_turn(run_id, lambda state: inbound.report(state, outcome))
+        return "accepted" if isinstance(verdict, Accepted) else "dropped"
 
     async def _tell(self, id: str, decide: Callable[[RunState, str], Any]) -> Any:
         """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended.
@@ -149,9 +148,7 @@ class Telling(Connection):
         root, child = run.root or run.run_id, child_path(run)
         await self._bring(run)
         while True:
-            verdict = await self._try_to_tell(root, partial(_to, decide, child))
-            if verdict is None:
-                continue
+            verdict = await self._tell_in_turn(root, partial(_to, decide, child))
             if isinstance(verdict, Finished | AlreadyFinished) and id != run.run_id:
                 # It may go on under the same id meanwhile.
                 found = await self._find(id)
@@ -168,9 +165,29 @@ class Telling(Connection):
     async def _bring(self, run: RunRow) -> None:
         """Have a run in memory that is about to be told something, where runs are executed."""
 
-    async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+    async def _tell_in_turn(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+        """As `_try_to_tell`, until there is a verdict: a caller whose appends keep losing asks for its turn."""
+        verdict = await self._try_to_tell(run_id, decide)
+        if verdict is not None:
+            return verdict
+        turns = Turns(self._leases, self.clock, f"caller#{secrets.token_hex(8)}")
+        try:
+            while verdict is None:
+                turns.lose(run_id)
+                await turns.take(run_id)
+                verdict = await self._try_to_tell(run_id, decide, turns.owner)
+            return verdict
+        finally:
+            if turns.settle(run_id):
+                await turns.give_back(run_id)
+
+    async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any], caller: str = "") -> Any:
         """As `_tell`; None when another event came first."""
         state = await self._states.read(self.store.journal, run_id)
+        # The owner may be about to write, and have come too late each time.
+        while state.told >= CROWD and await wait_for_turn(self._leases, self.clock, run_id, caller):
+            self._states.remember(state)
+            state = await self._states.read(self.store.journal, run_id)
         verdict = decide(state)
         if not isinstance(verdict, Sequence) or not verdict:
             self._states.remember(state)

@@ -7,29 +7,55 @@ from collections import OrderedDict
 import msgspec
 
 from perdure.errors import AnswerRejected, SignalRejected
-from perdure.kernel.events import WaitOpened
-from perdure.kernel.state import RunState
+from perdure.kernel.events import AnyEvent, StepFailed, StepSkipped, StepSucceeded, WaitOpened
+from perdure.kernel.state import FROM_OUTSIDE, RunState
 from perdure.ports.journal import Journal
 
 LIMIT = 64
+# So many batches take longer to read than others take to append.
+LONG = 256
+
+
+class ToldState(RunState):
+    """A run as its callers see it, which counts what they have told it since its owner last wrote."""
+
+    __slots__ = ("told",)
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.told = 0
+
+    def fold(self, event: AnyEvent, at: float) -> None:
+        """Take one event in."""
+        outside = type(event) in FROM_OUTSIDE
+        if not outside and isinstance(event, StepSucceeded | StepFailed | StepSkipped):
+            # What came of a remote step, its worker wrote.
+            op = self.ops.get(event.op)
+            outside = op is not None and op.kind == "remote"
+        self.told = self.told + 1 if outside else 0
+        super().fold(event, at)
 
 
 class States:
     """The last few runs, as far as their journals have been read."""
 
     def __init__(self) -> None:
-        self._states: OrderedDict[str, RunState] = OrderedDict()
+        self._states: OrderedDict[str, ToldState] = OrderedDict()
 
-    async def read(self, journal: Journal, run_id: str) -> RunState:
+    async def read(self, journal: Journal, run_id: str) -> ToldState:
         """The state of a run after everything that is in its journal now."""
         # Taken out while it is read: two callers must not fold the same tail twice.
-        state = self._states.pop(run_id, None) or RunState(run_id)
-        for batch in await journal.read(run_id, state.next_seq):
-            for event in batch.events:
-                state.fold(event, batch.at)
-        return state
+        state = self._states.pop(run_id, None) or ToldState(run_id)
+        while True:
+            batches = await journal.read(run_id, state.next_seq)
+            for batch in batches:
+                for event in batch.events:
+                    state.fold(event, batch.at)
+            if len(batches) < LONG:
+                return state
+            # It took a while, and what came meanwhile would come before whatever is decided now.
 
-    def remember(self, state: RunState) -> None:
+    def remember(self, state: ToldState) -> None:
         """Keep a state that agrees with the store."""
         self._states[state.run_id] = state
         if len(self._states) > LIMIT:

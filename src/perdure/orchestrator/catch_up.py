@@ -71,6 +71,8 @@ class Tails:
     async def _try_to_read(self, driver: Driver) -> bool:
         orchestrator = self._orchestrator
         journal, payloads = orchestrator.store.journal, orchestrator.payloads
+        if orchestrator.turns.lost:
+            await orchestrator.turns.take(driver.run_id)
         try:
             if driver.saved and await self._read_tail(driver):
                 return True

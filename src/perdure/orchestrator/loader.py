@@ -103,11 +103,18 @@ class Loading:
         self, run_ids: Sequence[str], dead: Collection[str | None], admit: Queue | None, tried: int | None
     ) -> int:
         came = 0
+        turns = self._orchestrator.turns
         for _ in range(CLAIM_TRIES):
+            if turns.lost:
+                for run_id in run_ids:
+                    await turns.take(run_id)
             ready = await self._read(run_ids)
             came += len(ready)
             ready, late = await self._end_late(ready)
             ours = [one for one in ready if self._apart(one, lambda one: self._is_for_us(one, dead))]
+            if turns.lost:
+                for run_id in {one.run_id for one in ready}.difference(one.run_id for one in ours):
+                    self._orchestrator.turn_over(run_id)
             ours, missed = await self._claim_lost(ours, admit, tried)
 
             def install(ours: Sequence[Ready] = ours) -> None:
@@ -119,6 +126,8 @@ class Loading:
             if not missed:
                 break
             # Somebody wrote first. If that was no claim, the run has still lost its owner.
+            for run_id in missed:
+                turns.lose(run_id)
             came, run_ids = came - len(missed), missed
         return came
 
@@ -253,6 +262,8 @@ class Loading:
                     if orchestrator.claimed is not None:
                         orchestrator.claimed.add(one.run_id)
                     orchestrator.admissions.settle(one.run_id)
+                    if orchestrator.turns.lost:
+                        orchestrator.turn_over(one.run_id)
                     sure.append(one)
                 elif isinstance(outcome, Full):
                     orchestrator.admissions.settle(one.run_id, full=outcome)

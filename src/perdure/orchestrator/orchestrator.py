@@ -17,6 +17,7 @@ from perdure.engine.lease_deadline import Tenure
 from perdure.engine.locks import Locker
 from perdure.engine.runtime import Services
 from perdure.engine.steps import StepRunner
+from perdure.engine.turns import Turns
 from perdure.engine.writer import Source, Writer
 from perdure.errors import Corrupt, Diverged, StoreUnavailable
 from perdure.kernel.commands import Program
@@ -41,6 +42,7 @@ from perdure.orchestrator.snapshots import Snapshots
 from perdure.orchestrator.warm_cache import Lingering
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Conflict, Full
+from perdure.ports.leases import holder
 from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
@@ -130,6 +132,7 @@ class Orchestrator:
         self.locks = RunLocks(self, locker)
         writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.tenure)
         self.services = Services(codec, clock, writer, runner, self.payloads, self._committed, self.broke)
+        self.turns = Turns(store.leases, clock, holder(name, self.session))
         self.teller, self.tails = Teller(self), Tails(self)
         self.loading, self.quarantine = Loading(self), Quarantine(self)
         self.lingering = Lingering(self.loop, self._let_go)
@@ -222,6 +225,8 @@ class Orchestrator:
             accepted = self._accepting.pop(driver.run_id, None)
             if accepted is not None and not accepted.done():
                 accepted.set_result(None)
+        if self.turns.lost:
+            self.turn_over(driver.run_id)
         if append.admit is not None:
             self.admissions.settle(driver.run_id)
         if self._observer is not None:
@@ -385,7 +390,13 @@ class Orchestrator:
             if not accepted.done():
                 accepted.set_exception(Taken())
             return
+        self.turns.lose(source.run_id)
         self.tails.read(source)
+
+    def turn_over(self, run_id: str) -> None:
+        """What lost to appends of others is written, or given up: they need not wait any more."""
+        if self.turns.settle(run_id):
+            self.spawn(self.turns.give_back(run_id))
 
     async def give_up_unread(self, driver: Driver, reason: str) -> None:
         """Let go of a run whose journal turns out to be damaged."""
@@ -405,10 +416,13 @@ class Orchestrator:
                 self.on_namesake()
             self.drop(old)
             if state.finished is not None or state.parked is not None:
+                self.turn_over(old.run_id)
                 self.on_finished(row(state))
             elif state.epoch < old.state.epoch or old.adopting:
                 # What met the conflict was the claim, or what follows from it: if nobody else has claimed, once more.
                 self.loading.load_soon(old.run_id)
+            else:
+                self.turn_over(old.run_id)
             return
         try:
             replay = self.replay(started, old.run_id, batches)

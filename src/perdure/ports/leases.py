@@ -25,6 +25,8 @@ def orchestrator_name(key: str) -> str:
 REGISTRATION = "registered:"
 # So is what its programs take, in parts: it is longer than the owner of a lease may be, and read once by each caller.
 SIGNATURES = "signatures:"
+# A writer that lost appends to a journal again and again asks the others for its turn by a lease on it.
+TURN = "turn:"
 
 
 def part_prefix(name: str, digest: str) -> str:

@@ -1,0 +1,81 @@
+"""Whose turn it is to append where many write to one journal: a writer that keeps losing asks the others to wait.
+
+A lease on the journal's next append, taken by a writer that has lost its compare-and-swap again and again, and looked
+for by callers who find that the owner has not written for a while. It is a request, and fences nothing: the
+compare-and-swap alone decides which append is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure.errors import NotOwner, StoreUnavailable
+from perdure.ports.clock import Clock
+from perdure.ports.leases import TURN, Acquired, Leases
+
+# So many appends are lost before a writer asks for its turn.
+LOSSES = 2
+# So many events from outside stand in a row before a caller asks whether the owner wants its turn.
+CROWD = 8
+# How long a turn lasts, for each append that was lost: reading a long journal again takes its time. It is given back
+# with the append, so this counts only where the writer has died.
+SECONDS_PER_LOSS = 5.0
+LONGEST = 60.0
+# How soon a caller that waits looks again.
+FIRST_LOOK, LAST_LOOK = 0.005, 0.1
+
+
+class Turns:
+    """The turns of one writer."""
+
+    def __init__(self, leases: Leases, clock: Clock, owner: str) -> None:
+        self._leases, self._clock, self.owner = leases, clock, owner
+        # How many appends in a row each journal has refused; empty unless others write to the same ones.
+        self.lost: dict[str, int] = {}
+        self._held: set[str] = set()
+
+    def lose(self, run_id: str) -> None:
+        """An append came too late."""
+        self.lost[run_id] = self.lost.get(run_id, 0) + 1
+
+    async def take(self, run_id: str) -> None:
+        """Have the others wait, if too many appends were lost. Call it before the journal is read again."""
+        lost = self.lost.get(run_id, 0)
+        if lost < LOSSES:
+            return
+        seconds = min(lost * SECONDS_PER_LOSS, LONGEST)
+        try:
+            taken = await self._leases.acquire(TURN + run_id, self.owner, seconds, self._clock.now())
+        except StoreUnavailable:
+            return  # it goes on without: its append may win all the same
+        if isinstance(taken, Acquired):
+            self._held.add(run_id)
+
+    def settle(self, run_id: str) -> bool:
+        """Forget what was lost: the append was written, or is no longer wanted. True: there is a turn to give back."""
+        self.lost.pop(run_id, None)
+        return run_id in self._held
+
+    async def give_back(self, run_id: str) -> None:
+        """Let the others write again."""
+        self._held.discard(run_id)
+        try:
+            await self._leases.release(TURN + run_id, self.owner)
+        except (NotOwner, StoreUnavailable):
+            pass  # it has ended, or ends by itself
+
+
+async def wait_for_turn(leases: Leases, clock: Clock, run_id: str, owner: str = "") -> bool:
+    """Wait while another writer has its turn; False when none has."""
+    loop = asyncio.get_running_loop()
+    began, pause, waited = loop.time(), FIRST_LOOK, False
+    try:
+        while (turn := await leases.get(TURN + run_id, clock.now())) is not None and turn.owner != owner:
+            if loop.time() - began > LONGEST:
+                break  # the clocks of the two differ: a turn is never that long
+            waited = True
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LAST_LOOK)
+    except StoreUnavailable:
+        pass  # the append says so, if the journal is out of reach as well
+    return waited
