@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -15,15 +16,21 @@ from perdure import (
     Engine,
     Entry,
     NoSuchRun,
+    Queue,
     RunStatus,
     StepStatus,
     UsageError,
     bail,
+    child,
     connect,
+    continue_as,
+    set_state,
     sleep,
     step,
+    wait_signal,
     workflow,
 )
+from perdure.client.views import RunSummary
 from perdure.kernel.events import RunClaimed, RunFinished, RunStarted, StepStarted, StepSucceeded, WaitOpened
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
@@ -233,6 +240,89 @@ async def test_a_filter_that_makes_no_sense_is_refused(filter: dict[str, Any], s
     async with Engine("memory://", []) as engine:
         with pytest.raises(UsageError, match=said):
             await engine.list(**filter)
+
+
+@workflow
+async def asks() -> str:
+    return await wait_signal("go", type=str)
+
+
+@workflow
+async def family(n: int) -> str:
+    set_state("n", n)
+    await child(pay(n))
+    return await child(asks())
+
+
+@workflow
+async def loops(n: int) -> int:
+    if n:
+        continue_as(n - 1)
+    return await charge(n)
+
+
+@step
+async def works() -> None:
+    await asyncio.Event().wait()
+
+
+@workflow
+async def busy() -> None:
+    await works()
+
+
+CHANGED: list[bool] = []
+
+
+@workflow
+async def unsteady() -> None:
+    if CHANGED:
+        await charge(1)
+    await wait_signal("go", type=str)
+
+
+async def test_a_list_says_of_every_run_in_every_status_what_get_says(any_store: Store) -> None:
+    names = {field.name for field in dataclasses.fields(RunSummary)}
+    CHANGED.clear()
+    async with Engine(any_store, [unsteady], name="old") as engine:
+        handle = await engine.start(unsteady(), id="parked")
+        async with asyncio.timeout(PATIENCE):
+            while await handle.status() is not RunStatus.WAITING:
+                await asyncio.sleep(0)
+    CHANGED.append(True)
+    programs = [unsteady, pay, give_up, nap, asks, family, loops, busy]
+    one = Queue("one", concurrency=1)
+    async with Engine(any_store, programs, name="w", queues=[one], recovery=AT_ONCE) as engine:
+        await engine.run(pay(1, note="x" * 300_000), id="completed", tags={"a": "b"})
+        for invocation, id in ((pay(-1), "failed"), (give_up(), "bailed"), (loops(2), "continued")):
+            await (await engine.start(invocation, id=id)).outcome(PATIENCE)
+        await engine.signal("parked", "go", "on")
+        for id in ("waiting", "paused", "cancelled"):
+            _ = await engine.start(nap(), id=id)
+        await engine.pause("paused")
+        await engine.cancel("cancelled", "enough")
+        await engine.handle("cancelled").outcome(PATIENCE)
+        _ = await engine.start(busy(), id="running", queue="one", key="k")
+        _ = await engine.start(busy(), id="queued", queue="one", key="k", priority=7)
+        _ = await engine.start(nap(), id="later", delay=3600.0)
+        _ = await engine.start(family(1), id="family")
+        forked = await engine.fork("completed")
+        await forked.outcome(PATIENCE)
+
+        async def at_rest() -> bool:
+            statuses = {row.id: row.status for row in await engine.list(limit=100)}
+            return set(statuses.values()) == set(RunStatus) and statuses["family/asks:0"] is RunStatus.WAITING
+
+        async with asyncio.timeout(PATIENCE):
+            while not await at_rest():
+                await asyncio.sleep(0)
+        async with connect(any_store) as client:
+            for asking in (engine, client):
+                for row in await asking.list(limit=100):
+                    view = await asking.get(row.run_id)
+                    assert view is not None
+                    assert {name: getattr(row, name) for name in names} == {name: getattr(view, name) for name in names}
+        assert len(await engine.list(id_prefix="continued")) == 3, "each incarnation has a row"
 
 
 async def test_a_list_has_nothing_that_is_not_true() -> None:
