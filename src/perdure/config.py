@@ -15,8 +15,9 @@ from perdure.kernel.values.limits import Limits
 __all__ = ["Limits", "Queue", "Rate", "Recovery", "Retention"]
 
 
-# Work goes on within 15 s of a machine's death. A heartbeat is not waited for by the disk of the server.
-SERVER_LEASE, SERVER_HEARTBEAT = 14.0, 7.0
+# Work goes on within 15 s of a machine's death. An engine with runs in memory has time for a second try of a heartbeat
+# before it has to stop them; one without has nothing to stop, and gives six heartbeats a minute.
+SERVER_LEASE, SERVER_HEARTBEAT, SERVER_IDLE_HEARTBEAT = 14.0, 7.0, 10.0
 # Where the operating system tells who is dead, the lease is for processes that stand still.
 EMBEDDED_LEASE = 30.0
 
@@ -34,8 +35,9 @@ class Recovery:
     max_claims: int = 10
     """How many runs of others are claimed at a time later on; the next batch follows after a moment."""
     lease: float | None = None
-    """How long its name stays taken after its last heartbeat; it gives three in that time. None: 14 s with a heartbeat
-    every 7 s on a database server, and 30 s where all engines are on one machine, which tells at once who is dead."""
+    """How long its name stays taken after its last heartbeat; it gives three in that time. None: 14 s on a database
+    server, with a heartbeat every 7 s while runs are in memory and every 10 s while there are none; and 30 s where all
+    engines are on one machine, which tells at once who is dead."""
     grace: float = 30.0
     """How long steps under way may go on when the engine is left, with their lease; then they are given up, and their
     runs are handed over. What only waits is handed over at once."""
@@ -57,6 +59,11 @@ class Recovery:
     def heartbeat(self) -> float:
         """How long after one heartbeat the next is due."""
         return SERVER_HEARTBEAT if self.lease is None else self.lease / 3
+
+    @property
+    def idle_heartbeat(self) -> float:
+        """How long after one heartbeat the next is due where no run would have to stop for want of it."""
+        return SERVER_IDLE_HEARTBEAT if self.lease is None else self.lease / 3
 
     def __post_init__(self) -> None:
         for name, least, zero in (

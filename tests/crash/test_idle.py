@@ -6,14 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from perdure import Engine, Recovery, sleep, wait_signal, workflow
+import pytest
+
+from perdure import Engine, Recovery, config, sleep, wait_signal, workflow
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import History, timer, write_all
 
 # As by default, only five times as fast: an idle engine may ask once in five seconds, which is once a second here.
 FASTER = 5.0
-SETTINGS = Recovery(lease=30.0 / FASTER, check_interval=30.0 / FASTER)
+SETTINGS = Recovery(check_interval=Recovery().check_interval / FASTER)
 SECONDS = 120.0
+
+
+@pytest.fixture(autouse=True)
+def faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVER_HEARTBEAT", "SERVER_IDLE_HEARTBEAT"):
+        monkeypatch.setattr(config, name, getattr(config, name) / FASTER)
 
 
 @workflow
@@ -44,17 +52,26 @@ async def test_idle_engines_on_postgresql_ask_next_to_nothing(postgres_url: str)
     await write_all(store, *(run.begin_as(f"dead-{number}") for number, run in enumerate(dead)))
     await write_all(store, *(run.then(timer(4e9)) for run in dead))
     await store.close()
-    async with (
-        counted(postgres_url, "a") as a,
-        counted(postgres_url, "b") as b,
-        counted(postgres_url, "c") as c,
-    ):
+    await ask_next_to_nothing(postgres_url, "with lazy")
+
+
+async def test_idle_engines_on_redis_ask_next_to_nothing(redis_url: str) -> None:
+    await ask_next_to_nothing(redis_url, "EVALSHA renew")
+
+
+async def ask_next_to_nothing(url: str, heartbeat: str) -> None:
+    """Count what three engines ask for that have runs which wait, and nothing to do."""
+    async with counted(url, "a") as a, counted(url, "b") as b, counted(url, "c") as c:
         # They hear of each other, and what was started leaves memory.
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(4.0)
         for asked in (a, b, c):
             asked.clear()
         await asyncio.sleep(SECONDS / FASTER)
         for asked in (a, b, c):
+            # A script that this process had not sent yet is sent once.
+            asked = [one for one in asked if not one.startswith("SCRIPT LOAD")]
             # Each of the three clocks (signs of life, due runs, orphans) may strike once more than on average; and a
             # trace that sees nothing would pass for an engine that does nothing.
             assert SECONDS / 10 <= len(asked) <= SECONDS / 5 + 3, "\n".join(asked)
+            beats = [one for one in asked if one.strip().startswith(heartbeat)]
+            assert SECONDS / 20 <= len(beats) <= SECONDS / 10 + 1, "\n".join(asked)

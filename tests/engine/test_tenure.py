@@ -39,13 +39,13 @@ async def test_without_a_lease_there_is_all_the_time(monkeypatch: pytest.MonkeyP
 
 async def test_it_is_over_at_its_moment_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
-    told.tenure.extend(130.0)
+    told.tenure.extend(130.0, 136.0)
     told.now = 129.9
     assert not told.tenure.over()
     told.now = 130.0
     assert told.tenure.over()
     assert told.count == 1
-    told.tenure.extend(160.0)
+    told.tenure.extend(160.0, 166.0)
     assert not told.tenure.over()
     told.tenure.end()
     monkeypatch.undo()
@@ -53,7 +53,7 @@ async def test_it_is_over_at_its_moment_and_that_is_told(monkeypatch: pytest.Mon
 
 async def test_the_time_for_which_the_machine_was_suspended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
-    told.tenure.extend(130.0)
+    told.tenure.extend(130.0, 136.0)
     told.asleep += 29.0
     assert not told.tenure.over()
     told.asleep += 2.0
@@ -68,7 +68,7 @@ def test_suspension_is_measured_where_the_system_can_tell() -> None:
 
 async def test_clocks_that_differ_by_a_little_do_not_make_it_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
-    told.tenure.extend(130.0)
+    told.tenure.extend(130.0, 136.0)
     told.now, told.asleep = 130.0, 7.0 - 1e-6
     assert told.tenure.over()
     monkeypatch.undo()
@@ -76,7 +76,7 @@ async def test_clocks_that_differ_by_a_little_do_not_make_it_longer(monkeypatch:
 
 async def test_a_timer_that_comes_early_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
-    told.tenure.extend(130.0)
+    told.tenure.extend(130.0, 136.0)
     told.now = 130.0 - 1e-9
     told.tenure._ring()
     assert told.count == 0
@@ -85,6 +85,23 @@ async def test_a_timer_that_comes_early_comes_again(monkeypatch: pytest.MonkeyPa
     async with asyncio.timeout(PATIENCE):
         while not told.count:
             await asyncio.sleep(0.001)
+
+
+async def test_where_nothing_would_have_to_stop_it_is_told_only_when_the_lease_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch)
+    told.tenure.idle = lambda: True
+    told.tenure.extend(130.0, 136.0)
+    told.now = 135.9
+    told.tenure._ring()
+    assert told.count == 0
+    assert told.tenure.over()  # but whatever begins has to ask, and is told so
+    told.asleep += 2.0  # the machine was suspended: the lease has ended
+    told.tenure._ring()
+    assert told.count == 2
+    told.tenure.end()
+    monkeypatch.undo()
 
 
 async def test_a_step_that_is_launched_and_has_not_begun_when_the_time_is_up_does_not_begin() -> None:

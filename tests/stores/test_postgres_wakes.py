@@ -92,6 +92,19 @@ async def test_a_lease_that_is_given_back_is_told(store: PostgresStore, other: P
     await moved(store, before)
 
 
+@pytest.mark.parametrize("heartbeats", [0, 2])
+async def test_an_orchestrator_that_is_not_heard_until_its_lease_ends_is_missed_even_before_its_first_heartbeat(
+    store: PostgresStore, other: PostgresStore, heartbeats: int
+) -> None:
+    missed = asyncio.ensure_future(anext(store.leases.watch("orchestrator:")))
+    await asyncio.sleep(0)
+    await other.leases.acquire("orchestrator:a", "a#1", 0.01, 100.0)
+    for number in range(heartbeats):
+        await other.leases.renew_all([Renewal("orchestrator:a", "a#1", 0.01)], 100.0 + number)
+    async with asyncio.timeout(PATIENCE):
+        assert await missed == "orchestrator:a"
+
+
 async def test_a_group_of_appends_is_one_statement(store: PostgresStore) -> None:
     runs = [History(f"r{number}") for number in range(200)]
     sent: list[str] = []

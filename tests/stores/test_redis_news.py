@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -77,6 +78,19 @@ async def test_a_lease_that_is_given_back_is_told_to_who_watches(store: RedisSto
         await store.leases.acquire(key, "a", 30.0, 1.0)
     await store.leases.release_all("a")
     assert await waiting == "orchestrator:a"
+
+
+@pytest.mark.parametrize("heartbeats", [0, 2])
+async def test_an_orchestrator_that_is_not_heard_until_its_lease_ends_is_missed_even_before_its_first_heartbeat(
+    store: RedisStore, second: RedisStore, heartbeats: int
+) -> None:
+    missed = asyncio.ensure_future(anext(second.leases.watch("orchestrator:")))
+    await asyncio.sleep(0)
+    await store.leases.acquire("orchestrator:a", "a#1", 0.01, time.time())
+    for _ in range(heartbeats):
+        await store.leases.renew_all([Renewal("orchestrator:a", "a#1", 0.01)], time.time())
+    async with asyncio.timeout(PATIENCE):
+        assert await missed == "orchestrator:a"
 
 
 async def test_every_wish_is_one_command(store: RedisStore) -> None:

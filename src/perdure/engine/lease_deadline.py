@@ -18,34 +18,42 @@ class Tenure:
     on with whatever it was about to do, and its timers come after that.
     """
 
-    __slots__ = ("_loop", "_slept", "_timer", "on_over", "until")
+    __slots__ = ("_ends", "_loop", "_slept", "_timer", "idle", "on_over", "until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._slept = 0.0
+        self._ends = math.inf
         # In the time of the loop. A process without a lease has all the time there is.
         self.until = math.inf
         self.on_over: Callable[[], None] = lambda: None
+        # Whether there is nothing that would have to stop.
+        self.idle: Callable[[], bool] = lambda: False
 
-    def extend(self, until: float) -> None:
-        """It lasts until then, at least."""
-        self.until, self._slept = until, slept()
+    def extend(self, until: float, ends: float) -> None:
+        """It lasts until then, at least. The lease ends later: what is under way needs time to stop."""
+        self.until, self._ends, self._slept = until, ends, slept()
         self.end()
         self._timer = self._loop.call_at(until, self._ring)
 
     def _ring(self) -> None:
-        # A timer may come an instant early.
-        if not self.over():
+        if self.idle() and not self._past(self._ends):
+            # A heartbeat that is late may still come. Whatever begins meanwhile asks by itself.
+            self._timer = self._loop.call_at(self._ends + INSTANT, self._ring)
+        elif not self.over():  # a timer may come an instant early
             self._timer = self._loop.call_at(self.until + INSTANT, self._ring)
 
     def over(self) -> bool:
         """Whether it is over. If so, what has to be done about it has been done when this returns."""
-        suspended = slept() - self._slept
-        if self._loop.time() + (suspended if suspended > INSTANT else 0.0) < self.until:
+        if not self._past(self.until):
             return False
         self.on_over()
         return True
+
+    def _past(self, moment: float) -> bool:
+        suspended = slept() - self._slept
+        return self._loop.time() + (suspended if suspended > INSTANT else 0.0) >= moment
 
     def end(self) -> None:
         """Nobody needs to be told any more."""

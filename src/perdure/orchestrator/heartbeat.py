@@ -164,7 +164,7 @@ class Ownership:
         return await self._leases.acquire(self._key, self._holder, self._ttl, self._clock.now())
 
     def _extend(self, began: float) -> None:
-        self._tenure.extend(began + self._ttl * (1 - MARGIN))
+        self._tenure.extend(began + self._ttl * (1 - MARGIN), began + self._ttl)
 
     async def look_around(self) -> None:
         """Find out who else lives."""

@@ -70,6 +70,8 @@ class Loading:
         self._again.update(self.under_way.intersection(run_ids))
         if not wanted or not orchestrator.at_work:
             return 0
+        if not orchestrator.active:
+            orchestrator.on_busy()
         self.under_way.update(wanted)
         try:
             came = await self._bring(wanted, dead, admit, tried)

@@ -40,6 +40,11 @@ class RunLocks:
         # What those hold by their journals.
         self._lost_locks: dict[str, dict[str, HeldLock]] = {}
 
+    @property
+    def idle(self) -> bool:
+        """Whether no run has or wants a lock here."""
+        return not self._holds and not self._waits and not self.regaining
+
     # --- what the journal says ------------------------------------------------------------------------------------
 
     def committed(self, run_id: str, append: Append) -> None:

@@ -116,6 +116,8 @@ class Orchestrator:
         self.on_due: Callable[[float], None] = lambda at: None
         # Called when somebody else has claimed a run under our name.
         self.on_namesake: Callable[[], None] = lambda: None
+        # Called when a run comes into memory and none is there.
+        self.on_busy: Callable[[], None] = lambda: None
         # Called when a run of a queue may wait for its turn, and when one has left memory.
         self.on_queued: Callable[[], None] = lambda: None
         self.on_room: Callable[[], None] = lambda: None
@@ -128,6 +130,7 @@ class Orchestrator:
         self.retired = asyncio.Event()
         self.tenure = Tenure(self.loop)
         self.tenure.on_over = self.suspend
+        self.tenure.idle = lambda: self.idle
         runner = StepRunner(codec, clock, max_concurrency, executor, self.tenure, locker, threads)
         self.locks = RunLocks(self, locker)
         writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.tenure)
@@ -145,6 +148,8 @@ class Orchestrator:
         """Start a run here. Returns when it is accepted, durably; raises Taken when its id is not free."""
         if self.suspended:
             raise StoreUnavailable(self.store.url, _SUSPENDED)
+        if not self.active:
+            self.on_busy()
         accepted: asyncio.Future[None] = self.loop.create_future()
         self._accepting[run_id] = accepted
         # In a callback: a body must not be driven from inside the caller's task.
@@ -447,6 +452,11 @@ class Orchestrator:
     def at_work(self) -> bool:
         """Whether runs are advanced here."""
         return not self.closing and not self.suspended
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing here would have to stop if our lease ended: no run is in memory, or holds or wants a lock."""
+        return not self.active and not self._accepting and self.locks.idle
 
     def suspend(self) -> None:
         """Stop everything: our lease ends, and others may go on with our runs. What is in the store stays."""

@@ -225,19 +225,30 @@ class Service:
             raise
 
     async def _beat_on(self) -> None:
-        recovery = self._orchestrator.recovery
         shown = True
         doubt = asyncio.Event()
         self._orchestrator.on_namesake = doubt.set
         while not self._orchestrator.retired.is_set():
-            # Sooner where it failed: there is time for several tries before work has to stop.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(recovery.heartbeat if shown else min(1.0, recovery.ttl / 12)):
-                    await doubt.wait()
+            await self._next_beat(doubt, shown)
             doubt.clear()
             self._shown = False
             await self._guarded(self._show_life)
             shown = self._shown
+
+    async def _next_beat(self, doubt: asyncio.Event, shown: bool) -> None:
+        """Wait until the next heartbeat is due, or the name is in doubt."""
+        orchestrator, recovery = self._orchestrator, self._orchestrator.recovery
+        # Sooner where it failed: there is time for several tries before work has to stop.
+        pause = recovery.heartbeat if shown else min(1.0, recovery.ttl / 12)
+        spare = recovery.idle_heartbeat - pause
+        if await _happens(doubt, pause) or not shown or spare <= 0 or not orchestrator.idle:
+            return
+        # The first run that comes into memory finds a lease that lasts: its first step may block the loop.
+        orchestrator.on_busy = doubt.set
+        try:
+            await _happens(doubt, spare)
+        finally:
+            orchestrator.on_busy = lambda: None
 
     async def _show_life(self) -> None:
         orchestrator = self._orchestrator
@@ -402,6 +413,14 @@ class Service:
         known = {*orchestrator.active, *orchestrator.unreadable, *orchestrator.locks.regaining}
         known.update(orchestrator.quarantine.waiting, orchestrator.loading.under_way)
         return known
+
+
+async def _happens(event: asyncio.Event, within: float) -> bool:
+    """Whether it happens within so many seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await event.wait()
+    return event.is_set()
 
 
 class Crowd:

@@ -50,6 +50,7 @@ _RELEASE_ALL = """
     select key from freed
 """
 _TELL = "select pg_notify($1, $2)"
+_TELL_BOTH = "select pg_notify($1, $2), pg_notify($1, $3)"
 _SWEEP = "delete from perdure_leases where expires <= $1::float8 - 86400"
 _GET = "select key, owner, epoch, expires from perdure_leases where key = $1 and owner <> '' and expires > $2"
 _LIVE = """
@@ -74,8 +75,10 @@ class PostgresLeases:
             if rows := await self._ask(_ACQUIRE, key, owner, now, ttl):
                 if key.startswith(ORCHESTRATOR):
                     self._database.names_held.add(orchestrator_name(key))
-                    # Others look after the runs of those who come and go.
-                    await self._ask(_TELL, self._database.channel, self._database.wakes.of_work())
+                    # Others look after the runs of those who come and go, even before their first heartbeat.
+                    wakes = self._database.wakes
+                    beat = f"{wakes.of_beat()}{key} {ttl!r}"
+                    await self._ask(_TELL_BOTH, self._database.channel, wakes.of_work(), beat)
                 return Acquired(owner, *rows[0])
             if rows := await self._ask(_HOLDER, key):
                 holder, expires = rows[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from asyncio import Queue, timeout
+from asyncio import Queue, get_running_loop, timeout
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from perdure.kernel.events import (
@@ -67,7 +67,7 @@ class Wakes:
         self._count = 0
         self._asked: dict[str, float] = {}
         self._watchers: set[Queue[str]] = set()
-        # When the leases end, by our own clock, of those whose heartbeats we have heard.
+        # When the leases end, by the clock of our loop, of those whose heartbeats we have heard.
         self._ends: dict[str, float] = {}
 
     def version(self) -> object:
@@ -94,7 +94,7 @@ class Wakes:
             key, _, ttl = what.rpartition(" ")
             if key not in self._ends:
                 self._tell_watchers([""])  # whoever watches has one more to wait for
-            self._ends[key] = time.monotonic() + float(ttl) + LATE_SECONDS
+            self._ends[key] = get_running_loop().time() + float(ttl) + LATE_SECONDS
             return
         if kind != NEWS or self._wanted(what):
             self.move()
@@ -154,11 +154,12 @@ class Wakes:
         """The keys under `prefix` that others give back, as they are told."""
         watcher: Queue[str] = Queue()
         self._watchers.add(watcher)
+        loop = get_running_loop()
         try:
             while True:
                 ends = {key: at for key, at in self._ends.items() if key.startswith(prefix)}
                 first = min(ends, key=ends.__getitem__, default=None)
-                left = None if first is None else max(0.0, ends[first] - time.monotonic())
+                left = None if first is None else max(0.0, ends[first] - loop.time())
                 try:
                     async with timeout(left):
                         key = await watcher.get()
@@ -166,7 +167,7 @@ class Wakes:
                     assert first is not None
                     key = first
                     # It may have been heard of meanwhile.
-                    if self._ends.get(key, 0.0) > time.monotonic():
+                    if self._ends.get(key, 0.0) > loop.time():
                         continue
                 self._ends.pop(key, None)
                 if key and key.startswith(prefix):

@@ -31,4 +31,8 @@ end
 put_lease(key, epoch, expires, owner)
 call('ZADD', P .. 'held', 0, key)
 call('SADD', P .. 'holds:' .. owner, key)
+if sub(key, 1, 13) == 'orchestrator:' then
+    -- Who dies before its first heartbeat is missed too.
+    redis.pcall('PUBLISH', CHANNEL .. 'beat', expires .. ' ' .. key)
+end
 return { tell(), epoch }
