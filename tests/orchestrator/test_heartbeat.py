@@ -11,7 +11,7 @@ import pytest
 from perdure import Engine, Recovery, StoreUnavailable, lock, sleep, step, wait_signal, workflow
 from perdure.orchestrator import service
 from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Leases, Renewal
-from perdure.stores.postgres.wakes import Wakes
+from perdure.stores.postgres.notifications import Wakes
 from perdure.testing.simulation import Simulation
 
 MINUTE = 60.0
