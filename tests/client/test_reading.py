@@ -16,6 +16,7 @@ from perdure import (
     Engine,
     Entry,
     NoSuchRun,
+    Program,
     Queue,
     RunStatus,
     StepStatus,
@@ -290,7 +291,7 @@ async def test_a_list_says_of_every_run_in_every_status_what_get_says(any_store:
             while await handle.status() is not RunStatus.WAITING:
                 await asyncio.sleep(0)
     CHANGED.append(True)
-    programs = [unsteady, pay, give_up, nap, asks, family, loops, busy]
+    programs: list[Program] = [unsteady, pay, give_up, nap, asks, family, loops, busy]
     one = Queue("one", concurrency=1)
     async with Engine(any_store, programs, name="w", queues=[one], recovery=AT_ONCE) as engine:
         await engine.run(pay(1, note="x" * 300_000), id="completed", tags={"a": "b"})
