@@ -227,6 +227,16 @@ def test_a_large_write_ahead_log_is_a_warning(napping: Cli, monkeypatch: pytest.
     assert check(napping("doctor", "--json").json, "wal")["verdict"] == "warn"
 
 
+def test_a_system_on_which_sqlite3_beside_an_engine_loses_commits_is_warned_of(
+    napping: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "guard" not in verdicts(napping("doctor", "--json").json)
+    monkeypatch.setattr(doctor, "guarded", lambda: False)
+    ended = napping("doctor", "--json")
+    assert (ended.code, check(ended.json, "guard")["verdict"]) == (0, "warn")
+    assert "never with sqlite3" in check(ended.json, "guard")["fix"]
+
+
 def test_an_old_sqlite_is_a_failure(napping: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "OLDEST_SQLITE", (99, 0, 0))
     ended = napping("doctor", "--json")

@@ -24,6 +24,7 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
+from perdure.stores.sqlite.guard import guarded
 
 # Older ones can lose committed data when the write-ahead log is reset.
 OLDEST_SQLITE = (3, 51, 3)
@@ -130,6 +131,12 @@ def _place(store: Store) -> Iterator[Check]:
         yield Check("wal", "warn", f"{_size(size)}", fix)
     else:
         yield Check("wal", "ok", _size(size))
+    if not guarded():
+        fix = (
+            "this system has no locks that would protect the file: in the process of an engine, read it with a client, "
+            "with apsw or from another process, and never with sqlite3, pandas, SQLAlchemy or Django"
+        )
+        yield Check("guard", "warn", "sqlite3 beside an engine, in one process, can lose commits", fix)
 
 
 def _missing(store: Store) -> Check | None:

@@ -38,6 +38,13 @@ except ImportError:  # Windows: locks belong to a handle there
     fcntl = None  # type: ignore[assignment]
     OPEN_FILE_LOCKS = False
 
+
+def guarded() -> bool:
+    """Whether the standard library's `sqlite3` does no harm in the process of a store, on this system."""
+    # Without fcntl locks belong to a handle; and one library sees its own locks.
+    return OPEN_FILE_LOCKS or fcntl is None or not apsw.using_amalgamation
+
+
 # Where SQLite's locks are: every connection reads the first in the file, and the second in the shared memory.
 _SHARED = 0x40000002, 510
 _ATTACHED = 128, 1
