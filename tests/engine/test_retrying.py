@@ -385,6 +385,74 @@ def test_a_run_whose_code_no_longer_asks_for_what_it_has_done_is_refused() -> No
     assert "one:0" in told
 
 
+# --- and not refused: what came after a failure is kept until it is asked for ----------------------------------------
+
+
+def test_what_succeeded_behind_a_failure_is_kept_where_another_failure_may_end_the_run_first() -> None:
+    @workflow
+    async def uneven() -> list[str]:
+        async def through() -> str:
+            try:
+                await one("a", 1.0)
+            except ConnectionError:
+                await one("b")
+                raise
+            return await one("b")
+
+        async def beside() -> str:
+            await sleep(1.5)
+            return await one("c")
+
+        return list(await asyncio.gather(through(), beside()))
+
+    # The next time, what fails first ends the run before the other has got where it was.
+    failures.update({"a": 2, "c": 2})
+    assert retry_until_done(uneven(), uneven, rounds=6) == ["b", "c"]
+    assert calls["b"] == 1
+
+
+def test_a_task_that_outlived_the_failure_of_its_group_keeps_what_it_has_done() -> None:
+    @workflow
+    async def outlived() -> list[Any]:
+        room = asyncio.Semaphore(1)
+
+        async def within(name: str, seconds: float) -> str:
+            async with room:
+                return await one(name, seconds)
+
+        async def narrow() -> list[str]:
+            return list(await asyncio.gather(within("a", 0.5), within("b", 1.0), within("c", 1.0)))
+
+        made = await asyncio.gather(narrow(), one("d", 5.0), return_exceptions=True)
+        for outcome in made:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return list(made)
+
+    failures["b"] = 3
+    assert retry_until_done(outlived(), outlived, rounds=6) == [["a", "b", "c"], "d"]
+    assert calls == {"a": 1, "b": 4, "c": 1, "d": 1}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_the_body_called_once_more_and_had_is_not_called_again(times: int) -> None:
+    @workflow
+    async def persistent() -> list[str]:
+        first = ""
+        for attempt in range(3):
+            try:
+                first = await one("a")
+                break
+            except ConnectionError:
+                if attempt == 2:
+                    raise
+        return [first, await two("b")]
+
+    failures.update({"a": times, "b two": 2})
+    assert retry_until_done(persistent(), persistent, rounds=4) == ["a", "b two"]
+    assert calls["a"] == times + 1
+
+
 def test_a_client_that_does_not_know_the_code_retries_all_that_failed() -> None:
     @workflow
     async def wide() -> list[str]:

@@ -100,6 +100,8 @@ class Op(msgspec.Struct):
     # Whether it may run only once, and nobody can say whether it did.
     unknown: bool = False
     attempt: int = 0
+    # For a step: the hash of its inputs.
+    inputs: str = ""
     # For a wait: the name of its signal, whom that is sent to, and the number of the one it took.
     name: str = ""
     child: str = ""
@@ -124,7 +126,7 @@ def ops(batches: Iterable[Batch]) -> dict[str, Op]:
     signals: dict[int, int] = {}
     for seq, at, event in numbered(batches):
         if isinstance(event, StepStarted):
-            found.setdefault(event.op, Op(event.op, "step", seq)).attempt = event.attempt
+            found.setdefault(event.op, Op(event.op, "step", seq, inputs=event.inputs)).attempt = event.attempt
         elif isinstance(event, WaitOpened):
             found[event.op] = Op(event.op, event.kind, seq, name=event.name, child=state.child_of(event.op))
         elif isinstance(event, ChildStarted):

@@ -132,6 +132,10 @@ class Keeping:
             return None
         return kept if kept is not None and kept.kind not in (AGAIN, LOCKED) else None
 
+    def number(self, kept: OutcomeKept) -> int:
+        """Where an outcome stands in the order in which they came."""
+        return self._numbers[kept.op]
+
     def token(self, op: str) -> Raw | None:
         """Under which token a lock was held before."""
         kept = self.entries.get(op)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 from msgspec import Raw
@@ -125,7 +126,12 @@ def _unhandled(failures: Sequence[Op], culprits: Sequence[Op], found: Mapping[st
     """What failed and is to be called again: the culprits, and what no other way was taken for."""
     ways = _Ways(found.values())
     chosen = {op.path for op in culprits}
-    chosen |= {op.path for op in failures if op.kind in _CALLED and not op.unknown and not ways.went_on(op)}
+    blamed = {_call_of(op) for op in culprits}
+    for op in failures:
+        # The body that called the same once more, and had it then, has dealt with the failure itself.
+        dealt_with = ways.went_on(op) or (ways.recovered(op) and _call_of(op) not in blamed)
+        if op.kind in _CALLED and not op.unknown and not dealt_with:
+            chosen.add(op.path)
     around = tuple(f"{op.path}/" for op in failures if op.kind == "child" and op.path not in chosen)
     # What failed in a child whose failure stands, stands as well.
     return {path for path in chosen if not path.startswith(around)}
@@ -138,7 +144,11 @@ class _Ways:
         self._began: dict[str, list[tuple[int, str]]] = {}
         self._first: dict[tuple[str, str], int] = {}
         self._compensated: dict[str, int] = {}
+        # When the last call of a step began that succeeded, by where it was called and with what.
+        self._succeeded: dict[tuple[str, str, str], int] = {}
         for op in found:
+            if op.kind == "step" and op.ended is not None and op.failed is None and not op.given_up:
+                self._succeeded[_call_of(op)] = op.began
             scope, _, last = op.path.rpartition("/")
             if op.kind in _GOES_ON:
                 self._began.setdefault(scope, []).append((op.began, op_name(last)))
@@ -157,6 +167,16 @@ class _Ways:
         began = self._began.get(scope, [])
         at = bisect_right(began, (ended, ""))
         return at < len(began) and self._first[scope, began[at][1]] > ended
+
+    def recovered(self, failed: Op) -> bool:
+        """Whether the same step was called again after it had failed, in the same place and with the same, and did."""
+        return failed.kind == "step" and self._succeeded.get(_call_of(failed), -1) > _ended(failed)
+
+
+def _call_of(op: Op) -> tuple[str, str, str]:
+    """Where a step is called, by its name, and with what."""
+    scope, _, last = op.path.rpartition("/")
+    return scope, op_name(last), op.inputs
 
 
 def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op], end: int) -> list[Op]:
@@ -301,9 +321,11 @@ def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
     state, kept = replay.state, replay.state.kept
     assert kept is not None
     called: list[str] = []
+    failed: list[int] = []
     while FINISH not in replay.wishes:
         planned = keep(state, replay.wishes, at)
-        events: Sequence[AnyEvent] = planned.events if planned is not None else _suppose(replay, kept, called, at)
+        events: Sequence[AnyEvent]
+        events = planned.events if planned is not None else _suppose(replay, kept, called, failed, at)
         if not events:
             return  # what comes next cannot be known
         for event in events:
@@ -314,22 +336,31 @@ def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
         why = f"{finish.error.type}: {finish.error.message}" if finish.error is not None else "an error"
         hint = "deploy code that does not raise it, or fork the run at an op of your choice"
         raise CannotRetry(id, status, hint, f"nothing would be called again, and it would fail the same way ({why})")
-    left = [op for op, one in kept.entries.items() if one.kind in ("succeeded", "started")]
+    # What came after the first of those failures may be asked for again once that does not fail: it is kept until then.
+    done = [one for one in kept.entries.values() if one.kind in ("succeeded", "started")]
+    left = [one.op for one in done if not failed or kept.number(one) < min(failed)]
     if left and finish.status is not RunStatus.COMPLETED:
-        done = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+        shown = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
         hint = "its steps would be run a second time; fork it at an op of your choice"
-        raise CannotRetry(id, status, hint, f"its code would not ask again for what it has done ({done})")
+        raise CannotRetry(id, status, hint, f"its code would not ask again for what it has done ({shown})")
 
 
-def _suppose(replay: Replay, kept: Keeping, called: list[str], at: float) -> Sequence[AnyEvent]:
-    """The next thing that a program wishes for and does not have, begun; and failed, if it had failed before."""
+def _suppose(replay: Replay, kept: Keeping, called: list[str], failed: list[int], at: float) -> Sequence[AnyEvent]:
+    """The next thing that a program wishes for and does not have, begun; and failed, if it had failed before.
+
+    What had failed fails last, and in the order in which it failed: a failure may end all that goes on beside it, which
+    had come further before.
+    """
+    failing: list[tuple[int, RunStep, Failure]] = []
     for command in list(replay.wishes.values()):
+        if isinstance(command, RunStep):
+            before = kept.find(command.op, StepStarted, command.inputs_hash)
+            if before is not None and before.kind == AGAIN and before.error is not None:
+                failing.append((kept.number(before), command, before.error))
+                continue
         begun = plan(replay.state, [command], at).events
         if isinstance(command, RunStep):
             called.append(command.op)
-            before = kept.find(command.op, StepStarted, command.inputs_hash)
-            if before is not None and before.kind == AGAIN and before.error is not None:
-                return [*begun[:1], StepFailed(command.op, 1, before.error)]
             return begun[:1]
         if isinstance(command, OpenWait) and command.kind == "lock":
             return [*begun, WaitResolved(command.op, "lock", kept.token(command.op) or Raw(b"1"))]
@@ -337,4 +368,9 @@ def _suppose(replay: Replay, kept: Keeping, called: list[str], at: float) -> Seq
             if isinstance(command, OpenWait):
                 called.append(command.op)
             return begun
-    return ()
+    if not failing:
+        return ()
+    number, first, error = min(failing, key=itemgetter(0))
+    called.append(first.op)
+    failed.append(number)
+    return [*plan(replay.state, [first], at).events[:1], StepFailed(first.op, 1, error)]
