@@ -11,7 +11,7 @@ from typing import Any
 from perdure import Engine, Invocation, Recovery, RunResult
 from perdure.authoring.code.program import CodeProgram
 from perdure.engine.large_values import Payloads
-from perdure.kernel.commands import Finish, RunStep, StartTimer
+from perdure.kernel.commands import Finish, RunStep, StartChild, StartTimer
 from perdure.kernel.events import AnyEvent, Batch, RunFinished, StepStarted, StepSucceeded
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import project
@@ -139,7 +139,7 @@ async def replay(
     finish = followed.wishes.pop("<finish>")
     assert isinstance(finish, Finish)
     # What was wished for in the same breath as the end never began.
-    assert all(isinstance(wish, RunStep | StartTimer) for wish in followed.wishes.values())
+    assert all(isinstance(wish, RunStep | StartTimer | StartChild) for wish in followed.wishes.values())
     assert finish.status is recorded.status
     assert finish.reason == recorded.reason
     value = (await payloads.load(recorded.blob, recorded.value)) if recorded.blob else recorded.value

@@ -14,6 +14,7 @@ from perdure.kernel.events import (
     OutcomeKept,
     RunFinished,
     RunForked,
+    RunStatus,
     StateSet,
     StepFailed,
     StepStarted,
@@ -32,7 +33,7 @@ LARGE = 4096
 class Past:
     """The past of one execution: of a run, or of a child in its journal."""
 
-    __slots__ = ("_forks", "_last", "_marks", "_path", "_retried", "_state", "_taken")
+    __slots__ = ("_completed", "_forks", "_last", "_marks", "_path", "_retried", "_state", "_taken")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Past:
         forks: Sequence[tuple[int, RunForked]] = (),
         taken: frozenset[str] = frozenset(),
         retried: RunContext | None = None,
+        completed: frozenset[str] = frozenset(),
     ) -> None:
         self._state, self._marks, self._last, self._path = state, marks, last, path
         # Where the past of other runs ends, by the numbers of the events that say so.
@@ -51,6 +53,8 @@ class Past:
         self._taken = taken
         # What a run was that is tried again: it may get what it had before wherever it is, so it stays that.
         self._retried = retried
+        # The executions that have completed, by the op paths of children; that of the run itself is empty.
+        self._completed = completed
 
     @property
     def replaying(self) -> bool:
@@ -68,9 +72,23 @@ class Past:
         """Whether the journal holds a large value of this op: it was within the limits then."""
         return self._path + op in self._taken
 
+    @property
+    def completed(self) -> bool:
+        """Whether the journal says that this execution has completed."""
+        return self._path[:-1] in self._completed
+
     def within(self, path: str) -> Past:
         """The past of the child at an op path."""
-        return Past(self._state, self._marks, self._last, f"{path}/", self._forks, self._taken, self._retried)
+        return Past(
+            self._state,
+            self._marks,
+            self._last,
+            f"{path}/",
+            self._forks,
+            self._taken,
+            self._retried,
+            self._completed,
+        )
 
     def context(self) -> RunContext | None:
         """The run that the code is part of now: while it repeats the past of another run, that one."""
@@ -89,7 +107,7 @@ NO_PAST = Past()
 
 def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
     """The past that `batches` tell of, for the replay that folds them into `state`."""
-    marks, taken, last, forks = set(), set(), -1, []
+    marks, taken, completed, last, forks = set(), set(), set(), -1, []
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             if _was_wished_for(event):
@@ -102,10 +120,20 @@ def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
                 type(event) is WaitOpened and len(event.request) > LARGE
             ):
                 taken.add(event.op)
+            elif isinstance(event, ChildFinished | RunFinished) and event.status is RunStatus.COMPLETED:
+                completed.add(event.op if isinstance(event, ChildFinished) else "")
             elif type(event) is RunForked:
                 forks.append((number, event))
     retried = retried_as(batches) if forks else None
-    return Past(state, frozenset(marks), last, forks=forks, taken=frozenset(taken), retried=retried)
+    return Past(
+        state,
+        frozenset(marks),
+        last,
+        forks=forks,
+        taken=frozenset(taken),
+        retried=retried,
+        completed=frozenset(completed),
+    )
 
 
 def retried_as(batches: Iterable[Batch]) -> RunContext | None:

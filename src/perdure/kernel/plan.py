@@ -173,10 +173,12 @@ def keep(state: RunState, wishes: dict[str, Command], now: float) -> Plan | None
 def _drop_begun(prefix: str, result: Plan) -> None:
     """What was asked for in the same breath as the end never begins."""
     result.calls = [call for call in result.calls if not call.command.op.startswith(prefix)]
+    refused = {event.op for event in result.events if isinstance(event, ChildStarted) and event.refused}
     result.events = [
         event
         for event in result.events
         if not (isinstance(event, StepStarted | WaitOpened | ChildStarted) and event.op.startswith(prefix))
+        and not (isinstance(event, ChildFinished) and event.op in refused and event.op.startswith(prefix))
     ]
     if not prefix:
         result.starts.clear()

@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from perdure import (
+    CompensationFailed,
     Engine,
     Invocation,
     RunStatus,
     UsageError,
     approval,
+    bail,
     checkpoint,
     child,
+    continue_as,
     lock,
+    saga,
     sleep,
     sleep_until,
     step,
@@ -27,7 +31,7 @@ from perdure import (
     workflow,
 )
 from perdure.kernel.events import StepStarted
-from tests.engine.harness import AT_ONCE, PATIENCE, go_on_from_everywhere, run
+from tests.engine.harness import AT_ONCE, PATIENCE, go_on_from_everywhere, replay, run
 
 called: list[str] = []
 
@@ -316,3 +320,480 @@ async def test_sleeping_in_a_task_has_the_path_it_always_had() -> None:
     assert "sleep:0/sleep:0" in ops
     assert "sleep:1/sleep:0" in ops
     await go_on_from_everywhere(flow(), ran)
+
+
+# --- what only the end of the body shows ------------------------------------------------------------------------------
+
+
+@workflow
+async def in_a_list() -> int:
+    paid = [charge(str(n)) for n in range(3)]
+    return len(paid)
+
+
+@workflow
+async def in_a_list_that_was_done_meanwhile() -> int:
+    paid = [charge(str(n)) for n in range(3)]
+    await ship("x")
+    await sleep(0.001)
+    return len(paid)
+
+
+@workflow
+async def in_a_dict() -> list[str]:
+    paid = {"a": charge("a"), "b": charge("b")}
+    return list(paid)
+
+
+@workflow
+async def in_a_tuple() -> int:
+    both = (await ship("a"), charge("b"))
+    return len(both)
+
+
+@workflow
+async def in_a_condition() -> None:
+    paid = charge("x")
+    if await ship("x") == "y":
+        await paid
+
+
+@workflow
+async def bare_gather() -> None:
+    asyncio.gather(charge("a"), charge("b"))
+
+
+@workflow
+async def bare_gather_that_was_done_meanwhile() -> None:
+    asyncio.gather(charge("a"), charge("b"))
+    await ship("x")
+    await sleep(0.001)
+
+
+@workflow
+async def gather_of_coroutines() -> None:
+    both = asyncio.gather(sleep(1), sleep(2))
+    if await ship("x") == "y":
+        await both
+
+
+@workflow
+async def bare_shield() -> None:
+    asyncio.shield(charge("a"))
+    await ship("x")
+
+
+@workflow
+async def task_left_at_the_end() -> None:
+    asyncio.create_task(charge("a"))  # noqa: RUF006
+
+
+@workflow
+async def task_of_a_helper_left_at_the_end() -> str:
+    async def later() -> None:
+        await sleep(1)
+        await charge("a")
+
+    task = asyncio.create_task(later())
+    await ship("x")
+    return task.get_name()
+
+
+@workflow
+async def wait_for_that_is_not_awaited() -> None:
+    late = asyncio.wait_for(charge("x"), 5)
+    if await ship("x") == "y":
+        await late
+    late.close()
+
+
+@workflow
+async def sleeps_in_a_list() -> int:
+    return len([sleep(1), sleep(2)])
+
+
+@workflow
+async def sleep_until_in_a_list() -> int:
+    return len([sleep_until(None)])  # type: ignore[arg-type]
+
+
+@workflow
+async def signals_in_a_list() -> int:
+    return len([wait_signal("a"), wait_signal("b")])
+
+
+@workflow
+async def approvals_in_a_list() -> int:
+    return len([approval("a")])
+
+
+@workflow
+async def checkpoints_in_a_list() -> int:
+    return len([checkpoint()])
+
+
+@workflow
+async def inline_in_a_list() -> int:
+    return len([step_inline("charge", lambda: called.append("x"))])
+
+
+@workflow
+async def children_in_a_list() -> int:
+    return len([child(refund("a")), child(refund("b"))])
+
+
+@workflow
+async def invocations_in_a_list() -> int:
+    return len([refund("a"), refund("b")])
+
+
+@workflow
+async def in_a_finally() -> int:
+    try:
+        await ship("x")
+    finally:
+        undone = [charge("x")]
+    return len(undone)
+
+
+@workflow
+async def in_a_helper() -> int:
+    async def pay() -> int:
+        return len([charge("x")])
+
+    return await pay()
+
+
+@workflow
+async def in_a_branch_of_a_group() -> int:
+    async def pay() -> int:
+        return len([charge("x")])
+
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(pay())
+        group.create_task(pay())
+    return first.result()
+
+
+@workflow
+async def before_it_goes_on_anew(n: int = 0) -> None:
+    paid = [charge(str(n))]
+    if n < len(paid):
+        continue_as(n + 1)
+
+
+@workflow
+async def loses_an_error_that_no_one_awaits() -> int:
+    paid = [fails()]
+    await ship("x")
+    await sleep(0.001)
+    return len(paid)
+
+
+@step
+async def fails() -> None:
+    raise ValueError("no")
+
+
+LEFT: list[tuple[Callable[[], Invocation[Any]], str]] = [
+    (in_a_list, "charge(...) is not awaited (and 2 more)"),
+    (in_a_list_that_was_done_meanwhile, "charge(...) is not awaited (and 2 more)"),
+    (in_a_dict, "charge(...) is not awaited (and 1 more)"),
+    (in_a_tuple, "charge(...) is not awaited"),
+    (in_a_condition, "charge(...) is not awaited"),
+    (bare_gather, "asyncio.gather(...) is not awaited"),
+    (bare_gather_that_was_done_meanwhile, "asyncio.gather(...) is not awaited"),
+    (gather_of_coroutines, "asyncio.gather(...) is not awaited"),
+    (bare_shield, "asyncio.shield(...) is not awaited"),
+    (task_left_at_the_end, "asyncio.create_task(charge(...)) is not awaited"),
+    (task_of_a_helper_left_at_the_end, "asyncio.create_task(later(...)) is not awaited"),
+    (wait_for_that_is_not_awaited, "charge(...) is not awaited"),
+    (sleeps_in_a_list, "sleep(...) is not awaited (and 1 more)"),
+    (sleep_until_in_a_list, "sleep_until(...) is not awaited"),
+    (signals_in_a_list, "wait_signal(...) is not awaited"),
+    (approvals_in_a_list, "approval(...) is not awaited"),
+    (checkpoints_in_a_list, "checkpoint(...) is not awaited"),
+    (inline_in_a_list, "charge(...) is not awaited"),
+    (children_in_a_list, "refund(...) is not awaited (and 1 more)"),
+    (invocations_in_a_list, "refund(...) is not awaited (and 1 more)"),
+    (in_a_finally, "charge(...) is not awaited"),
+    (in_a_helper, "charge(...) is not awaited"),
+    (in_a_branch_of_a_group, "charge(...) is not awaited (and 1 more)"),
+    (before_it_goes_on_anew, "charge(...) is not awaited"),
+    (loses_an_error_that_no_one_awaits, "fails(...) is not awaited"),
+]
+
+
+@pytest.mark.parametrize(("program", "told"), LEFT, ids=[program.__name__ for program, _ in LEFT])
+async def test_what_was_never_awaited_when_the_body_ends_fails_the_run_with_its_line(
+    program: Callable[[], Invocation[Any]], told: str
+) -> None:
+    ran = await run(program())
+    assert ran.result.status is RunStatus.FAILED
+    assert isinstance(ran.result.error, UsageError)
+    fn = program.fn  # type: ignore[attr-defined]
+    lines = range(fn.__code__.co_firstlineno, fn.__code__.co_firstlineno + 12)
+    assert any(f"test_forgotten_awaits.py:{line}: {told}" in str(ran.result.error) for line in lines)
+    assert "so the workflow ends without it" in str(ran.result.error)
+    await go_on_from_everywhere(program(), ran)
+
+
+async def test_a_child_that_forgets_fails_its_parent_with_the_line_in_the_child() -> None:
+    @workflow
+    async def parent() -> int:
+        return await in_a_list()
+
+    async with Engine("memory://", [parent, in_a_list], recovery=AT_ONCE) as engine:
+        result = await (await engine.start(parent())).outcome(PATIENCE)
+    assert result.status is RunStatus.FAILED
+    assert "charge(...) is not awaited (and 2 more)" in str(result.error)
+
+
+async def test_a_compensation_that_forgets_is_one_that_failed() -> None:
+    async def undo() -> int:
+        return len([charge("back"), sleep(1)])
+
+    @workflow
+    async def flow() -> None:
+        async with saga() as s:
+            s.compensate(ship, "other")
+            s.compensate(undo)
+            await fails()
+
+    ran = await run(flow())
+    error = ran.result.error
+    assert isinstance(error, CompensationFailed)
+    assert "charge(...) is not awaited (and 1 more)" in str(error)
+    assert "ship other" in called, "the others run all the same"
+
+
+@workflow
+async def tasks_that_are_cancelled() -> None:
+    task = asyncio.create_task(charge("x"))
+    other = charge("y")
+    task.cancel()
+    other.cancel()  # type: ignore[attr-defined]
+
+
+@workflow
+async def the_rest_of_a_wait() -> int:
+    slow = [asyncio.create_task(sleep(100)), sleep(100)]
+    done, rest = await asyncio.wait(
+        [charge("x"), asyncio.ensure_future(slow[1]), slow[0]],  # type: ignore[type-var]
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    return len(done) + len(rest)
+
+
+@workflow
+async def the_rest_of_a_wait_for_steps() -> int:
+    done, rest = await asyncio.wait(
+        [charge("x"), child(endless())],  # type: ignore[type-var]
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    return len(done) + len(rest)
+
+
+@workflow
+async def endless() -> None:
+    await sleep(1000)
+
+
+@workflow
+async def too_late() -> str:
+    async def two() -> None:
+        first, second = sleep(100), charge("later")
+        await first
+        await second
+
+    try:
+        await asyncio.wait_for(two(), 0.001)
+    except TimeoutError:
+        return "late"
+    return "in time"
+
+
+@workflow
+async def shielded() -> str:
+    kept = asyncio.shield(charge("x"))
+    try:
+        async with asyncio.timeout(0.001):
+            await asyncio.shield(sleep(100))
+    except TimeoutError:
+        pass
+    return await kept
+
+
+@workflow
+async def past_an_error() -> str:
+    first, second = fails(), charge("x")
+    try:
+        await first
+        await second
+    except ValueError:
+        return "handled"
+    return "both"
+
+
+@workflow
+async def past_an_error_that_came_early() -> str:
+    first, second = fails(), charge("x")
+    await ship("y")
+    await sleep(0.001)
+    try:
+        await first
+        await second
+    except ValueError:
+        return "handled"
+    return "both"
+
+
+@workflow
+async def a_group_that_fails() -> str:
+    async def other() -> None:
+        first, second = sleep(100), charge("x")
+        await first
+        await second
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(other())
+            group.create_task(fails())
+    except* ValueError:
+        pass
+    return "handled"
+
+
+@workflow
+async def meant() -> None:
+    _ = charge("x")
+    _both = [charge("y"), child(endless())]
+    _task = asyncio.create_task(endless())  # noqa: RUF006
+    _gathered = asyncio.gather(sleep(100))
+    _late = asyncio.ensure_future(wait_signal("never"))  # noqa: RUF006
+
+
+@workflow
+async def read_by_result() -> list[str]:
+    first, second = charge("x"), charge("y")
+    both = asyncio.gather(first, second)
+    while not both.done():
+        await sleep(0.001)
+    return [*both.result(), first.result(), second.result()]  # type: ignore[attr-defined]
+
+
+@workflow
+async def done_beside_the_rest() -> None:
+    asyncio.create_task(charge("x"))  # noqa: RUF006
+    await ship("y")
+    await sleep(0.01)
+
+
+@workflow
+async def a_background_task_with_a_callback() -> None:
+    kept: set[asyncio.Task[Any]] = set()
+    task = asyncio.create_task(sleep(100))
+    kept.add(task)
+    task.add_done_callback(kept.discard)
+
+
+@workflow
+async def invocations_as_values() -> list[str]:
+    wanted = [refund("a"), refund("b"), refund("c"), refund("d")]
+    first = asyncio.create_task(wanted[2])
+    pair = await asyncio.gather(child(wanted[0]), wanted[1])
+    await child(wanted[3], detached=True)
+    return [*pair, await first]
+
+
+@workflow
+async def as_they_complete() -> str:
+    tasks = [asyncio.create_task(charge("x")), asyncio.create_task(sleep(100))]
+    return str(await next(iter(asyncio.as_completed(tasks))))
+
+
+@workflow
+async def half_of_a_generator() -> str:
+    async def numbers() -> AsyncIterator[str]:
+        try:
+            for n in range(9):
+                yield await charge(str(n))
+        finally:
+            await sleep(100)
+
+    async for one in numbers():
+        return one
+    return ""
+
+
+@workflow
+async def gives_up() -> None:
+    paid = [charge("x")]
+    bail(f"on purpose, with {len(paid)} open")
+
+
+@workflow
+async def fails_by_itself() -> None:
+    paid = [charge("x")]
+    raise ValueError(len(paid))
+
+
+FINE: list[Callable[[], Invocation[Any]]] = [
+    tasks_that_are_cancelled,
+    the_rest_of_a_wait,
+    the_rest_of_a_wait_for_steps,
+    too_late,
+    shielded,
+    past_an_error,
+    past_an_error_that_came_early,
+    a_group_that_fails,
+    meant,
+    read_by_result,
+    done_beside_the_rest,
+    a_background_task_with_a_callback,
+    invocations_as_values,
+    as_they_complete,
+    half_of_a_generator,
+]
+
+
+@pytest.mark.parametrize("program", FINE, ids=[program.__name__ for program in FINE])
+async def test_what_is_left_on_purpose_is_no_mistake(program: Callable[[], Invocation[Any]]) -> None:
+    async with Engine("memory://", [program, refund, endless], recovery=AT_ONCE) as engine:  # type: ignore[list-item]
+        result = await (await engine.start(program())).outcome(PATIENCE)
+    assert result.error is None
+    assert result.status is RunStatus.COMPLETED
+
+
+async def test_a_run_that_ends_otherwise_ends_as_it_says() -> None:
+    assert (await run(gives_up())).result.status is RunStatus.BAILED
+    assert isinstance((await run(fails_by_itself())).result.error, ValueError)
+
+
+async def test_a_run_that_completed_with_such_code_completes_so_when_it_is_replayed() -> None:
+    """Its journal was written before this was looked for."""
+
+    @workflow(name="flow")
+    async def flow() -> int:
+        _paid = charge("x")
+        return 1
+
+    ran = await run(flow())
+
+    @workflow(name="flow")
+    async def as_it_was() -> int:
+        paid = [charge("x")]
+        return len(paid)
+
+    assert ran.output == 1
+    await replay(as_it_was, ran.result.run_id, ran.store)
+
+
+async def test_outside_of_bodies_nothing_is_looked_for() -> None:
+    wanted = [refund("a"), refund("b")]
+    both = asyncio.gather(charge("c"), charge("d"))
+    task = asyncio.create_task(charge("e"))
+    async with Engine("memory://", [refund]) as engine:
+        assert (await engine.run(wanted[0])).output == "a"
+    assert await both == ["c", "d"]
+    assert await task == "e"

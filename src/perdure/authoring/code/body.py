@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from asyncio import events
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -17,13 +17,17 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.loop import (
+    AWAIT,
     SHUT,
     BodyLoop,
     BodyTask,
     BodyTimer,
     ChildFuture,
     Closing,
+    EarlyFuture,
+    GatherFuture,
     OpFuture,
+    Site,
     call_site,
     user_line,
     waiting_line,
@@ -46,6 +50,7 @@ from perdure.kernel.commands import (
     Command,
     Finish,
     OpenWait,
+    Program,
     RecordValue,
     RunStep,
     SetState,
@@ -78,6 +83,24 @@ from perdure.kernel.values.failures import add_note, describe, rebuild
 from perdure.kernel.values.value_versions import versions_in
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=Coroutine[Any, Any, Any])
+R = TypeVar("R", covariant=True)
+
+
+class Called(Invocation[R]):
+    """An invocation that can be awaited inside a workflow: it is a child run then."""
+
+    __slots__ = ("begun",)
+
+    def __init__(self, name: str, program: Program | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(name, program, args, kwargs)
+        self.begun = False
+
+    def __await__(self) -> Generator[Any, None, R]:
+        body = current_body()
+        if body is None:
+            return super().__await__()
+        return body.start_child(self).__await__()
 
 
 class Bail(BaseException):
@@ -138,6 +161,9 @@ class Body:
         self.loop = BodyLoop(self)  # type: ignore[abstract] # the rest of the methods refuse, see loop.py
         self._task: BodyTask | None = None
         self._commands: list[Command] = []
+        # Ops that had their outcome before anything awaited them, and those that begin only when they are awaited.
+        self._early: list[EarlyFuture] = []
+        self._made: list[tuple[int, str, str, str, Coroutine[Any, Any, Any]]] = []
         # What each open op resolves: the future of a step or a wait, or a timer.
         self._futures: dict[str, tuple[OpFuture, StepSpec | Wait | Child | None]] = {}
         self._timers: dict[str, BodyTimer] = {}
@@ -168,6 +194,8 @@ class Body:
             value = self.codec.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
             future._op = None
             if not future.done():
+                if not future._callbacks:
+                    self._came_early(future, event.op)
                 future.set_result(value)
         elif isinstance(event, StepFailed) and event.bailed:
             if event.op in self._futures:
@@ -217,6 +245,8 @@ class Body:
         self.loop.shut()
         self._futures.clear()
         self._timers.clear()
+        self._early.clear()
+        self._made.clear()
         self.loop, self._task = SHUT, None  # body, loop and task know each other, and would be left to the garbage
 
     def _resolve_with(self, op: str, error: BaseException | None, value: Any = None) -> None:
@@ -226,10 +256,25 @@ class Body:
         future = found[0]
         future._op = None
         if not future.done():
+            if not future._callbacks:
+                self._came_early(future, op)
+            elif error is not None:
+                self.loop.failed_at = self.loop.numbers
             if error is None:
                 future.set_result(value)
             else:
                 future.set_exception(plain_error(error))
+
+    def _came_early(self, future: OpFuture, op: str) -> None:
+        """An op has its outcome, and nothing awaits it yet: see in the end whether something did."""
+        if future.awaited or future.site[3]:
+            return
+        future.__class__ = EarlyFuture
+        assert isinstance(future, EarlyFuture)
+        future.what = op
+        self._early.append(future)
+        if len(self._early) > 64 and len(self._early) & 63 == 0:
+            self._early = [one for one in self._early if not one.awaited]
 
     def _answered(self, event: WaitResolved) -> None:
         found = self._futures.get(event.op)
@@ -261,6 +306,11 @@ class Body:
         future, child = found
         assert isinstance(future, ChildFuture)
         assert isinstance(child, Child)
+        if not future.done() and not future._asked:
+            if not future._callbacks:
+                self._came_early(future, event.op)
+            elif event.status not in (RunStatus.COMPLETED, RunStatus.BAILED):
+                self.loop.failed_at = self.loop.numbers
         if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
             returns = child.returns if event.status is RunStatus.COMPLETED else Any
             future.ended(self.codec.decode(event.value, returns, f"the result of {event.op}"), None)
@@ -292,8 +342,11 @@ class Body:
             try:
                 data = self.codec.encode(value, "the result of the workflow")
                 self.codec.decode(data, self._returns, "the result of the workflow")
+                self.check_all_awaited()
                 self.finish(Finish(RunStatus.COMPLETED, data))
                 return
+            except UsageError as forgotten:
+                error = forgotten
             except PerdureError as not_kept:
                 error, inner = not_kept, _unawaited(value)
                 if inner is not None:
@@ -317,8 +370,9 @@ class Body:
         """Wish for a call of a step."""
         if self.loop.closing:
             return self._refuse()
-        source, _, forgotten = call_site(frame)
-        if forgotten:
+        site = call_site(frame)
+        source = site[0]
+        if site[2]:
             self.check_awaited(source, f"{spec.name}(...)")
         op = self.loop.scope().path(spec.name)
         keywords = tuple(kwargs) if kwargs else ()
@@ -329,6 +383,7 @@ class Body:
             raise
         fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs) + versions_in(inputs)
         future = self._future(op, spec)
+        future.site = site
         command = RunStep(op, spec, inputs, fingerprint, len(args), keywords, source)
         if spec.queue and self._patches:
             command = msgspec.structs.replace(command, patches=dict(self._patches))
@@ -343,6 +398,65 @@ class Body:
         if not self._past.replaying:
             write = instead or f"write `await {what}`, or `asyncio.create_task({what})` to have it done beside the rest"
             raise UsageError(f"{where}: {what} is not awaited, so the workflow would go on without it; {write}")
+
+    def to_await(self, made: Coroutine[Any, Any, Any], site: Site, what: str) -> None:
+        """Keep an op that begins when it is awaited, to see in the end whether it was."""
+        if site[3]:
+            return
+        self._made.append((self.loop.numbers, self.loop.scope().prefix, site[0], what, made))
+        if len(self._made) > 64 and len(self._made) & 63 == 0:
+            self._made = [one for one in self._made if _not_begun(one[4])]
+
+    def check_all_awaited(self, after: int = 0, prefix: str = "") -> None:
+        """Refuse to end as if all were done, where the code called something that it never awaited.
+
+        That is: neither awaited nor given to asyncio, cancelled, or kept under a name that begins with `_`. What was
+        called before something failed does not count: the exception may have led past its await. With `after` and
+        `prefix`, what was called since that number in the scope with that prefix.
+        """
+        loop = self.loop
+        if not self._futures and not self._early and not self._made and not loop.combined and len(loop._tasks) == 1:
+            return
+        if self._past.completed:
+            return  # as code of before did
+        found = sorted(self._forgotten(max(after, loop.failed_at), prefix))
+        if found:
+            _, where, what = found[0]
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise UsageError(
+                f"{where}: {what} is not awaited{more}, so the workflow ends without it; write `await {what}` before "
+                "the end, cancel it, or assign it to a name that begins with `_` where it may be left undone"
+            )
+
+    def _forgotten(self, after: int, prefix: str) -> Iterator[tuple[int, str, str]]:
+        """The number, the place and the name of each call that was never awaited."""
+        for op, (future, _) in self._futures.items():
+            if future._number > after and op.startswith(prefix) and not _is_awaited(future):
+                yield future._number, future.site[0], _of_op(op)
+        for early in self._early:
+            if early._number > after and early.what.startswith(prefix) and not early.awaited:
+                yield early._number, early.site[0], _of_op(early.what)
+        for number, scope, site, both in self.loop.combined:
+            if number > after and scope.startswith(prefix) and not both.awaited and not site[3]:
+                name = "asyncio.gather" if isinstance(both, GatherFuture) else "asyncio.shield"
+                yield number, site[0], f"{name}(...)"
+        running = asyncio.current_task(self.loop)
+        tasks = self.loop.tasks()
+        for task in tasks:
+            if (
+                task._number > after
+                and task.scope.prefix.startswith(prefix)
+                and task is not self._task
+                and task is not running
+                and not task.cancelling()
+                and not _is_awaited(task)
+            ):
+                yield task._number, task.site[0] or waiting_line(task.body), f"asyncio.create_task({_named(task.body)})"
+        begun = {id(task.body) for task in tasks}
+        for number, scope, where, what, made in self._made:
+            if number >= after and scope.startswith(prefix) and _not_begun(made) and id(made) not in begun:
+                made.close()
+                yield number, where, what
 
     def start_timer(self, op: str, due: float, timer: BodyTimer) -> None:
         """Wish for a timer that runs a callback."""
@@ -421,7 +535,9 @@ class Body:
         if not self._past.replaying:
             check_input(program, Raw(data), self.codec)
         op = self.loop.scope().path(invocation.name)
-        future = self.loop.create_future() if detached else self.loop.create_child_future()
+        if isinstance(invocation, Called):
+            invocation.begun = True
+        future = self.loop.create_op_future() if detached else self.loop.create_child_future()
         self._keep(future, op, Child(id or op, invocation.returns, getattr(program, "errors", {})))
         version = program.version if program is not None else ""
         fingerprint = inputs_hash(data) + versions_in(data)
@@ -458,6 +574,7 @@ class Body:
         except NotSerializable:
             check_arguments("continue_as", (*args, *kwargs.values()))
             raise
+        self.check_all_awaited()
         self.finish(Finish(RunStatus.COMPLETED, continue_with=data, version=self._version))
         raise Bail
 
@@ -543,7 +660,7 @@ class Body:
             self._commands.append(finish)
 
     def _future(self, op: str, spec: StepSpec | Wait | None) -> OpFuture:
-        future = self.loop.create_future()
+        future = self.loop.create_op_future()
         self._keep(future, op, spec)
         return future
 
@@ -590,18 +707,48 @@ def _unawaited(value: object, depth: int = 5) -> object | None:
 def _named(awaitable: object) -> str:
     if isinstance(awaitable, Invocation):
         return f"{awaitable.name}(...)"
+    if getattr(awaitable, "cr_code", None) is AWAIT and awaitable.cr_frame is not None:  # type: ignore[attr-defined]
+        return _named(awaitable.cr_frame.f_locals.get("awaitable"))  # type: ignore[attr-defined]
     if isinstance(awaitable, OpFuture) and awaitable._op:
-        return f"{awaitable._op.rpartition('/')[2].rpartition(':')[0]}(...)"
+        return _of_op(awaitable._op)
     return f"{getattr(awaitable, '__name__', type(awaitable).__name__)}(...)"
 
 
-def check_awaited(frame: FrameType, what: str, instead: str = "") -> None:
-    """Refuse an op of the body that is running which the code in `frame` calls and does not await."""
+def check_awaited(frame: FrameType, what: str, instead: str = "") -> Site:
+    """Refuse an op of the body that is running which the code in `frame` calls and does not await; give its place."""
+    body = current_body()
+    site = call_site(frame)
+    if site[2] and body is not None and not body.loop.closing:
+        body.check_awaited(site[0], what, instead)
+    return site
+
+
+def to_await(made: C, frame: FrameType, what: str) -> C:
+    """What the code in `frame` is to await. In a body it is refused at once, or in the end, when that is forgotten."""
     body = current_body()
     if body is not None and not body.loop.closing:
-        where, _, forgotten = call_site(frame)
-        if forgotten:
-            body.check_awaited(where, what, instead)
+        site = call_site(frame)
+        if site[2]:
+            made.close()
+            body.check_awaited(site[0], what)
+        body.to_await(made, site, what)
+    return made
+
+
+def _is_awaited(future: OpFuture | BodyTask) -> bool:
+    return future.awaited or future.site[3] or future.done() or bool(future._callbacks)
+
+
+def _not_begun(made: Any) -> bool:
+    """Whether an op that begins when it is awaited never was."""
+    if isinstance(made, Called):
+        return not made.begun
+    return inspect.getcoroutinestate(made) == inspect.CORO_CREATED
+
+
+def _of_op(op: str) -> str:
+    """How an op was called, by its path."""
+    return f"{op.rpartition('/')[2].rpartition(':')[0]}(...)"
 
 
 def named(name: str) -> Callable[[F], F]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, Literal, Never, NoReturn, TypeVar, overload
 
-from perdure.authoring.code.body import check_awaited, current_body, require_body
+from perdure.authoring.code.body import Called, check_awaited, require_body, to_await
 from perdure.authoring.code.step import seconds
 from perdure.errors import UsageError
 from perdure.kernel.commands import StartOptions
@@ -18,20 +18,7 @@ from perdure.kernel.policies.rules import RulesLike
 from perdure.kernel.policies.start_options import at_least_one, placed
 from perdure.kernel.policies.tags import checked_tags
 
-R = TypeVar("R", covariant=True)
 T = TypeVar("T")
-
-
-class Called(Invocation[R]):
-    """An invocation that can be awaited inside a workflow: it is a child run then."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Generator[Any, None, R]:
-        body = current_body()
-        if body is None:
-            return super().__await__()
-        return body.start_child(self).__await__()
 
 
 def call(name: str, *args: Any, **kwargs: Any) -> Invocation[Any]:
@@ -41,7 +28,7 @@ def call(name: str, *args: Any, **kwargs: Any) -> Invocation[Any]:
     flaw = flaw_of(name, MAX_ID)
     if flaw is not None:
         raise UsageError(f"call({name[:60]!r}): the name of the program {flaw}; give the name of a workflow")
-    return Called(name, None, args, kwargs)
+    return to_await(Called(name, None, args, kwargs), sys._getframe(1), f"call({name!r}, ...)")
 
 
 @overload
@@ -88,8 +75,10 @@ def child(
     it takes the options of `start`.
     """
     body = require_body("child()")
-    check_awaited(sys._getframe(1), "child(...)")
+    site = check_awaited(sys._getframe(1), "child(...)")
     check_invocation(invocation, "child")
+    if isinstance(invocation, Called):
+        invocation.begun = True
     if id is not None:
         check_id(id)
     if not isinstance(detached, bool):
@@ -114,7 +103,9 @@ def child(
             run_rules(rules, invocation.program),
         )
     # A future in the clothes of a coroutine, as a call of a step is: create_task and task groups take it, too.
-    return body.start_child(invocation, id or "", detached, due, options)  # type: ignore[return-value]
+    future = body.start_child(invocation, id or "", detached, due, options)
+    future.site = site
+    return future  # type: ignore[return-value]
 
 
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:

@@ -19,7 +19,7 @@ from asyncio import events
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextvars import Context
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from perdure.errors import NotDurable
 from perdure.kernel.invocation import Invocation
@@ -40,6 +40,16 @@ _AS_COMPLETED: frozenset[CodeType] = frozenset(
     )
     if isinstance(function, types.FunctionType)
 )
+_SHIELD = asyncio.shield.__code__
+_TASK_MAKERS: frozenset[CodeType] = frozenset(
+    function.__code__
+    for function in (asyncio.create_task, asyncio.ensure_future, getattr(asyncio.tasks, "_ensure_future", None))
+    if isinstance(function, types.FunctionType)
+)
+
+# `file:line` of a call, its code, whether the code does without what the call returns, so that it is not awaited, and
+# whether it says that this is meant.
+Site: TypeAlias = tuple[str, CodeType | None, bool, bool]
 
 
 class Scope:
@@ -63,13 +73,22 @@ class OpFuture(asyncio.Future[Any]):
 
     _number: int
     _op: str | None = None
+    # Where it was called, and whether something has awaited it, as far as can be told without work on every await:
+    # what awaits it now is among its callbacks, and what did so in vain has taken its callback back.
+    site: Site = ("", None, False, False)
+    awaited = False
 
     def __hash__(self) -> int:
         return self._number
 
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        self.awaited = True
+        return super().remove_done_callback(fn)
+
     def cancel(self, msg: Any | None = None) -> bool:
         if not super().cancel(msg):
             return False
+        _failed(self)
         if self._op is not None:
             loop = self.get_loop()
             assert isinstance(loop, BodyLoop)
@@ -87,6 +106,7 @@ class ChildFuture(OpFuture):
             return super().cancel(msg)
         if not self._asked:
             self._asked = True
+            _failed(self)
             loop = self.get_loop()
             assert isinstance(loop, BodyLoop)
             loop.body.cancel_child(self._op, msg)
@@ -105,8 +125,72 @@ class ChildFuture(OpFuture):
             self.set_exception(error)
 
 
+class _Watched(asyncio.Future[Any]):
+    """A future that knows whether something has awaited it. A step is none until it is done: that would cost."""
+
+    awaited: bool
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        self._seen()
+        return super().__await__()
+
+    __iter__ = __await__
+
+    def add_done_callback(self, fn: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        if sys._getframe(1).f_code is not _SHIELD:  # which does so with what it returns
+            self._seen()
+        super().add_done_callback(fn, context=context)
+
+    def result(self) -> Any:
+        self._seen()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        self._seen()
+        return super().exception()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self._seen()
+        return super().cancel(msg)
+
+    def _seen(self) -> None:
+        self.awaited = True
+
+
+class EarlyFuture(_Watched, OpFuture):
+    """What an op becomes that has its outcome before anything awaits it."""
+
+    what: str
+
+    def _seen(self) -> None:
+        self.awaited = True
+        if self.done() and not self.cancelled() and asyncio.Future.exception(self) is not None:
+            _failed(self)
+
+
+class ShieldFuture(_Watched, OpFuture):
+    """What asyncio.shield() returns."""
+
+
+class GatherFuture(_Watched, asyncio.tasks._GatheringFuture):  # type: ignore[name-defined, misc]
+    """What asyncio.gather() returns in a body."""
+
+    awaited = False
+
+
+def _failed(future: asyncio.Future[Any]) -> None:
+    """Something that a body awaits has failed: the exception may lead it past the awaits of all it called before."""
+    loop = future.get_loop()
+    assert isinstance(loop, BodyLoop)
+    loop.failed_at = loop.numbers
+
+
 class BodyTask(asyncio.Task[Any]):
     """A task of a workflow body."""
+
+    # As of an op.
+    site: Site = ("", None, False, False)
+    awaited = False
 
     def __init__(
         self, coro: Coroutine[Any, Any, Any], loop: BodyLoop, scope: Scope, name: str, context: Context | None
@@ -123,6 +207,10 @@ class BodyTask(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self._number
+
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        self.awaited = True
+        return super().remove_done_callback(fn)
 
 
 class BodyTimer(asyncio.TimerHandle):
@@ -141,8 +229,12 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self.closing = False
         self.root = Scope("")
         self._ready: collections.deque[events.Handle] = collections.deque()
-        self._numbers = 0
+        self.numbers = 0
+        # The last number that was given when something failed that the body awaited.
+        self.failed_at = 0
         self._tasks: list[BodyTask] = []
+        # What gather() and shield() returned, with the number, the scope and the place of the call.
+        self.combined: list[tuple[int, str, Site, GatherFuture | ShieldFuture]] = []
 
     # --- driving --------------------------------------------------------------------------------------------------
 
@@ -172,7 +264,10 @@ class BodyLoop(asyncio.AbstractEventLoop):
     def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """An async generator was dropped in its middle: close it in a task, as asyncio does."""
         if not self.closing:
-            self.call_soon(self.create_task, generator.aclose())
+            self.call_soon(self._close_generator, generator)
+
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self.create_task(generator.aclose()).awaited = True  # by the garbage collector, which does not wait
 
     def fire(self, timer: BodyTimer) -> None:
         """Make a timer's callback ready."""
@@ -227,9 +322,29 @@ class BodyLoop(asyncio.AbstractEventLoop):
         return self.now
 
     def create_future(self) -> OpFuture:
+        frame = sys._getframe(1)
+        if frame.f_code is not _SHIELD:
+            return self.create_op_future()
+        future = ShieldFuture(loop=self)
+        future._number = self.number()
+        self.combine(future, frame)
+        return future
+
+    def create_op_future(self) -> OpFuture:
+        """What the outcome of an op resolves."""
         future = OpFuture(loop=self)
         future._number = self.number()
         return future
+
+    def combine(self, future: GatherFuture | ShieldFuture, frame: FrameType | None) -> None:
+        """Keep what gather() or shield() returns, to see in the end whether it was awaited."""
+        while frame is not None and frame.f_code.co_filename.startswith(_INSIDES):
+            frame = frame.f_back
+        if frame is None or frame.f_code.co_filename.startswith(_LIBRARIES):
+            return
+        self.combined.append((self.numbers, self.scope().prefix, call_site(frame), future))
+        if len(self.combined) > 64 and len(self.combined) & 63 == 0:
+            self.combined = [one for one in self.combined if not one[3].awaited]
 
     def create_child_future(self) -> ChildFuture:
         """What the end of a child resolves."""
@@ -258,6 +373,11 @@ class BodyLoop(asyncio.AbstractEventLoop):
         if alone or not isinstance(coro, Coroutine):
             coro = _await(coro)
         task = BodyTask(coro, self, scope, name or scope.prefix[:-1], context)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code in _TASK_MAKERS:
+            frame = frame.f_back
+        if frame is not None:
+            task.site = call_site(frame)
         if _code_of(coro).startswith(_INSIDES):
             task.source = user_line(sys._getframe(1))
         self._tasks.append(task)
@@ -278,8 +398,8 @@ class BodyLoop(asyncio.AbstractEventLoop):
 
     def number(self) -> int:
         """The next number of a task or future, in the order they are made."""
-        self._numbers += 1
-        return self._numbers
+        self.numbers += 1
+        return self.numbers
 
     def get_debug(self) -> bool:
         return False
@@ -381,6 +501,18 @@ def _hash_of_gather(future: Any) -> int:
 
 
 asyncio.tasks._GatheringFuture.__hash__ = _hash_of_gather  # type: ignore[attr-defined]
+_make_gather = asyncio.tasks._GatheringFuture.__init__  # type: ignore[attr-defined]
+
+
+def _watch_gather(future: Any, children: Any, *, loop: Any) -> None:
+    """Nor does asyncio ask the loop whether what gather() returns is awaited."""
+    _make_gather(future, children, loop=loop)
+    if type(loop) is BodyLoop:
+        future.__class__ = GatherFuture
+        loop.combine(future, sys._getframe(1))
+
+
+asyncio.tasks._GatheringFuture.__init__ = _watch_gather  # type: ignore[attr-defined]
 
 
 def _close(coro: Coroutine[Any, Any, Any]) -> None:
@@ -415,6 +547,9 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
+AWAIT = _await.__code__
+
+
 def _kind(awaited: object) -> str:
     if isinstance(awaited, asyncio.Future):
         return "a future or task of another event loop"
@@ -447,7 +582,7 @@ def _called_from(codes: frozenset[CodeType]) -> bool:
 # --- naming the user's line -----------------------------------------------------------------------------------------
 
 # By the identity of the code, which is kept with it: two pieces of code that are equal may stand in different files.
-_sources: dict[tuple[int, int], tuple[str, CodeType, bool]] = {}
+_sources: dict[tuple[int, int], Site] = {}
 
 
 def source_of(frame: FrameType) -> str:
@@ -455,13 +590,13 @@ def source_of(frame: FrameType) -> str:
     return call_site(frame)[0]
 
 
-def call_site(frame: FrameType) -> tuple[str, CodeType, bool]:
-    """`file:line` of a call, its code, and whether the code does without what the call returns: it is not awaited."""
+def call_site(frame: FrameType) -> Site:
+    """Where a call stands, and what the code makes of what it returns."""
     code = frame.f_code
     found = _sources.get((id(code), frame.f_lasti))
     if found is None:
         where = f"{short(code.co_filename)}:{frame.f_lineno}"
-        found = _sources[id(code), frame.f_lasti] = where, code, _forgets(code, frame.f_lasti)
+        found = _sources[id(code), frame.f_lasti] = where, code, *_forgets(code, frame.f_lasti)
     return found
 
 
@@ -475,19 +610,27 @@ _FORGETTING = frozenset(
 )
 
 
-def _forgets(code: CodeType, at: int) -> bool:
-    """Whether what follows a call does without awaiting what it returned."""
+_STORES = ("STORE_FAST", "STORE_DEREF")
+# What ends an expression, or a part of it that is awaited by itself.
+_ENDS = frozenset({"GET_AWAITABLE", "YIELD_VALUE", "LIST_APPEND", "SET_ADD", "MAP_ADD", "RETURN_VALUE", "RERAISE"})
+
+
+def _forgets(code: CodeType, at: int) -> tuple[bool, bool]:
+    """Whether what follows a call does without awaiting what it returned, and whether it says that this is meant."""
     instructions = list(dis.get_instructions(code))
-    following = next((one for one in instructions if one.offset > at), None)
-    if following is None:
-        return False
-    if following.opname not in ("STORE_FAST", "STORE_DEREF"):
-        return following.opname in _FORGETTING
-    # Kept under a name that is never read. One that begins with `_` says that this is meant.
-    name = str(following.argval)
+    rest = [one for one in instructions if one.offset > at]
+    if not rest:
+        return False, False
+    # One name that begins with `_`, for it or for what it is part of, says that this is meant.
+    end = next(one for one in rest if one.opname in _ENDS or one.opname.startswith(("STORE_", "JUMP", "POP_")))
+    meant = end.opname in _STORES and str(end.argval).startswith("_")
+    if rest[0].opname not in _STORES:
+        return rest[0].opname in _FORGETTING, meant
+    # Kept under a name that is never read.
+    name = str(rest[0].argval)
     names = {one.argval for one in instructions if one.opname.startswith(("LOAD_", "MAKE_CELL", "COPY_FREE"))}
     pairs = {part for one in instructions if isinstance(one.argval, tuple) for part in one.argval}  # from 3.13 on
-    return not name.startswith("_") and name not in names and name not in pairs
+    return not meant and name not in names and name not in pairs, meant
 
 
 def user_line(frame: FrameType | None) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Never, NoReturn
 from uuid import UUID
 
-from perdure.authoring.code.body import check_awaited, current_body, named, require_body
+from perdure.authoring.code.body import check_awaited, current_body, named, require_body, to_await
 from perdure.authoring.code.step import seconds
 from perdure.errors import StepBailed
 from perdure.kernel.events import moment
@@ -20,8 +20,9 @@ from perdure.kernel.policies.retry import fraction
 
 def sleep(duration: float | timedelta) -> Coroutine[object, Never, None]:
     """Sleep durably: for seconds or months, over restarts, without holding memory."""
-    check_awaited(sys._getframe(1), "sleep(...)")
-    return _sleep(duration)  # as a call of a step: with Any in its type, gather would have none
+    return to_await(
+        _sleep(duration), sys._getframe(1), "sleep(...)"
+    )  # as a call of a step: with Any in its type, gather would have none
 
 
 @named("sleep")
@@ -32,8 +33,7 @@ async def _sleep(duration: float | timedelta) -> None:
 
 def sleep_until(when: datetime) -> Coroutine[object, Never, None]:
     """Sleep durably until a moment. It must be aware: a moment without a zone means another one elsewhere."""
-    check_awaited(sys._getframe(1), "sleep_until(...)")
-    return _sleep_until(when)
+    return to_await(_sleep_until(when), sys._getframe(1), "sleep_until(...)")
 
 
 @named("sleep_until")
@@ -80,8 +80,10 @@ def deprecate_patch(id: str) -> None:
 def checkpoint() -> Awaitable[None]:
     """Make everything so far durable before the next step starts; for `durability="manual"` and the lazy modes."""
     body = require_body("checkpoint()")
-    check_awaited(sys._getframe(1), "checkpoint()")
-    return body.checkpoint()
+    site = check_awaited(sys._getframe(1), "checkpoint()")
+    future = body.checkpoint()
+    future.site = site
+    return future
 
 
 def bail(reason: str, output: Any = None) -> NoReturn:

@@ -92,10 +92,13 @@ class _Compensation:
         self.name, self.undo, self.args, self.kwargs = name, undo, args, kwargs
 
     async def run(self) -> None:
+        body = require_body("compensate()")
+        before = body.loop.numbers
         done = self.undo(*self.args, **self.kwargs)
         if not inspect.isawaitable(done):
             raise TypeError(f"{self.name} returned {done!r}, which cannot be awaited; make it a @step")
         await done
+        body.check_all_awaited(before, body.loop.scope().prefix)
 
 
 # Not private: its name is the scope of its ops, `compensate:0/refund:0`.

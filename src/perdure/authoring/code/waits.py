@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, get_origin, overload
 import msgspec
 from msgspec import Raw
 
-from perdure.authoring.code.body import Body, Wait, check_awaited, named, require_body
+from perdure.authoring.code.body import Body, Wait, named, require_body, to_await
 from perdure.authoring.code.step import seconds
 from perdure.errors import SignalTimeout, UsageError
 from perdure.kernel.ids import INPUT, check_name, check_text
@@ -30,8 +30,7 @@ def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any =
     Raises SignalTimeout, which is a TimeoutError, when none comes in time. Whoever sends one that is not of `type` is
     told so while the run waits; one that had come before, and is not, raises NotDecodable here.
     """
-    check_awaited(sys._getframe(1), "wait_signal(...)")
-    return _wait_signal(name, timeout, type)
+    return to_await(_wait_signal(name, timeout, type), sys._getframe(1), "wait_signal(...)")
 
 
 @named("wait_signal")
@@ -123,8 +122,8 @@ def approval(
     `approvers` may answer, anyone if there are none; `escalate=(after, people)` lets others answer too after a while.
     Raises SignalTimeout when no answer comes in time, and ApprovalRejected when somebody says no.
     """
-    check_awaited(sys._getframe(1), "approval(...)")
-    return _approval(name, request, schema, timeout, approvers, escalate)
+    asked = _approval(name, request, schema, timeout, approvers, escalate)
+    return to_await(asked, sys._getframe(1), "approval(...)")
 
 
 @named("approval")

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from perdure.authoring.code.body import check_awaited
-from perdure.authoring.code.child import Called
+from perdure.authoring.code.body import Called, to_await
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.program import CodeProgram
 from perdure.authoring.code.step import refuse_method
@@ -36,8 +35,7 @@ class Workflow(CodeProgram, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """What to run, with its arguments; give it to `start` or `run`."""
         self._signature.bind(*args, **kwargs)  # a wrong call fails here, where it is written
-        check_awaited(sys._getframe(1), f"{self.name}(...)")
-        return Called(self.name, self, args, kwargs)
+        return to_await(Called(self.name, self, args, kwargs), sys._getframe(1), f"{self.name}(...)")
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
