@@ -9,6 +9,11 @@ from uuid import UUID
 
 from perdure.errors import InvalidId, InvalidName, UsageError
 
+
+class WrongValue(UsageError, TypeError, ValueError):
+    """An option cannot have this value. Of the classes that Python raises for such as well."""
+
+
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 # A run_id; that of a child has its op path after a slash.
 _CURSOR = re.compile(rf"[{_ALPHABET}]{{16}}(?:/|$)")

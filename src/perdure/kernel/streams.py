@@ -25,7 +25,7 @@ from perdure.kernel.events import (
     StepStarted,
     StepSucceeded,
 )
-from perdure.kernel.ids import op_name
+from perdure.kernel.ids import WrongValue, op_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ ON_COMPLETE = StreamMode(0)
 def batched(n: int, seconds: float) -> StreamMode:
     """Write chunks when there are `n` of them, or `seconds` after the first: `@step(stream=batched(20, 0.5))`."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"batched({n!r}, ...): give a number of chunks, at least 1")
+        raise WrongValue(f"batched({n!r}, ...): give a number of chunks, at least 1")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
-        raise ValueError(f"batched({n}, {seconds!r}): give a number of seconds, not negative")
+        raise WrongValue(f"batched({n}, {seconds!r}): give a number of seconds, not negative")
     return StreamMode(n, float(seconds))
 
 
@@ -64,8 +64,8 @@ def stream_mode(mode: str | StreamMode) -> StreamMode:
     known = {"immediate": IMMEDIATE, "on_complete": ON_COMPLETE}
     if isinstance(mode, str) and (batch := re.fullmatch(r"batched\((\d+), *(\d+(?:\.\d+)?)\)", mode)):
         return batched(int(batch[1]), float(batch[2]))
-    if mode not in known:
-        raise ValueError(f"stream={mode!r} is not a mode; write 'immediate', 'on_complete' or batched(20, 0.5)")
+    if not isinstance(mode, str) or mode not in known:
+        raise WrongValue(f"stream={mode!r} is not a mode; write 'immediate', 'on_complete' or batched(20, 0.5)")
     return known[mode]
 
 

@@ -288,6 +288,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(outer)
         self._tasks.clear()
         self._ready.clear()
+        self.combined.clear()
 
     def scope(self) -> Scope:
         """The scope of the code that is running."""

@@ -14,7 +14,7 @@ from perdure.authoring.code.body import require_body
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.loop import BodyLoop
 from perdure.kernel.commands import StepSpec
-from perdure.kernel.ids import check_name
+from perdure.kernel.ids import WrongValue, check_name
 from perdure.kernel.policies.durations import ENDLESS, duration
 from perdure.kernel.policies.policy import CODE_FOR_WORKER, policy_data
 from perdure.kernel.policies.queues import check_queue
@@ -71,7 +71,7 @@ class Step(Generic[P, R]):
         if timeout is not None:
             changes["timeout"] = seconds(timeout, "timeout")
         if at_most_once is not None:
-            changes["at_most_once"] = at_most_once
+            changes["at_most_once"] = _flag("at_most_once", at_most_once)
         if heartbeat is not None:
             changes["heartbeat"] = _heartbeat(heartbeat, self.spec.cpu, self.name)
         if stream is not None:
@@ -172,6 +172,8 @@ def step(
     `record_inputs`: keep its arguments in the journal, for `steps(id)` to show where the code is not at hand.
     """
     mode = None if stream is None else stream_mode(stream)
+    for option, given in (("at_most_once", at_most_once), ("cpu", cpu), ("record_inputs", record_inputs)):
+        _flag(option, given)
     decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, mode, queue, record_inputs)
     return decorator if fn is None else decorator._make(fn, 2)
 
@@ -303,10 +305,16 @@ def seconds(value: float | timedelta, what: str) -> float:
     """A duration in seconds; raises ValueError when it is negative or no number."""
     number = duration(value)
     if number is None:
-        raise TypeError(f"{what} is a number of seconds or a timedelta, not {value!r}")
+        raise WrongValue(f"{what} is a number of seconds or a timedelta, not {value!r}")
     if not 0 <= number < ENDLESS:
-        raise ValueError(f"{what}={value!r:.80} must not be negative or endless; give a number of seconds from 0 on")
+        raise WrongValue(f"{what}={value!r:.80} must not be negative or endless; give a number of seconds from 0 on")
     return number
+
+
+def _flag(option: str, given: bool) -> bool:
+    if not isinstance(given, bool):
+        raise WrongValue(f"{option}={given!r:.80} is True or False")
+    return given
 
 
 def _is_generator(fn: Callable[..., Any]) -> bool:
@@ -315,13 +323,13 @@ def _is_generator(fn: Callable[..., Any]) -> bool:
 
 def _heartbeat(value: float | timedelta, cpu: bool, name: str) -> float:
     if cpu:
-        raise TypeError(
+        raise WrongValue(
             f"@step(cpu=True, heartbeat=...) {name} runs in another process, from where no heartbeat comes; "
             "use timeout=, or leave out cpu=True"
         )
     number = seconds(value, "heartbeat")
     if number == 0:
-        raise ValueError("heartbeat=0 would give every attempt up at once; give a number of seconds")
+        raise WrongValue("heartbeat=0 would give every attempt up at once; give a number of seconds")
     return number
 
 
@@ -340,5 +348,5 @@ def _retry(retry: Retry | None) -> Retry:
     if retry is None:
         return ONCE
     if not isinstance(retry, Retry):
-        raise TypeError(f"retry is a Retry, as in retry=Retry(attempts=3), not {retry!r}")
+        raise WrongValue(f"retry is a Retry, as in retry=Retry(attempts=3), not {retry!r}")
     return retry

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from perdure.kernel.ids import WrongValue
+
 MODES = ("sync", "relaxed", "async", "exit", "every", "manual")
 
 
@@ -40,25 +42,29 @@ class Durability:
 
 def every(n: int) -> Durability:
     """Persist every n-th outcome; a crash loses what came since."""
-    if n < 1:
-        raise ValueError(f"every({n}): n must be at least 1")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise WrongValue(f"every({n!r:.80}): n must be at least 1")
     return Durability("every", n)
 
 
 _NO_MODE = "durability={!r} is none of 'sync', 'relaxed', 'async', 'exit', 'manual', every(n)"
 
 
-@cache
 def durability(value: str | Durability) -> Durability:
     """A mode from its name, as in `sync`, `every(5)` or `async(0.5)`, where the number is the lag in seconds."""
     if isinstance(value, Durability):
         return value
     if not isinstance(value, str):
-        raise ValueError(_NO_MODE.format(value))
+        raise WrongValue(_NO_MODE.format(value))
+    return _by_name(value)
+
+
+@cache
+def _by_name(value: str) -> Durability:
     if match := re.fullmatch(r"async\((\d+\.?\d*(?:e-?\d+)?)\)", value):
         return Durability("async", lag=float(match[1]))
     if match := re.fullmatch(r"every\((\d+)\)", value):
         return every(int(match[1]))
     if value in MODES and value != "every":
         return Durability(value)
-    raise ValueError(_NO_MODE.format(value))
+    raise WrongValue(_NO_MODE.format(value))

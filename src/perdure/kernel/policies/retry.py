@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
+
+from perdure.kernel.ids import WrongValue
 
 Backoff = Literal["exponential", "linear", "none"]
 
@@ -26,23 +29,29 @@ class Retry:
 
     def __post_init__(self) -> None:
         numbers = {"initial": self.initial, "factor": self.factor, "max": self.max}
-        wrong = {name: value for name, value in numbers.items() if not isinstance(value, int | float)}
+        wrong = {
+            name: value
+            for name, value in numbers.items()
+            if isinstance(value, bool) or not isinstance(value, int | float)
+        }
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):
-            raise TypeError(f"Retry(attempts={self.attempts!r:.80}): it is a whole number of tries")
+            raise WrongValue(f"Retry(attempts={self.attempts!r:.80}): it is a whole number of tries")
         for name, value in wrong.items():
-            raise TypeError(f"Retry({name}={value!r:.80}): it is a number{'' if name == 'factor' else ' of seconds'}")
+            raise WrongValue(f"Retry({name}={value!r:.80}): it is a number{'' if name == 'factor' else ' of seconds'}")
         if self.attempts < 1:
-            raise ValueError(f"Retry(attempts={self.attempts}): a step needs at least one attempt")
-        if self.initial < 0 or self.max < 0 or self.factor < 1:
-            raise ValueError("Retry: initial and max must not be negative, and factor must be at least 1")
+            raise WrongValue(f"Retry(attempts={self.attempts}): a step needs at least one attempt")
+        if not (self.initial >= 0 and self.max >= 0 and self.factor >= 1):
+            raise WrongValue("Retry: initial and max must not be negative, and factor must be at least 1")
         if self.backoff not in ("exponential", "linear", "none"):
-            raise ValueError(f"Retry(backoff={self.backoff!r}): it is 'exponential', 'linear' or 'none'")
+            raise WrongValue(f"Retry(backoff={self.backoff!r}): it is 'exponential', 'linear' or 'none'")
         if isinstance(self.on, type):
             object.__setattr__(self, "on", (self.on,))
+        if not isinstance(self.on, Iterable):
+            raise WrongValue(f"Retry(on=...) takes exception classes, as in on=(ConnectionError,), not {self.on!r:.80}")
         object.__setattr__(self, "on", tuple(self.on))
         for one in self.on:
             if not isinstance(one, type) or not issubclass(one, BaseException):
-                raise TypeError(f"Retry(on=...) takes exception classes, as in on=(ConnectionError,), not {one!r:.80}")
+                raise WrongValue(f"Retry(on=...) takes exception classes, as in on=(ConnectionError,), not {one!r:.80}")
 
 
 ONCE = Retry(attempts=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import WrongValue
 
 Reuse = Literal["return_existing", "reject_duplicate", "allow_if_failed", "terminate_running"]
 Decision = Literal["create", "return", "reject", "replace"]
@@ -13,7 +14,7 @@ Decision = Literal["create", "return", "reject", "replace"]
 def decide(reuse: Reuse, existing: RunStatus | None) -> Decision:
     """Create a new run, return or reject because of the one there is, or end that one first and replace it."""
     if reuse not in get_args(Reuse):
-        raise ValueError(f"reuse={reuse!r} is none of {', '.join(map(repr, get_args(Reuse)))}")
+        raise WrongValue(f"reuse={reuse!r} is none of {', '.join(map(repr, get_args(Reuse)))}")
     if existing is None:
         return "create"
     if reuse == "return_existing":

@@ -134,6 +134,8 @@ def check_accepts(accepts: Iterable[str], version: str, what: str) -> tuple[str,
     """Return the versions that a program takes over, or raise UsageError."""
     if isinstance(accepts, str | int):
         raise UsageError(f"{what}: accepts={accepts!r} is one version; write accepts=({str(accepts)!r},)")
+    if not isinstance(accepts, Iterable) or isinstance(accepts, type | bytes):
+        raise UsageError(f"{what}: accepts={accepts!r:.80}: name older versions in a tuple, as in accepts=('1',)")
     found = tuple(check_version(one, f"{what}: a version in accepts") for one in accepts)
     if version in found:
         raise UsageError(f"{what}: it is version {version!r} itself; accepts names the older ones that it takes over")
