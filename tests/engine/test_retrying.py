@@ -434,6 +434,33 @@ def test_a_task_that_outlived_the_failure_of_its_group_keeps_what_it_has_done() 
     assert calls == {"a": 1, "b": 4, "c": 1, "d": 1}
 
 
+def test_what_one_worker_failed_at_and_another_did_is_not_called_by_the_first_again() -> None:
+    @workflow
+    async def shared() -> list[str]:
+        todo: asyncio.Queue[tuple[str, float]] = asyncio.Queue()
+        for item in (("a", 0.5), ("b", 2.0), ("c", 4.0), ("d", 0.0)):
+            todo.put_nowait(item)
+        made: list[str] = []
+        errors: list[Exception] = []
+
+        async def worker() -> None:
+            while not todo.empty():
+                name, seconds = todo.get_nowait()
+                try:
+                    made.append(await one(name, seconds))
+                except ConnectionError as error:
+                    errors.append(LookupError(name) if name == "a" else error)
+
+        await asyncio.gather(worker(), worker())
+        if errors:
+            raise ExceptionGroup("some", errors)
+        return sorted(made)
+
+    failures.update({"a": 1, "b": 1, "c": 2, "d": 2})
+    assert retry_until_done(shared(), shared, rounds=8) == ["a", "b", "c", "d"]
+    assert calls == {"a": 2, "b": 2, "c": 3, "d": 3}
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_the_body_called_once_more_and_had_is_not_called_again(times: int) -> None:
     @workflow

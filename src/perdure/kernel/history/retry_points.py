@@ -302,7 +302,11 @@ class _Past:
     def outcomes(self) -> list[OutcomeKept]:
         """What is kept, in the order it came; then what was kept before and not asked for since."""
         before = self.state.kept.entries if self.state.kept is not None else {}
-        return [*self._kept.values(), *(kept for op, kept in before.items() if op not in self._kept)]
+        # Another task may have called meanwhile what failed here: then there is no need to call it again.
+        had = {(op_name(one.op), one.inputs) for one in self._kept.values() if one.kind == "succeeded"}
+        left = [one for op, one in before.items() if op not in self._kept]
+        left = [one for one in left if one.kind != AGAIN or (op_name(one.op), one.inputs) not in had]
+        return [*self._kept.values(), *left]
 
     def unread(self) -> list[SignalReceived]:
         """Signals that no wait took whose outcome is kept."""
