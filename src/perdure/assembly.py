@@ -336,6 +336,7 @@ class Engine(Client):
             assert self._service is not None
             self._orchestrator.brisk = alone
             self._orchestrator.on_begun = counts.begun.set
+            await self._service.deadlines.look(changed=True)
             return await sweep(
                 self._orchestrator,
                 self._ownership,

@@ -75,7 +75,9 @@ async def other(n: int) -> int:
 async def begun(program: Workflow[..., Any], *args: Any, waits: int = 1) -> tuple[MemoryStore, str, FakeClock]:
     """A run that has come to its n-th wait, left by a crash."""
     store, recorded, clock = MemoryStore(), Recorded(), FakeClock()
-    async with Engine(store, [program, *CHILDREN], recovery=AT_ONCE, clock=clock, on_commit=recorded) as engine:
+    async with Engine(
+        store, [program, *CHILDREN], name="w", recovery=AT_ONCE, clock=clock, on_commit=recorded
+    ) as engine:
         handle = await engine.start(program(*args), id="it")
         await engine.signal("it", "go", {"n": 1})
         await eventually(lambda: sum(type(e).__name__ == "WaitOpened" for e in recorded.events) >= waits)
@@ -95,10 +97,10 @@ async def locked(n: int) -> int:
         return paid + await ship(n)
 
 
-async def test_a_run_that_another_program_parked_goes_on_with_its_lock_and_its_caller_sees_no_parked_run() -> None:
+async def test_a_run_parked_for_want_of_its_program_goes_on_with_its_lock_and_its_caller_sees_no_parked_run() -> None:
     store, run_id, clock = await begun(locked, 4, waits=3)
-    # Another script on the same store, which has other programs, and is alone.
-    async with Engine(store, [other], recovery=AT_ONCE, clock=clock):
+    # The same worker comes back without the program, and is alone.
+    async with Engine(store, [other], name="w", recovery=AT_ONCE, clock=clock):
         await parked(store, run_id)
     async with Engine(store, [locked], recovery=AT_ONCE, clock=clock) as engine:
         handle = await engine.start(locked(4), id="it")
@@ -115,12 +117,12 @@ async def test_a_run_that_another_program_parked_goes_on_with_its_lock_and_its_c
 
 async def test_a_run_whose_program_nobody_has_is_parked_when_it_should_go_on() -> None:
     store, run_id, clock = await begun(order)
-    async with Engine(store, [other], recovery=AT_ONCE, clock=clock):
+    async with Engine(store, [other], name="w", recovery=AT_ONCE, clock=clock):
         await asyncio.sleep(0)
     # It only waits: there is nothing that anybody should do about it yet.
     assert store.journal.rows[run_id].status is RunStatus.WAITING
     clock.advance(120)
-    async with Engine(store, [other], recovery=AT_ONCE, clock=clock) as engine:
+    async with Engine(store, [other], name="w", recovery=AT_ONCE, clock=clock) as engine:
         await parked(store, run_id)
         view = await engine.get("it")
         assert view is not None
@@ -466,3 +468,44 @@ async def test_parked_runs_are_looked_through_a_page_at_a_check() -> None:
             assert sum(row.status is RunStatus.PARKED for row in store.journal.rows.values()) == left
         await recover(engine._orchestrator, engine._ownership, startup=False)
         assert pages == {4: 2, 2: 1, 0: 1}
+
+
+# --- paused as well ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_parked_run_that_is_paused_and_resumed_stays_parked() -> None:
+    store, run_id, clock = await begun(order)
+    clock.advance(120)
+    async with Engine(store, [bad_deploy], recovery=AT_ONCE, clock=clock) as engine:
+        await parked(store, run_id)
+        before = await engine.get("it")
+        await engine.pause("it")
+        await engine.resume("it")
+        view = await engine.get("it")
+        assert before is not None
+        assert view is not None
+        assert (view.status, view.parked, view.reason) == (RunStatus.PARKED, before.parked, before.reason)
+        assert view.divergence == before.divergence
+        with pytest.raises(UsageError, match="is parked, not paused"):
+            await engine.resume("it")
+    async with Engine(store, [order], recovery=AT_ONCE, clock=clock) as engine:
+        assert await (await engine.start(order(), id="it")).result(PATIENCE) == 2
+    await replay(order, run_id, store)
+
+
+@pytest.mark.parametrize("how", ["mended", "resolved"])
+async def test_a_parked_run_that_was_paused_too_stays_paused_when_the_code_fits_again(how: str) -> None:
+    store, run_id, clock = await begun(order)
+    clock.advance(120)
+    async with Engine(store, [bad_deploy], recovery=AT_ONCE, clock=clock) as engine:
+        await parked(store, run_id)
+        await engine.pause("it", "not now")
+        if how == "resolved":
+            await engine.resolve("it")
+    async with Engine(store, [order], recovery=AT_ONCE, clock=clock) as engine:
+        await eventually(lambda: store.journal.rows[run_id].status is RunStatus.PAUSED)
+        assert store.journal.rows[run_id].reason == "not now"
+        assert "ship 1" not in called
+        await engine.resume("it")
+        assert await engine.handle("it").result(PATIENCE) == 2
+    await replay(order, run_id, store)

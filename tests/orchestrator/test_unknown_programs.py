@@ -20,6 +20,7 @@ from perdure import (
     call,
     child,
     connect,
+    lock,
     step,
     wait_signal,
     workflow,
@@ -27,6 +28,7 @@ from perdure import (
 from perdure.engine.outbox import extend
 from perdure.kernel.events import AnyEvent, RunClaimed, RunReleased, RunStarted, StepStarted, StepSucceeded
 from perdure.kernel.state import RunState
+from perdure.orchestrator.heartbeat import follows
 from perdure.ports.journal import Appended, append_all
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
@@ -222,3 +224,80 @@ async def test_thousands_of_them_keep_no_other_run_from_its_turn_and_an_idle_eng
         store.trace(None)
         assert not [call for call in asked if "journal" in call], "a look reads none of them"
         assert len(asked) <= 20
+
+
+async def left(store: Store, clock: FakeClock, owner: str) -> None:
+    """Runs of `patient`, one that holds a lock and so counts as running, left by an engine that is gone."""
+    async with Engine(store, [patient, holding], name=owner, recovery=AT_ONCE, clock=clock) as engine:
+        for program in (patient, holding):
+            _ = await engine.start(program(1), id=program.name, tags={"of": owner})
+        async with asyncio.timeout(PATIENCE * 4):
+            while not all(view.waits for view in [await engine.get("patient"), await engine.get("holding")] if view):
+                await asyncio.sleep(0.001)
+
+
+@workflow
+async def holding(n: int) -> int:
+    async with lock("room"):
+        await wait_signal("go")
+    return n
+
+
+async def test_an_engine_of_other_programs_leaves_alone_what_its_owner_may_come_back_for(
+    store: Callable[[], Store],
+) -> None:
+    clock = FakeClock()
+    await left(store(), clock, "theirs")
+    clock.advance(1000)
+    async with connect(store(), clock=clock) as client:
+        for id in ("patient", "holding"):
+            await client.signal(id, "go")
+        waiting = asyncio.create_task(client.handle("holding").result(PATIENCE * 4))
+        for _ in range(2):
+            async with Engine(store(), [known], name="other", recovery=AT_ONCE, clock=clock) as engine:
+                await completed(engine, f"k-{clock.now()}", 1)
+                for id in ("patient", "holding"):
+                    view = await engine.get(id)
+                    assert view is not None
+                    assert view.status is not RunStatus.PARKED
+                    assert f"no worker has `{id}`" in str(await engine.why(id))
+            clock.advance(100)
+        assert not waiting.done()
+        async with Engine(store(), [patient, holding], name="theirs", recovery=AT_ONCE, clock=clock) as engine:
+            assert await waiting == 1
+            assert await engine.handle("patient").result(PATIENCE * 4) == 1
+
+
+async def test_an_engine_that_comes_back_without_a_program_parks_its_runs_and_says_why(
+    store: Callable[[], Store],
+) -> None:
+    clock = FakeClock()
+    await left(store(), clock, "w1")
+    async with connect(store(), clock=clock) as client:
+        await client.signal("patient", "go")
+    clock.advance(1000)
+    async with Engine(store(), [known], name="w1", recovery=AT_ONCE, clock=clock) as engine:
+        async with asyncio.timeout(PATIENCE * 4):
+            while not all(r.status is RunStatus.PARKED for r in await engine.list(tags={"of": "w1"})):
+                await asyncio.sleep(0.001)
+        view = await engine.get("patient")
+        assert view is not None
+        assert view.parked == "no_program"
+        assert "@workflow(name='patient')" in view.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "after"),
+    [
+        ("w1", "w1", True),
+        ("w2", "w1", False),
+        ("h:app:aa11", "h:app:bb22", True),
+        ("h:app:aa11-2", "h:app:aa11", True),
+        ("h:app:aa11", "h:other:aa11", False),
+        ("h:app:aa11", "i:app:aa11", False),
+        ("h:perdure:aa11", "h:perdure:bb22", False),
+        ("h:perdure:aa11", "h:perdure:aa11", True),
+    ],
+)
+def test_who_comes_after_whom(name: str, owner: str, after: bool) -> None:
+    assert follows(name, owner) is after

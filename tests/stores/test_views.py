@@ -430,6 +430,19 @@ async def test_queued_paused_and_locked_runs(engine: Engine, ask: Ask) -> None:
     assert round((due - view.created_at).total_seconds()) == 5000
 
 
+async def test_a_deadline_is_no_start(engine: Engine, ask: Ask) -> None:
+    _ = await engine.start(sleeper(), id="queued", queue="q", delay=5000, deadline=500)
+    _ = await engine.start(sleeper(), id="late", delay=6000, deadline=500)
+    _ = await engine.start(sleeper(), id="delayed", delay=7000, deadline=9000)
+    starts = await ask("select id, due_at from perdure_v_timers where kind = 'start' order by due_at")
+    assert [row["id"] for row in starts] == ["queued", "late", "delayed"]
+    view = await engine.get("late")
+    assert view is not None
+    due = moment(starts[1]["due_at"])
+    assert due is not None
+    assert round((due - view.created_at).total_seconds()) == 6000
+
+
 async def test_forks_and_compacted_runs(engine: Engine, ask: Ask) -> None:
     await engine.run(busy(), id="busy")
     fork = await engine.fork("busy", at="part:0", new_id="fork")

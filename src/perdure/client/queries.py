@@ -27,7 +27,7 @@ from perdure.client.views import (
     run_view,
     step_view,
 )
-from perdure.client.why import Why, World, alive, ended, explain, registrations, unread
+from perdure.client.why import Why, World, alive, ended, explain, unread
 from perdure.errors import Corrupt, UsageError
 from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, Entry, RunFinished, RunStatus, entries
 from perdure.kernel.ids import check_cursor, flaw_of
@@ -40,7 +40,7 @@ from perdure.kernel.step_records import StepRecord
 from perdure.kernel.step_records import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
-from perdure.ports.leases import ORCHESTRATOR, REGISTRATION
+from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import RunFilter
 
 # How many events of a journal are read at a time by whoever follows it.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from perdure.client.why import alive, registrations
+from perdure.client.why import alive
 from perdure.errors import NotDecodable, StoreUnavailable
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.invocation import WrongCall
 from perdure.kernel.values.signatures import Misfit, Signature, unpacked
 from perdure.ports.clock import Clock
-from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, Registration, part_prefix
+from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, Registration, part_prefix, registrations
 from perdure.ports.store import Store
 
 # How long what workers said is good enough to accept a call: where it is known what the program takes, and where not.

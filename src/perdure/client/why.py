@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import msgspec
-
 from perdure.client.views import RunSummary
 from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus, moment
@@ -16,7 +14,7 @@ from perdure.kernel.policies.lock_keys import PREFIX
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.values.failures import Failure
-from perdure.ports.leases import REGISTRATION, Lease, Registration, orchestrator_name
+from perdure.ports.leases import Lease, Registration, orchestrator_name
 
 # So long something may be due before it is late: orchestrators look, and claim, in less.
 LATE_SECONDS = 5.0
@@ -77,18 +75,6 @@ class World:
 
     def _anywhere(self, program: str) -> bool:
         return any(program in (known.programs or ()) for known in self.registered.values())
-
-
-def registrations(leases: Iterable[Lease]) -> dict[str, Registration]:
-    """What orchestrators have said of themselves, by name; what cannot be read counts as unsaid."""
-    found = {}
-    for lease in leases:
-        try:
-            said = msgspec.json.decode(lease.owner, type=Registration)
-        except msgspec.MsgspecError:
-            continue
-        found[lease.key.removeprefix(REGISTRATION)] = said
-    return found
 
 
 def alive(leases: Iterable[Lease]) -> dict[str, Lease]:

@@ -202,7 +202,15 @@ def resume(state: RunState, child: str = "") -> Events | Finished:
             f"run {id!r} is parked, not paused, and resuming does nothing for it; `perdure runs show` says why it is "
             "parked, and `perdure resolve`, or resolve(id), has it tried again"
         )
-    return [RunResumed()] if state.paused is not None else []
+    if state.paused is None:
+        return []
+    # What ends a pause ends a parking as well, in every journal there is: one that is parked is said to be so again.
+    return [RunResumed()] if state.parked is None else [RunResumed(), state.parked]
+
+
+def unpark(state: RunState, version: str = "") -> Events:
+    """Let a parked run go on; one that was paused as well stays paused until it is resumed."""
+    return [RunResumed(version)] if state.paused is None else [RunResumed(version), state.paused]
 
 
 def resolve(state: RunState, version: str, failure: Failure | None, child: str = "") -> Events | Finished:
@@ -215,7 +223,7 @@ def resolve(state: RunState, version: str, failure: Failure | None, child: str =
     if failure is not None:
         return [RunFinished(RunStatus.FAILED, error=failure, reason=failure.message)]
     refuse_redacted(state)
-    return [RunResumed(version)]
+    return unpark(state, version)
 
 
 def refuse_redacted(state: RunState) -> None:

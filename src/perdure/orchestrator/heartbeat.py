@@ -28,6 +28,7 @@ from perdure.ports.leases import (
     holder,
     orchestrator_name,
     part_prefix,
+    registrations,
 )
 
 log = logging.getLogger("perdure")
@@ -44,6 +45,21 @@ REGISTERED = 86400.0
 REGISTRATION_SIZE = 1000
 # In how many leases of that size at most we say what our programs take; where that is not enough, we do not.
 SIGNATURE_PARTS = 50
+
+
+# What names are made of that say nothing of the program: what starts all of them.
+_ANY_PROGRAM = {"perdure", "python", "python3"}
+
+
+def follows(name: str, owner: str) -> bool:
+    """Whether an orchestrator comes after another that had the same code, as it was then: by what their names say.
+
+    It has the other's name; or both names were made, of the same host and the same script.
+    """
+    if name == owner:
+        return True
+    made, before = name.split(":"), owner.split(":")
+    return len(made) == len(before) == 3 and made[:2] == before[:2] and made[1] not in _ANY_PROGRAM
 
 
 class Superseded(Exception):
@@ -172,6 +188,14 @@ class Ownership:
         ends = {orchestrator_name(lease.key): lease.expires for lease in live}
         self.expires = {name: at for name, at in ends.items() if name != self.name}
         self.others = list(self.expires)
+
+    async def have(self) -> set[str]:
+        """The programs of which some other orchestrator that lives takes every run, as far as they say."""
+        if not self.others:
+            return set()
+        said = registrations(await self._leases.live(REGISTRATION, self._clock.now()))
+        known = [said[name] for name in self.others if name in said and said[name].serves is None]
+        return {program for one in known for program in one.programs or ()}
 
     def wait_for(self, name: str) -> float | None:
         """For how many seconds at most the lease of another orchestrator keeps us out; None when it does not."""

@@ -11,12 +11,14 @@ import msgspec
 from perdure.engine.outbox import extend
 from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.claims import glance, kept_parked
-from perdure.kernel.events import Batch, RunClaimed, RunResumed, RunStarted
+from perdure.kernel.events import Batch, RunClaimed, RunStarted
+from perdure.kernel.inbound import unpark
 from perdure.kernel.plan import Plan, expire, is_late
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import RunState, fold
 from perdure.orchestrator.admissions import may_begin
+from perdure.orchestrator.heartbeat import follows
 from perdure.orchestrator.rehearsal import play
 from perdure.ports.journal import Append, Appended, Full, append_all
 
@@ -112,7 +114,7 @@ class Loading:
                     await turns.take(run_id)
             ready = await self._read(run_ids)
             came += len(ready)
-            ready, late = await self._end_late(ready)
+            ready, late = await self._end_late(ready, self._stands_still)
             ours = [one for one in ready if self._apart(one, lambda one: self._is_for_us(one, dead))]
             if turns.lost:
                 for run_id in {one.run_id for one in ready}.difference(one.run_id for one in ours):
@@ -181,7 +183,17 @@ class Loading:
             if dead:
                 orchestrator.spawn(self._heal(one))
             return False
+        if one.started.program not in orchestrator.programs and not self._follows_its_owner(one):
+            return False  # it waits for an engine that has its program
         return orchestrator.serves is None or one.started.queue in orchestrator.serves
+
+    def _follows_its_owner(self, one: Ready) -> bool:
+        """Whether this process comes after the one that had a run last: what it lacks now was taken away from it."""
+        for batch in reversed(one.batches):
+            for event in reversed(batch.events):
+                if isinstance(event, RunClaimed):
+                    return follows(self._orchestrator.name, event.owner)
+        return False
 
     async def _heal(self, one: Ready) -> None:
         """Where the row of a run names another owner than its journal, which is right, let the row follow."""
@@ -196,7 +208,29 @@ class Loading:
 
     # --- too late ---
 
-    async def _end_late(self, ready: Sequence[Ready]) -> tuple[list[Ready], list[str]]:
+    async def end_late(self, run_ids: Sequence[str], alive: Collection[str]) -> int:
+        """End runs whose deadline has passed, whatever their program, and say how many: none of it needs their code.
+
+        Those that an owner in `alive` advances, or that are in memory here, are left to it.
+        """
+        orchestrator = self._orchestrator
+
+        def is_nobodys(state: RunState) -> bool:
+            return (state.owner not in alive and not self._is_ours(state)) or self._stands_still(state)
+
+        late = [r for r in run_ids if r not in orchestrator.unreadable and r not in orchestrator.active]
+        ended = 0
+        for _ in range(CLAIM_TRIES):
+            if not late:
+                break
+            ready = await self._read(late)
+            left, late = await self._end_late(ready, is_nobodys)
+            ended += len(ready) - len(left) - len(late)
+        return ended
+
+    async def _end_late(
+        self, ready: Sequence[Ready], advanced_by_nobody: Callable[[RunState], bool]
+    ) -> tuple[list[Ready], list[str]]:
         """End those whose deadline has passed before they could begin, or while they stood still: no code is needed.
 
         Says which are left, and which could not be ended because others wrote first.
@@ -208,12 +242,12 @@ class Loading:
         for one in ready:
             deadline = one.started.deadline
             state = fold(one.run_id, one.batches) if deadline is not None and deadline <= now else None
-            if state is None or not is_late(state, now) or not self._stands_still(state):
+            if state is None or not is_late(state, now) or not advanced_by_nobody(state):
                 left.append(one)
                 continue
             planned = expire(state, now)
-            # What was under way is given up by an owner; one that never began, or is parked, has none to say so.
-            owned = state.epoch > 0 and state.parked is None
+            # What was under way is given up by its owner; where there is none, the end of the run says so.
+            owned = state.parked is None and self._is_ours(state)
             events = planned.events if owned else planned.events[-1:]
             ends.append((state, extend(state, events, now), planned))
         if not ends or not orchestrator.at_work or orchestrator.tenure.over():
@@ -228,13 +262,19 @@ class Loading:
                 orchestrator.services.on_abandoned(id)
             orchestrator.locks.ended(state.run_id)
             orchestrator.on_finished(row(state))
+            if orchestrator.on_completed is not None:
+                orchestrator.on_completed(row(state))
         return left, missed
 
     def _stands_still(self, state: RunState) -> bool:
         """Whether a run is advanced by nobody: it waits to begin, is parked, or waits here for locks it had."""
+        if state.epoch == 0 or state.parked is not None:
+            return True
+        return self._is_ours(state) and not self._orchestrator.locks.has_all(state)
+
+    def _is_ours(self, state: RunState) -> bool:
         orchestrator = self._orchestrator
-        ours = (state.owner, state.session) == (orchestrator.name, orchestrator.session)
-        return state.epoch == 0 or state.parked is not None or (ours and not orchestrator.locks.has_all(state))
+        return (state.owner, state.session) == (orchestrator.name, orchestrator.session)
 
     # --- claimed first --------------------------------------------------------------------------------------------
 
@@ -328,7 +368,7 @@ class Loading:
                 play(orchestrator, run_id, one.started, batches)
             driver = orchestrator.driver(replay, batches, orchestrator.variables)
             orchestrator.active[run_id] = driver
-            resumed = [RunResumed()] if state.parked is not None else []
+            resumed = unpark(state) if state.parked is not None else []
             ours = (state.owner, state.session) == (orchestrator.name, orchestrator.session) and not resumed
             claim = [] if ours else [self._claim(state)]
             admitted = admit if state.epoch == 0 else None

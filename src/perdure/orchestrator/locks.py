@@ -16,8 +16,9 @@ from perdure.engine.driver import Driver
 from perdure.engine.locks import RETRY_SECONDS, Hold, Locker
 from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
-from perdure.kernel.events import ChildFinished, RunClaimed, RunResumed, ValueRecorded, WaitOpened, WaitResolved
+from perdure.kernel.events import ChildFinished, RunClaimed, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.ids import step_key
+from perdure.kernel.inbound import unpark
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append, append_one
@@ -243,7 +244,7 @@ class RunLocks:
         One that was parked is so no longer: it fits the code, and who waits for it must not be told otherwise.
         """
         orchestrator = self._orchestrator
-        resumed = [RunResumed()] if state.parked is not None else []
+        resumed = unpark(state) if state.parked is not None else []
         if (state.owner, state.session) == (orchestrator.name, orchestrator.session) and not resumed:
             return True
         claim = RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, early=True)

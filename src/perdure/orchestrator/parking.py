@@ -22,7 +22,8 @@ from perdure.errors import (
     UnknownProgram,
     UnknownVersion,
 )
-from perdure.kernel.events import Batch, RunParked, RunResumed, RunStatus
+from perdure.kernel.events import Batch, RunParked, RunStatus
+from perdure.kernel.inbound import unpark
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
@@ -96,7 +97,7 @@ class Parking:
 
     async def resume(self, state: RunState) -> None:
         """Let a run that was parked before it began wait for its turn again."""
-        await self._append(extend(state, [RunResumed()], self._clock.now()))
+        await self._append(extend(state, unpark(state), self._clock.now()))
 
     async def park_unread(self, run_id: str, reason: str) -> None:
         """Park a run whose journal cannot be read; its row and its head can."""

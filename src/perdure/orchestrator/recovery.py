@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN, REMOTE
-from perdure.orchestrator.heartbeat import Ownership
+from perdure.orchestrator.heartbeat import Ownership, follows
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.ports.runs import RunFilter
 
@@ -118,25 +118,28 @@ async def _retry_parked(orchestrator: Orchestrator, startup: bool) -> int:
 
 
 async def park_unknown(orchestrator: Orchestrator, ownership: Ownership, programs: Sequence[str]) -> None:
-    """Park runs of these programs that should go on now: nobody has them, and no other engine is alive that could.
+    """Park runs of these programs that should go on now, where this process follows the one that had them.
 
-    Those that wait are left alone until it is their time. An engine without programs of its own has no say in it.
+    A program that was renamed or removed shows by that. A run of any other owner is left alone: its engine may come
+    back, and meanwhile nothing is wrong with it. So is one that waits, until it is its time, and all while another
+    engine lives that could have its program. An engine without programs of its own has no say in it.
     """
-    store = orchestrator.store
-    if ownership.others or all(name.startswith(BUILT_IN) for name in orchestrator.programs):
+    if not programs or ownership.others or all(name.startswith(BUILT_IN) for name in orchestrator.programs):
         return
-    dead = [owner for owner in await store.runs.owners() if owner not in ownership.others] if programs else []
+    store = orchestrator.store
+    dead = [owner for owner in await store.runs.owners() if owner not in ownership.others]
+    ours = [owner for owner in dead if follows(orchestrator.name, owner)]
     seen: set[str] = set()
-    while programs and orchestrator.at_work:
-        # Twice as many each time: those that have not begun stay due, and there may be thousands.
+    while orchestrator.at_work:
+        # Twice as many each time: those that have not begun, and those of others, stay due, and there may be thousands.
         limit, now = orchestrator.recovery.max_startup + 2 * len(seen), orchestrator.clock.now()
-        due = await store.timers.due(now, limit, programs, ())
-        left = await store.runs.owned(dead, RunStatus.RUNNING, programs, limit) if dead else []
+        due = await store.timers.due(now, limit, programs, ownership.others)
+        left = await store.runs.owned(ours, RunStatus.RUNNING, programs, limit) if ours else []
         fresh = [run_id for run_id in dict.fromkeys([*left, *(one.run_id for one in due)]) if run_id not in seen]
         if not fresh:
             return
         seen.update(fresh)
-        await orchestrator.loading.load(fresh, [*dead, *(one.owner for one in due)])
+        await orchestrator.loading.load(fresh, dead)
         await asyncio.sleep(0)
 
 

@@ -21,6 +21,7 @@ from perdure.kernel.events import RunReleased
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.state import fold
 from perdure.orchestrator.admission import Admission
+from perdure.orchestrator.deadlines import Deadlines
 from perdure.orchestrator.heartbeat import Ownership, Superseded
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.recovery import recover
@@ -75,6 +76,7 @@ class Service:
         self._chance = chance or Random(orchestrator.name)
         self._stir = asyncio.Event()
         self.admission = Admission(orchestrator, queues or {}, capacity, self._stir.set)
+        self.deadlines = Deadlines(orchestrator, ownership)
         self._version: object = object()
         # The store's version when orphans were looked for last and none was found; and how many short looks came since.
         self._searched: object = object()
@@ -181,7 +183,8 @@ class Service:
 
     def _upcoming(self) -> float | None:
         """The next moment at which a run is due."""
-        return min((at for at in (self._next_due, self._noted) if at is not None), default=None)
+        moments = (self._next_due, self._noted, self.deadlines.next_look)
+        return min((at for at in moments if at is not None), default=None)
 
     async def _every(self, first: float, interval: float, work: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(max(0.01, first))
@@ -367,6 +370,7 @@ class Service:
         self._waiting = None
         with Crowd() as crowd:
             await self._load_due(programs, queues, skip, crowd)
+        await self.deadlines.look(changed=around)
 
     async def _load_due(
         self, programs: list[str], queues: Sequence[str] | None, skip: Sequence[str], crowd: Crowd

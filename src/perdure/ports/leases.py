@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -114,3 +114,15 @@ class Leases(Protocol):
         yields nothing, and waits. Ends with StoreUnavailable when the backend is out of reach; watch again then.
         """
         ...
+
+
+def registrations(leases: Iterable[Lease]) -> dict[str, Registration]:
+    """What orchestrators have said of themselves, by name; what cannot be read counts as unsaid."""
+    found = {}
+    for lease in leases:
+        try:
+            said = msgspec.json.decode(lease.owner, type=Registration)
+        except msgspec.MsgspecError:
+            continue
+        found[lease.key.removeprefix(REGISTRATION)] = said
+    return found

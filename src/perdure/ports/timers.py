@@ -27,6 +27,13 @@ class Ahead(msgspec.Struct, frozen=True):
     waiting: Sequence[Waiting] = ()
 
 
+class Late(msgspec.Struct, frozen=True):
+    """Runs whose deadline has passed, earliest first, and the next deadline after that moment."""
+
+    run_ids: Sequence[str]
+    next_deadline: float | None
+
+
 class Timers(Protocol):
     """Due runs, read from the projection."""
 
@@ -48,5 +55,13 @@ class Timers(Protocol):
         """The earliest moment at which such a run is due, and what `Queues.waiting` says.
 
         Asked at once: whoever is idle asks for little.
+        """
+        ...
+
+    async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
+        """Runs of these programs that have not ended and whose deadline is `now` or before, in whatever status.
+
+        Without those of owners in `skip`, and those that were imported to be looked at. The next deadline may be that
+        of a run which an owner in `skip` looks after, or which has ended.
         """
         ...

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from perdure.errors import Corrupt, NotOwner
-from perdure.kernel.events import Batch, RunStatus, decode_events, encode_events
+from perdure.kernel.events import Batch, RunStarted, RunStatus, decode_events, encode_events
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.limits import blob_id
@@ -17,7 +17,7 @@ from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Survives
-from perdure.ports.timers import Ahead, Due
+from perdure.ports.timers import Ahead, Due, Late
 from perdure.stores.memory.queues import MemoryQueues
 from perdure.stores.memory.upkeep import MemoryUpkeep
 
@@ -218,6 +218,8 @@ class MemoryTimers:
 
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
+        # By run_id, as far as they were asked for: a deadline is that of the start, and stays.
+        self._deadlines: dict[str, float | None] = {}
 
     async def due(
         self,
@@ -236,6 +238,21 @@ class MemoryTimers:
         self._journal.count("ahead")
         next_due = next((due.wake_at for due in self._all(programs, skip, queues)), None)
         return Ahead(next_due, await self._journal.queues.waiting(queues))
+
+    async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
+        """Runs of these programs whose deadline has passed, and the next deadline."""
+        self._journal.count("late")
+        rows = [r for r in self._journal.rows.values() if r.wake_at is not None and r.program in programs]
+        known = {run_id: at for run_id, at in self._deadlines.items() if run_id in self._journal.rows}
+        self._deadlines = known | {r.run_id: self._deadline(r.run_id) for r in rows if r.run_id not in known}
+        found = [(at, r) for r in rows if (at := self._deadlines[r.run_id]) is not None]
+        late = sorted((at, r.run_id) for at, r in found if at <= now and r.owner not in skip)
+        return Late([run_id for _, run_id in late[:limit]], min((at for at, _ in found if at > now), default=None))
+
+    def _deadline(self, run_id: str) -> float | None:
+        first = next(iter(self._journal.batches.get(run_id, ())), None)
+        event = decode_events(first[2])[0] if first is not None else None
+        return event.deadline if isinstance(event, RunStarted) else None
 
     def _all(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None) -> list[Due]:
         rows = [r for r in self._journal.rows.values() if queues is None or r.queue in queues]

@@ -14,7 +14,7 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
-from perdure.ports.timers import Ahead, Due
+from perdure.ports.timers import Ahead, Due, Late
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.offers import Offers
 from perdure.stores.postgres.rows import (
@@ -69,6 +69,19 @@ _NEXT_DUE = """
           and ($3::text[] is null or r.queue = any($3))
         order by r.wake_at limit 1)
     union all
+"""
+# One that has ended without its deadline being forgotten has no `wake_at`, as one that was imported. The row without a
+# run is the next deadline.
+_LATE = """
+    (select d.run_id, d.deadline from perdure_deadlines d join perdure_runs r on r.run_id = d.run_id
+     where d.program = any($2::text[]) and d.deadline <= $1 and r.wake_at is not null
+       and (r.owner is null or r.owner <> all($3::text[]))
+     order by d.deadline, d.run_id limit $4)
+    union all
+    select null, min((
+        select d.deadline from perdure_deadlines d where d.program = p.name and d.deadline > $1
+        order by d.deadline limit 1))
+    from unnest($2::text[]) as p (name)
 """
 _AHEAD = QUEUES + _NEXT_DUE + FIRST_QUEUED + " and ($3::text[] is null or name = any($3))"
 
@@ -201,6 +214,13 @@ class PostgresTimers:
         found: dict[str | None, Any] = dict(rows)
         waiting = [Waiting(name, first) for name, first in found.items() if name is not None]
         return Ahead(found[None], waiting)
+
+    async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
+        """Runs of these programs whose deadline has passed, and the next deadline."""
+        rows = await self._database.ask(_LATE, now, list(programs), list(skip), limit)
+        found = sorted((deadline, run_id) for run_id, deadline in rows if run_id is not None)
+        ahead = next(deadline for run_id, deadline in rows if run_id is None)
+        return Late([run_id for _, run_id in found], ahead)
 
 
 def _list(names: Sequence[str] | None) -> list[str] | None:

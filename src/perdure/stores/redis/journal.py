@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 from perdure.errors import Corrupt, StoreUnavailable
-from perdure.kernel.events import Batch, encode_events, mentions_blob, references
+from perdure.kernel.events import Batch, RunStarted, encode_events, mentions_blob, references
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Full, Head, Outcome
@@ -149,7 +149,14 @@ def _prepare(append: Append, texts: Texts) -> tuple[Any, ...]:
         [_prepare(start, texts) for start in append.starts],
         blobs,
         None if append.admit is None or append.row is None else _limits(append.admit, append.row),
+        _deadline(append) if append.expected_next == 0 else None,
     )
+
+
+def _deadline(append: Append) -> str | None:
+    """The deadline of a new run."""
+    first = append.batches[0].events[0]
+    return repr(first.deadline) if isinstance(first, RunStarted) and first.deadline is not None else None
 
 
 def _limits(queue: Queue, row: RunRow) -> tuple[Any, ...]:

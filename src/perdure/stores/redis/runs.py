@@ -12,10 +12,10 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
-from perdure.ports.timers import Ahead, Due
+from perdure.ports.timers import Ahead, Due, Late
 from perdure.stores.redis.notifications import News
 from perdure.stores.redis.rows import head_of, listed, unpack, unpack_or_damage
-from perdure.stores.redis.scripts import AHEAD, DUE, FIND, FINISHED, OWNED, PAGE
+from perdure.stores.redis.scripts import AHEAD, DUE, FIND, FINISHED, LATE, OWNED, PAGE
 from perdure.stores.redis.server import Server
 
 # So many rows are read by one script.
@@ -126,6 +126,12 @@ class RedisTimers:
         commits, first, waiting = await self._server.call(AHEAD, (programs, skip, queues))
         self._news.heard(commits)
         return Ahead(None if first is None else float(first), waits(waiting))
+
+    async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
+        """Runs of these programs whose deadline has passed, and the next deadline."""
+        found, first = await self._server.call(LATE, (repr(now), limit, programs, skip))
+        late = heapq.nsmallest(limit, ((float(at), run_id.decode()) for at, run_id in found))
+        return Late([run_id for _, run_id in late], None if first is None else float(first))
 
 
 def waits(found: Sequence[Any]) -> list[Waiting]:

@@ -13,7 +13,7 @@ from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
-from perdure.ports.timers import Ahead, Due
+from perdure.ports.timers import Ahead, Due, Late
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlshared.rows import RUN, RUN_AND_HEAD, listed, run_and_head, run_row, run_row_or_damage
 from perdure.stores.sqlshared.skip_scans import FIRST_QUEUED, OWNERS, PROGRAMS, QUEUES
@@ -81,6 +81,18 @@ _NEXT_DUE = """
           and (?3 is null or queue in (select value from json_each(?3)))
         order by wake_at limit 1)
     union all
+"""
+# One that has ended without its deadline being forgotten has no `wake_at`, as one that was imported.
+_LATE = """
+    select d.run_id from perdure_deadlines d join perdure_runs r on r.run_id = d.run_id
+    where d.program in (select value from json_each(?2)) and d.deadline <= ?1 and r.wake_at is not null
+      and (r.owner is null or r.owner not in (select value from json_each(?3)))
+    order by d.deadline, d.run_id limit ?4
+"""
+_NEXT_DEADLINE = """
+    select min((select d.deadline from perdure_deadlines d where d.program = p.value and d.deadline > ?1
+                order by d.deadline limit 1))
+    from json_each(?2) p
 """
 _SERVED = " and (?3 is null or name in (select value from json_each(?3)))"
 _AHEAD = QUEUES + _NEXT_DUE + FIRST_QUEUED + _SERVED
@@ -186,3 +198,10 @@ class SqlTimers:
         rows = self._database.ask(_AHEAD, (_json(programs), _json(skip), _json_or_none(queues)))
         found = dict(rows)
         return Ahead(found.pop(None), [Waiting(name, first) for name, first in found.items()])
+
+    async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
+        """Runs of these programs whose deadline has passed, and the next deadline."""
+        names = _json(programs)
+        found = self._database.ask(_LATE, (now, names, _json(skip), limit))
+        [(ahead,)] = self._database.ask(_NEXT_DEADLINE, (now, names))
+        return Late([run_id for (run_id,) in found], ahead)

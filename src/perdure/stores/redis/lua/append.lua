@@ -2,6 +2,7 @@
 -- for each append 1, or a list that says what stood in the way.
 
 local RUN, EXPECTED, NEXT, AT, SIZE, ENTRIES, ROW, CHILDREN, STARTS, BLOBS, ADMIT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+local DEADLINE = 12
 local wrote = false
 
 -- Why a run of a queue may not begin, by all that has begun; nil when it may.
@@ -74,6 +75,9 @@ local function append(one)
     end
     if row then
         put_row(row)
+        if one[DEADLINE] and not row[2][FINISHED] then
+            call('ZADD', P .. 'deadlines:' .. row[2][PROGRAM], one[DEADLINE], run_id)
+        end
     end
     for _, child in ipairs(one[CHILDREN]) do
         put_row(child)

@@ -165,6 +165,10 @@ local function reindex(run_id, old, new)
         move(key, member, score, index(run_id, new))
     end
     move_wake(run_id, old, new)
+    if old and old[WAKE] and not (new and not new[FINISHED]) then
+        -- One that has a deadline has a timer until it ends.
+        call('ZREM', P .. 'deadlines:' .. old[PROGRAM], run_id)
+    end
     if (old and old[QUEUE] ~= '') or (new and new[QUEUE] ~= '') then
         move_queued(run_id, old, new)
     end
