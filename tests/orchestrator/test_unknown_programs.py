@@ -248,10 +248,10 @@ async def test_an_engine_of_other_programs_leaves_alone_what_its_owner_may_come_
 ) -> None:
     clock = FakeClock()
     await left(store(), clock, "theirs")
-    clock.advance(1000)
     async with connect(store(), clock=clock) as client:
         for id in ("patient", "holding"):
             await client.signal(id, "go")
+        clock.advance(1000)
         waiting = asyncio.create_task(client.handle("holding").result(PATIENCE * 4))
         for _ in range(2):
             async with Engine(store(), [known], name="other", recovery=AT_ONCE, clock=clock) as engine:
