@@ -7,6 +7,7 @@ import signal
 from collections.abc import Awaitable, Sequence
 from typing import Any, NoReturn
 
+from perdure.kernel.events import RunFinished
 from perdure.ports.journal import Append, Outcome
 from perdure.stores.sqlite.blobs import SqlBlobs
 from perdure.stores.sqlite.journal import SqlJournal
@@ -20,6 +21,10 @@ def die() -> NoReturn:
         signal.pause()
 
 
+# The commit that ends a run, whichever number it has: how many come before depends on what is merged.
+END = -1
+
+
 class Failpoint:
     """Counts commits from 1 on, and kills at the chosen one. `at=0` only counts."""
 
@@ -27,12 +32,16 @@ class Failpoint:
         self._at, self._after = at, after
         self.commits = 0
 
-    def before(self) -> bool:
+    def before(self, appends: Sequence[Append] = ()) -> bool:
         """A commit is about to be made. Says whether the process is to die right after it."""
         self.commits += 1
-        if self.commits == self._at and not self._after:
+        events = (event for append in appends for batch in append.batches for event in batch.events)
+        chosen = (
+            any(isinstance(event, RunFinished) for event in events) if self._at == END else self.commits == self._at
+        )
+        if chosen and not self._after:
             die()
-        return self.commits == self._at
+        return chosen
 
 
 class _Journal(SqlJournal):
@@ -41,7 +50,7 @@ class _Journal(SqlJournal):
         self._failpoint = failpoint
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
-        last = self._failpoint.before()
+        last = self._failpoint.before(appends)
         outcomes = super().append(appends)
         if not last:
             return outcomes

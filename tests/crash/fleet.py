@@ -17,7 +17,7 @@ import apsw
 
 from perdure import RunSummary, call, connect
 from perdure.kernel.events import RunClaimed
-from tests.crash.harness import PATIENCE, ROOT
+from tests.crash.harness import PATIENCE, ROOT, whole_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Fleet:
     def did(self, file: str) -> list[Did]:
         """What they wrote down: `steps` that began, or `appends` that were taken."""
         path = self.folder / file
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = whole_lines(path)
         return [Did(float(at), int(pid), tuple(words)) for at, pid, *words in map(str.split, lines)]
 
     # --- as a caller ----------------------------------------------------------------------------------------------

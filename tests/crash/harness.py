@@ -202,9 +202,12 @@ class Effect:
 
 def read_effects(path: Path) -> list[Effect]:
     """All lines so far; one that is being written is none yet."""
-    if not path.exists():
-        return []
-    return [Effect(**json.loads(line)) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [Effect(**json.loads(line)) for line in whole_lines(path)]
+
+
+def whole_lines(path: Path) -> list[str]:
+    """All lines so far of a file that others write; one that is being written is none yet."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 # --- audits ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 
 from perdure import Engine, StepStatus, call, connect
 from perdure.kernel.events import RunReleased, StepStarted, StepSucceeded
-from tests.crash.harness import PATIENCE, until
+from tests.crash.harness import PATIENCE, until, whole_lines
 
 FLOWS = """
 import asyncio
@@ -157,8 +157,7 @@ class Place:
         return asyncio.run(get())
 
     def log(self, what: str = "") -> list[str]:
-        path = self.folder / "log.txt"
-        return [line for line in path.read_text().splitlines() if line.startswith(what)] if path.exists() else []
+        return [line for line in whole_lines(self.folder / "log.txt") if line.startswith(what)]
 
     def let_go(self) -> None:
         (self.folder / "go").touch()

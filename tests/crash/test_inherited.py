@@ -180,7 +180,8 @@ from perdure import Recovery, blocking
 url, how = sys.argv[1:]
 with blocking.Engine(url, [flow], name="parent", recovery=Recovery(lease=600)) as engine:
     engine.start(flow(), id="it")
-    while not os.path.exists("begun.txt"):
+    # Its line, and not the file alone: this process is killed next.
+    while not (os.path.exists("begun.txt") and os.path.getsize("begun.txt")):
         time.sleep(0.01)
     if how == "fork":
         child = os.fork()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, call, connect
-from tests.crash.harness import PATIENCE, audit, until
+from tests.crash.harness import PATIENCE, audit, until, whole_lines
 
 FLOWS = """
 import asyncio
@@ -205,8 +205,7 @@ def films(folder: Path, queue: str) -> Any:
 
 
 def lines(folder: Path) -> list[str]:
-    path = folder / "log.txt"
-    return path.read_text().splitlines() if path.exists() else []
+    return whole_lines(folder / "log.txt")
 
 
 @pytest.mark.parametrize("victims", [("gpu",), ("films",), ("gpu", "films")], ids="+".join)

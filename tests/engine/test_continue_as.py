@@ -213,7 +213,8 @@ async def test_views_name_the_runs_before_and_after() -> None:
         assert first is not None
         assert (first.continued_from, first.continued_as) == (None, latest.run_id)
         assert (latest.continued_from, latest.continued_as) == (run.run_id, None)
-        assert [view.continued_as for view in await engine.list()] == [None, latest.run_id]
+        listed = {view.run_id: view.continued_as for view in await engine.list()}
+        assert listed == {run.run_id: latest.run_id, latest.run_id: None}
 
 
 async def test_pausing_and_resuming_by_id_reach_the_run_that_there_is() -> None:
