@@ -7,7 +7,7 @@
 PYTHON ?= python3
 CORES  := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # More than there are cores: much of the suite waits, for leases, servers and processes.
-JOBS   ?= $(shell expr $(CORES) + 2)
+JOBS   ?= $(shell expr $(CORES) + 3)
 ARGS   ?=
 
 ifeq ($(PYTHON),python3)
@@ -84,9 +84,11 @@ pytest: compiled ## the test suite
 
 # What most changes break: without servers, other processes, documents and searches that take their time.
 FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
-SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engine/test_soak.py kernel/schedules/test_cron.py \
-	kernel/history/test_hostile_capsules.py orchestrator/test_eviction.py orchestrator/test_parking.py \
-	orchestrator/test_recovery_at_scale.py orchestrator/test_recovery_on_postgres.py test_processes.py)
+SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engine/test_processes.py engine/test_soak.py \
+	kernel/schedules/test_cron.py kernel/history/test_hostile_capsules.py \
+	orchestrator/test_eviction.py orchestrator/test_parking.py \
+	orchestrator/test_recovery_at_scale.py orchestrator/test_recovery_on_postgres.py test_blocking.py test_processes.py \
+	test_run_function.py)
 
 test-fast: lint types compiled ## an answer within a minute; make test has the rest
 	$(SAY) "tests: pytest, a part"

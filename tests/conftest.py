@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.processes", "tests.services.plugin"]
@@ -10,6 +13,7 @@ pytest_plugins = ["tests.processes", "tests.services.plugin"]
 # not chance, makes the suite fail.
 settings.register_profile(
     "suite",
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
@@ -18,3 +22,46 @@ settings.register_profile(
 # New examples each time: `make soak` searches with it.
 settings.register_profile("soak", settings.get_profile("suite"), derandomize=False, print_blob=True)
 settings.load_profile("suite")
+
+
+# Tests that mostly wait: for processes, servers, leases and networks.
+WAITING = (
+    "tests/crash/",
+    "tests/docs/",
+    "tests/services/",
+    "tests/stores/",
+    "tests/cli/test_demo.py",
+    "tests/engine/test_processes.py",
+    "tests/orchestrator/test_recovery_on_postgres.py",
+    "tests/test_blocking.py",
+    "tests/test_processes.py",
+    "tests/test_run_function.py",
+)
+# What shares a fixture of its module stays in order.
+TOGETHER = ("tests/crash/test_damage.py",)
+# A process of xdist is given a block of neighbours. The end of each is without tests that wait, for an even end of all.
+SHARE = 0.9
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where processes share the tests, those that wait are spread over the whole run: others use the time meanwhile."""
+    blocks = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if blocks > 1:
+        waiting = [item for item in items if waits(item.nodeid)]
+        others = [item for item in items if not waits(item.nodeid)]
+        items[:] = [item for n in range(blocks) for item in block(n, blocks, waiting, others)]
+
+
+def waits(nodeid: str) -> bool:
+    """Whether a test mostly waits."""
+    return nodeid.startswith(WAITING) and not nodeid.startswith(TOGETHER)
+
+
+def block(n: int, blocks: int, waiting: list[pytest.Item], others: list[pytest.Item]) -> list[pytest.Item]:
+    """What the n-th process begins with: its part of both kinds, evenly mixed."""
+    mine = waiting[n::blocks]
+    rest = others[len(others) * n // blocks : len(others) * (n + 1) // blocks]
+    placed = [(SHARE * i / len(mine), item) for i, item in enumerate(mine)]
+    placed += [(i / len(rest), item) for i, item in enumerate(rest)]
+    return [item for _, item in sorted(placed, key=lambda one: one[0])]

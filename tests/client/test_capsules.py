@@ -336,7 +336,7 @@ async def refused(store: MemoryStore, data: Any) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_that_was_changed_is_refused_and_changes_nothing(file: bytes, data: st.DataObject) -> None:
     changed = bytearray(file)
     if data.draw(st.booleans(), label="cut off"):

@@ -25,7 +25,7 @@ from tests.services.plugin import Servers
 from tests.services.proxy import Proxy
 from tests.services.servers import Etcd
 
-RUNS, STEPS = 12, 40
+RUNS, STEPS = 6, 40
 RECOVERY = Recovery(lease=1.5, check_interval=0.1, grace=0.1)
 
 

@@ -14,7 +14,7 @@ from perdure.stores.file.store import FileStore
 from perdure.testing.conformance.history import numbered
 from tests.patience import PATIENCE
 
-ROUNDS = 8
+ROUNDS = 5
 # Appends to a journal shared by all, and says each number once it is acknowledged.
 WRITER = """
 import asyncio, sys

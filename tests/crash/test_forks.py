@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,13 @@ import pytest
 from perdure.kernel.events import OutcomeKept, RunForked, RunStarted, StepFailed, StepSucceeded
 from tests.crash.harness import Children, at_once, audit, audit_copy, check_executions, read_effects
 
-SHARES = 2
+# Each commit is met on one side, by turns; `make soak` meets all on both.
+PARTS = [
+    (False, 0),
+    (True, 1),
+    pytest.param(False, 1, marks=pytest.mark.soak),
+    pytest.param(True, 0, marks=pytest.mark.soak),
+]
 LEAST, MOST = 8, 24
 # The value that the fork has in place of the recorded one is longer by one, and its length counts twice.
 MORE = 2
@@ -25,10 +32,11 @@ def prepare(children: Children, folder: Path) -> dict[str, str]:
     return command
 
 
-def live(children: Children, folder: Path, *kills: tuple[int, bool]) -> int:
+def live(children: Children, voyage: Path, folder: Path, *kills: tuple[int, bool]) -> int:
     """Fork and retry, dying at each of `kills` in turn and starting again; check everything. Says how often it died."""
-    command = prepare(children, folder)
+    shutil.copytree(voyage, folder)
     db = folder / "runs.db"
+    command = {"db": str(db), "effects": str(folder / "effects")}
     original = audit(db)["voyage"]
     deaths = 0
     for at, after in kills:
@@ -68,11 +76,14 @@ def test_a_fork_and_a_retry_have_commits_enough_to_die_at(children: Children, tm
     assert LEAST <= ended["commits"] <= MOST
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("after", "share"), PARTS)
 def test_a_fork_killed_at_any_commit_is_there_wholly_or_not_at_all(
     children: Children, tmp_path: Path, after: bool, share: int
 ) -> None:
-    points = range(1 + share, MOST + 1, SHARES)
-    deaths = at_once(lambda n: live(children, tmp_path / str(n), (n, after)), points, 4)
+    prepare(children, tmp_path / "voyage")
+    shutil.copytree(tmp_path / "voyage", tmp_path / "counted")
+    command = {"db": str(tmp_path / "counted" / "runs.db"), "effects": str(tmp_path / "counted" / "effects")}
+    commits = children.start("forking", tmp_path / "counted", **command).result()["commits"]
+    points = range(1 + share, commits + 2, 2)
+    deaths = at_once(lambda n: live(children, tmp_path / "voyage", tmp_path / str(n), (n, after)), points, 4)
     assert [n for n, died in zip(points, deaths, strict=True) if n <= LEAST and not died] == []

@@ -20,7 +20,7 @@ from tests.linearizability.checker import check, lost
 from tests.linearizability.history import Conflicted, Granted, Operation, Refused, Unknown, Written, at_least_once
 from tests.services.proxy import Proxy
 
-FEW, MANY = range(2), range(100, 200)
+FEW, MANY = range(1), range(100, 200)
 
 
 async def migrated(url: str) -> None:

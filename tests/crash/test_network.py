@@ -22,7 +22,7 @@ from tests.crash.harness import Children, Effect, check_executions, read_effects
 from tests.crash.network import audit
 from tests.services.proxy import Proxy
 
-RUNS, STEPS = 80, 5
+RUNS, STEPS = 40, 5
 LEASE = 1.0
 
 Fault = Callable[[Proxy], None]
@@ -129,7 +129,7 @@ def url(request: pytest.FixtureRequest) -> str:
 def test_work_goes_on_soon_after_the_network_of_all_workers_heals(
     fault: str, url: str, children: Children, tmp_path: Path
 ) -> None:
-    with Place(url, children, tmp_path, workers=2, runs=RUNS, seconds=0.1) as place:
+    with Place(url, children, tmp_path, workers=2, runs=RUNS, seconds=0.2) as place:
         place.wait_for_work()
         for proxy in place.proxies:
             FAULTS[fault](proxy)
@@ -146,7 +146,7 @@ def test_work_goes_on_soon_after_the_network_of_all_workers_heals(
 def test_a_worker_that_is_cut_off_loses_its_runs_to_the_other_and_writes_nothing_late(
     fault: str, url: str, children: Children, tmp_path: Path
 ) -> None:
-    with Place(url, children, tmp_path, workers=2, runs=RUNS, seconds=0.1) as place:
+    with Place(url, children, tmp_path, workers=2, runs=RUNS, seconds=0.2) as place:
         busy = place.wait_for_work()
         cut_off, returning = place.proxies[busy], place.workers[busy]
         FAULTS[fault](cut_off)

@@ -179,13 +179,13 @@ def cut_again_and_again(folder: Path, cuts: int, seed: int, beside: Sequence[str
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_power_cut_loses_nothing_synced_and_only_a_suffix_of_the_rest(tmp_path: Path, seed: int) -> None:
-    lost = cut_again_and_again(tmp_path, cuts=50, seed=seed)
+    lost = cut_again_and_again(tmp_path, cuts=25, seed=seed)
     assert lost > 0, "the disk lost nothing, so nothing was tested"
 
 
 @pytest.mark.parametrize("beside", [["select", "forget"], ["read bytes", "copy"]])
 def test_a_power_cut_beside_other_code_on_the_file_loses_nothing_synced(tmp_path: Path, beside: list[str]) -> None:
-    lost = cut_again_and_again(tmp_path, cuts=40, seed=7, beside=beside)
+    lost = cut_again_and_again(tmp_path, cuts=20, seed=7, beside=beside)
     assert lost > 0, "the disk lost nothing, so nothing was tested"
 
 

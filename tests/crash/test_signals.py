@@ -86,7 +86,7 @@ def storm(children: Children, folder: Path, *, each: int, kills: int, seed: int,
 def test_signals_of_killed_senders_to_a_killed_engine_arrive_once_and_in_order(
     children: Children, tmp_path: Path
 ) -> None:
-    storm(children, tmp_path, each=100, kills=10, seed=1)
+    storm(children, tmp_path, each=50, kills=6, seed=1)
 
 
 @pytest.mark.soak

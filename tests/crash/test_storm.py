@@ -99,7 +99,7 @@ def has_lines(path: Path, count: float) -> bool:
 
 
 def test_no_run_is_lost_or_ends_twice_when_workers_are_killed_at_random(children: Children, tmp_path: Path) -> None:
-    storm(children, tmp_path, runs=150, kills=10, seed=1, seconds=0.02)
+    storm(children, tmp_path, runs=60, kills=6, seed=1, seconds=0.02)
 
 
 @pytest.mark.soak

@@ -52,7 +52,7 @@ def url(request: pytest.FixtureRequest) -> str:
 def test_no_run_is_lost_or_ends_twice_when_orchestrators_are_killed_at_random(
     children: Children, url: str, tmp_path: Path
 ) -> None:
-    storm(children, url, tmp_path, runs=300, kills=12, seconds=0.05, limit=PATIENCE)
+    storm(children, url, tmp_path, runs=100, kills=6, seconds=0.1, limit=PATIENCE)
 
 
 @pytest.mark.soak

@@ -18,7 +18,7 @@ from perdure.kernel.events import ChunkAppended, StepProgressed
 from tests.crash.harness import Child, Children, audit, peek, until
 from tests.patience import PATIENCE
 
-CHUNKS = 400
+CHUNKS = 200
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def shown(db: Path, id: str) -> int:
 
 
 def killed_at(child: Child, db: Path, id: str, count: int) -> None:
-    until(lambda: shown(db, id) >= count or not child.alive, every=0.002)
+    until(lambda: shown(db, id) >= count or not child.alive, every=0.01)
     child.kill()
 
 
@@ -92,7 +92,7 @@ def test_a_stream_that_goes_on_after_kills_is_read_without_a_gap_or_a_repeat(
     for count in kills:
         child = children.start("run", tmp_path, **command)
         if reader is None:
-            until(lambda: peek(db, program), every=0.002)
+            until(lambda: peek(db, program), every=0.01)
             reader = Reader(db, program, step)
         killed_at(child, db, program, count)
     assert children.start("run", tmp_path, **command).result() == list(range(CHUNKS))
@@ -116,7 +116,7 @@ def test_a_stream_that_begins_again_after_kills_says_so_to_its_readers(
         before = shown(db, "telling_again")
         child = children.start("run", tmp_path, **command)
         if reader is None:
-            until(lambda: peek(db, "telling_again"), every=0.002)
+            until(lambda: peek(db, "telling_again"), every=0.01)
             reader = Reader(db, "telling_again", "tell_again:0")
         killed_at(child, db, "telling_again", before + 20)
     assert children.start("run", tmp_path, **command).result() == list(range(60))
@@ -157,7 +157,7 @@ def test_the_command_line_follows_a_stream_over_the_death_of_its_process(
     command |= {"program": "telling", "arguments": [CHUNKS, 0.001, [CHUNKS // 2]]}
     db = tmp_path / "runs.db"
     child = children.start("run", tmp_path, **command)
-    until(lambda: peek(db, "telling"), every=0.002)
+    until(lambda: peek(db, "telling"), every=0.01)
     words = ["stream", "telling", "tell", "--start", "5", "--json", "--store", f"sqlite:///{db}"]
     with subprocess.Popen([sys.executable, "-m", "perdure.cli", *words], stdout=subprocess.PIPE, text=True) as reader:
         try:

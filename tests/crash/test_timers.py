@@ -59,7 +59,7 @@ def storm(children: Children, folder: Path, *, runs: int, kills: int) -> None:
 
 
 def test_timers_of_a_killed_process_fire_once_and_none_early(children: Children, tmp_path: Path) -> None:
-    storm(children, tmp_path, runs=300, kills=3)
+    storm(children, tmp_path, runs=120, kills=3)
 
 
 @pytest.mark.soak

@@ -81,7 +81,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | No
 def test_what_zombies_were_about_to_do_is_neither_done_nor_accepted(
     place: tuple[str, str | None], tmp_path: Path
 ) -> None:
-    zombies(*place, tmp_path, count=8, seed=1)
+    zombies(*place, tmp_path, count=5, seed=1)
 
 
 @pytest.mark.soak

@@ -602,7 +602,7 @@ _failing = st.dictionaries(st.tuples(st.integers(0, 5), st.integers(0, 2)), st.i
 
 
 @settings(
-    max_examples=120,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,

@@ -190,7 +190,7 @@ def history_of(drawn: list[tuple[tuple[Call, Answer], tuple[int, int]]]) -> list
 
 
 @given(st.lists(st.tuples(JOURNAL, TIMES), min_size=1, max_size=5))
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_a_small_history_of_a_journal_is_accepted_exactly_when_some_order_explains_it(
     drawn: list[tuple[tuple[Call, Answer], tuple[int, int]]],
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_small_history_of_a_journal_is_accepted_exactly_when_some_order_explai
 
 
 @given(st.lists(st.tuples(LEASE, TIMES), min_size=1, max_size=5))
-@settings(max_examples=600)
+@settings(max_examples=200)
 def test_a_small_history_of_a_lease_is_accepted_exactly_when_some_order_explains_it(
     drawn: list[tuple[tuple[Call, Answer], tuple[int, int]]],
 ) -> None:
@@ -208,7 +208,7 @@ def test_a_small_history_of_a_lease_is_accepted_exactly_when_some_order_explains
 
 
 @given(st.integers(0, 2**32), st.integers(3, 6), st.integers(0, 60), st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_likely_history_with_one_answer_changed_is_judged_as_all_orders_judge_it(
     seed: int, count: int, width: int, data: st.DataObject
 ) -> None:

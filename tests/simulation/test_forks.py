@@ -101,7 +101,7 @@ def goes_on_from_everywhere(tree: Tree, seed: int) -> None:
     sim.play(scenario())
 
 
-@search(100)
+@search(30)
 @given(trees, seeds)
 # A child that is given up while it compensates; a step that is given up, and shows more when its run has left memory.
 @example(["race", [["child", ["saga", ["retried", 8, 2], 5]], ["child", ["saga", ["retried", 8, 2], 5]]]], 939)

@@ -15,7 +15,13 @@ from tests.simulation.test_promises import LIMIT, LONG, check
 
 SLOW = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
 LOSSY = Faults(delays=(0.0, 0.002, 0.3), interference=0.2, lost_replies=0.1)
-SCHEDULES = 100
+# How many schedules are tried; `make soak` tries more.
+SCHEDULES, MORE_SCHEDULES = 40, 200
+
+
+@pytest.fixture(autouse=True, params=[SCHEDULES, pytest.param(MORE_SCHEDULES, marks=pytest.mark.soak)])
+def schedules(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.SCHEDULES", request.param)
 
 
 def run_often(tree: Tree, faults: Faults, **options: Any) -> None:

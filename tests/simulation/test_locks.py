@@ -12,6 +12,7 @@ import pytest
 from perdure import LockTimeout, RunStatus, lock, sleep, step, workflow
 from perdure.ports.leases import Leases
 from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Simulation, every_crash
+from tests.amounts import some
 
 TTL = 5.0
 
@@ -88,7 +89,7 @@ def test_guests_never_meet_in_a_calm_world() -> None:
     assert [v.token for v in visits] == sorted(v.token for v in visits)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", some(range(25), 10))
 def test_guests_never_meet_when_machines_die(seed: int) -> None:
     faults = Faults(durations=(0.0, 0.1), delays=(0.0, 0.001, 0.05), crashes=0.08)
     report = Simulation(seed=f"lock {seed}", faults=faults).run(*(guest(str(i)) for i in range(3)), engines=2)
@@ -99,7 +100,7 @@ def test_guests_never_meet_when_machines_die(seed: int) -> None:
     assert shared_tokens() == []
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", some(range(15), 6))
 def test_steps_never_share_a_token_when_machines_die_and_halt(seed: int) -> None:
     faults = Faults(durations=(0.0, 0.1), delays=(0.0, 0.001, 0.05), crashes=0.05)
     pauses = [Pause(at, 20.0) for at in (6, 17)]
@@ -109,7 +110,7 @@ def test_steps_never_share_a_token_when_machines_die_and_halt(seed: int) -> None
     assert len({v.token for v in visits}) == len(visits)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", some(range(15), 6))
 def test_no_token_is_shared_by_two_runs_in_a_storm(seed: int) -> None:
     sim = Simulation(seed=f"storm {seed}", faults=STORMY)
     report = sim.run(*(guest(str(i)) for i in range(3)), engines=2, pauses=[Pause(9, 20.0), Pause(25, 20.0, "after")])
@@ -141,7 +142,7 @@ async def family(who: str) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some(range(10), 5))
 def test_children_never_meet_when_machines_die(seed: int) -> None:
     faults = Faults(durations=(0.0, 0.1), delays=(0.0, 0.001, 0.05), crashes=0.06)
     sim = Simulation(seed=f"family {seed}", faults=faults)
@@ -151,7 +152,7 @@ def test_children_never_meet_when_machines_die(seed: int) -> None:
     assert shared_tokens() == []
 
 
-@pytest.mark.parametrize("seed", range(30, 60))
+@pytest.mark.parametrize("seed", some(range(30, 60), 12))
 def test_no_lock_is_held_for_ever_or_by_two_whatever_breaks(seed: int) -> None:
     chance = random.Random(seed)
     faults = Faults(
@@ -274,7 +275,7 @@ async def moody(patience: float, mood: str) -> str:
         return "late"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", some(range(20), 8))
 def test_nothing_is_left_locked_whatever_became_of_those_who_wanted_it(seed: int) -> None:
     sim = Simulation(seed=f"moods {seed}", faults=Faults(durations=(0.0,), delays=(0.0, 0.01, 0.1), interference=0.1))
     chance = random.Random(seed)

@@ -103,13 +103,13 @@ def survives_two_crashes(tree: Tree, seed: int, first: int, second: int) -> None
     check(Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes, limit=LIMIT))
 
 
-@search(30)
+@search(16)
 @given(trees, seeds)
 def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
     survives_every_crash(tree, seed)
 
 
-@search(14)
+@search(8)
 @given(trees, seeds, modes)
 @example(
     ["sequence", [["saga", ["streamed", 4], 7], ["saga", ["sequence", [["timeout", 4, ["streamed", 4]]]], 1]]],
@@ -120,13 +120,13 @@ def test_a_run_survives_every_crash_in_a_mode_that_does_not_wait(tree: Tree, see
     survives_every_crash_in_a_lazy_mode(tree, seed, mode)
 
 
-@search(14)
+@search(8)
 @given(trees, seeds)
 def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree: Tree, seed: int) -> None:
     survives_every_crash_of_a_slow_store(tree, seed)
 
 
-@search(30)
+@search(16)
 @given(trees, trees, seeds)
 # An attempt that begins to show something after its run gave it up, which then is taken back: others wrote first.
 @example(
@@ -147,13 +147,13 @@ def test_runs_survive_lost_replies_refusals_interference_and_clocks_that_jump(
     survives_storms(tree, other, seed)
 
 
-@search(16)
+@search(8)
 @given(trees, seeds)
 def test_a_machine_paused_past_its_lease_at_any_append_writes_nothing_afterwards(tree: Tree, seed: int) -> None:
     survives_zombies(tree, seed)
 
 
-@search(40)
+@search(20)
 @given(trees, seeds, st.integers(0, 8), st.integers(0, 4))
 def test_a_run_survives_a_crash_during_its_recovery(tree: Tree, seed: int, first: int, second: int) -> None:
     survives_two_crashes(tree, seed, first, second)

@@ -18,6 +18,7 @@ from perdure.kernel.events import RunStatus
 from perdure.kernel.schedules.schedule import Definition, Order, ScheduleSpec, missed, schedule_spec, survey, tick_id
 from perdure.testing.simulation import STORMY, Crash, Faults, Simulation
 from perdure.testing.simulation.store import FaultPlan
+from tests.amounts import some
 
 T = TypeVar("T")
 
@@ -143,7 +144,7 @@ async def patiently(work: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.2)
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", some(range(14), 6))
 def test_in_a_storm_with_a_clock_that_jumps_every_tick_has_one_run(seed: int) -> None:
     """Replies are lost, calls refused, others interfere, and the clock is set forward and back by an hour."""
     sim = Simulation(seed, faults=STORMY)

@@ -29,6 +29,7 @@ from perdure.ports.runs import RunFilter
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.redis.store import RedisStore
 from perdure.testing.conformance.history import BEGAN, History, parked, timer, write
+from tests.amounts import some
 
 PROGRAMS = ["checkout", "refund"]
 OWNERS = ["a", "b"]
@@ -141,7 +142,7 @@ async def said(store: Any, now: float) -> dict[Any, Any]:
     return answers
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some(range(12), 5))
 async def test_indexes_say_what_memory_says(store: RedisStore, seed: int) -> None:
     memory, chance = MemoryStore(), Chance(seed)
     for _ in range(40):

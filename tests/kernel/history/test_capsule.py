@@ -135,7 +135,7 @@ def test_bytes_that_are_no_capsule_are_refused(data: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_a_forged_content_is_refused_or_can_be_read_whole(data: st.DataObject) -> None:
     """Whoever makes the hash anew can write anything; what is accepted must at least be a journal."""
     plain = bytearray(msgspec.json.encode(a_capsule()))

@@ -200,7 +200,7 @@ def _of(generic: Any, *args: Any) -> Any:
 annotated = st.recursive(st.sampled_from(LEAVES), _containers, max_leaves=4)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(annotated.flatmap(lambda pair: st.tuples(st.just(pair[0]), pair[1])))
 def test_every_supported_value_comes_back_equal_and_of_its_type(pair: tuple[Any, Any]) -> None:
     annotation, value = pair
