@@ -7,8 +7,8 @@ from collections import OrderedDict
 import msgspec
 
 from perdure.errors import AnswerRejected, SignalRejected
-from perdure.kernel.events import AnyEvent, StepFailed, StepSkipped, StepSucceeded, WaitOpened
-from perdure.kernel.state import FROM_OUTSIDE, RunState
+from perdure.kernel.events import FROM_OUTSIDE, AnyEvent, StepOutcome, WaitOpened
+from perdure.kernel.state import RunState
 from perdure.ports.journal import Journal
 
 LIMIT = 64
@@ -28,7 +28,7 @@ class ToldState(RunState):
     def fold(self, event: AnyEvent, at: float) -> None:
         """Take one event in."""
         outside = type(event) in FROM_OUTSIDE
-        if not outside and isinstance(event, StepSucceeded | StepFailed | StepSkipped):
+        if not outside and isinstance(event, StepOutcome):
             # What came of a remote step, its worker wrote.
             op = self.ops.get(event.op)
             outside = op is not None and op.kind == "remote"

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any
+from enum import Flag, StrEnum, auto
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Raw
@@ -472,6 +472,70 @@ AnyEvent = (
     | OutcomeKept
     | RunFinished
 )
+
+# What ends a step for good.
+StepOutcome = StepSucceeded | StepFailed | StepSkipped
+
+
+class Trait(Flag):
+    """What is true of every event of a class, for the modules that treat classes of events alike."""
+
+    # A process that does not own the run may append it. All others are the owner's, who has read what stands before.
+    OUTSIDE = auto()
+    # A fork keeps it: it belongs to the past, and not to the execution that had that past.
+    FORKED = auto()
+    # It records a command of the program, which replay must issue again. `patches.commanded` knows those of which only
+    # some do.
+    COMMAND = auto()
+    # A run that only gets events of this kind has made no progress.
+    NO_PROGRESS = auto()
+    # An attempt of a step left it behind; once the step has its outcome, replay does not need it.
+    ATTEMPT = auto()
+    # Which processes are notified of it: none, since only the owner uses it; those that follow the run; or all.
+    FOR_OWNER = auto()
+    FOR_FOLLOWERS = auto()
+    FOR_ALL = auto()
+
+
+_T = Trait
+# Every class of AnyEvent has its line here, with exactly one of the last three.
+TRAITS: dict[type[Event], Trait] = {
+    RunStarted: _T.FOR_OWNER,
+    InputReplaced: _T.FOR_ALL,
+    RunClaimed: _T.FOR_OWNER | _T.NO_PROGRESS,
+    RunReleased: _T.FOR_ALL,
+    StepStarted: _T.FOR_OWNER | _T.FORKED | _T.ATTEMPT,
+    StepsHeld: _T.FOR_OWNER,
+    StepSucceeded: _T.FOR_OWNER | _T.FORKED,
+    AttemptFailed: _T.FOR_OWNER | _T.FORKED | _T.ATTEMPT,
+    StepFailed: _T.FOR_OWNER | _T.FORKED,
+    StepSkipped: _T.FOR_OWNER | _T.FORKED,
+    ValueRecorded: _T.FOR_OWNER | _T.FORKED,
+    WaitOpened: _T.FOR_FOLLOWERS | _T.FORKED | _T.COMMAND,
+    WaitResolved: _T.FOR_OWNER | _T.FORKED | _T.OUTSIDE,
+    SignalReceived: _T.FOR_ALL | _T.FORKED | _T.OUTSIDE | _T.NO_PROGRESS,
+    ChildStarted: _T.FOR_OWNER | _T.FORKED | _T.COMMAND,
+    ChildFinished: _T.FOR_OWNER | _T.FORKED | _T.COMMAND,
+    StateSet: _T.FOR_FOLLOWERS | _T.FORKED | _T.COMMAND,
+    ChunkAppended: _T.FOR_FOLLOWERS | _T.FORKED | _T.ATTEMPT | _T.NO_PROGRESS,
+    StepProgressed: _T.FOR_FOLLOWERS | _T.FORKED | _T.ATTEMPT,
+    CancelRequested: _T.FOR_ALL | _T.FORKED | _T.OUTSIDE | _T.NO_PROGRESS,
+    RunPaused: _T.FOR_ALL | _T.OUTSIDE | _T.NO_PROGRESS,
+    RunParked: _T.FOR_ALL,
+    SnapshotTaken: _T.FOR_OWNER | _T.NO_PROGRESS,
+    RunResumed: _T.FOR_ALL | _T.OUTSIDE,
+    RunForked: _T.FOR_ALL | _T.FORKED | _T.OUTSIDE,
+    OutcomeKept: _T.FOR_ALL | _T.FORKED,
+    RunFinished: _T.FOR_FOLLOWERS | _T.COMMAND,
+}
+
+
+def events_with(trait: Trait) -> frozenset[type[Event]]:
+    """The classes of events that have all of a trait; a class without a line in the table is a KeyError at import."""
+    return frozenset(kind for kind in get_args(AnyEvent) if trait in TRAITS[kind])
+
+
+FROM_OUTSIDE = events_with(Trait.OUTSIDE)
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):

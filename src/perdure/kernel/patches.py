@@ -10,7 +10,6 @@ from perdure.kernel.events import (
     Batch,
     CancelRequested,
     ChildFinished,
-    ChildStarted,
     OutcomeKept,
     RunFinished,
     RunForked,
@@ -18,9 +17,11 @@ from perdure.kernel.events import (
     StateSet,
     StepFailed,
     StepStarted,
+    Trait,
     ValueRecorded,
     WaitOpened,
     WaitResolved,
+    events_with,
 )
 from perdure.kernel.history.kept_outcomes import PATCHED
 from perdure.kernel.state import RunState
@@ -99,7 +100,7 @@ class Past:
         return run_context(state, self._path[:-1], origin)
 
 
-_WISHED = frozenset({WaitOpened, ChildStarted, ChildFinished, StateSet, RunFinished})
+_COMMANDS = events_with(Trait.COMMAND)
 
 # The past of a run that begins now.
 NO_PAST = Past()
@@ -110,7 +111,7 @@ def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
     marks, taken, completed, last, forks = set(), set(), set(), -1, []
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
-            if _was_wished_for(event):
+            if commanded(event):
                 last = number
             if (type(event) is ValueRecorded and event.kind == PATCH) or (
                 type(event) is OutcomeKept and event.kind == PATCHED
@@ -146,10 +147,9 @@ def retried_as(batches: Iterable[Batch]) -> RunContext | None:
     return found
 
 
-def _was_wished_for(event: AnyEvent) -> bool:
-    """Whether an event records what a program wished for, and not what came of it or from outside."""
-    kind = type(event)
-    if kind in _WISHED:
+def commanded(event: AnyEvent) -> bool:
+    """Whether an event records a command of the program, and not an outcome or what came from outside."""
+    if type(event) in _COMMANDS:
         return True
     if isinstance(event, StepStarted):
         return event.attempt == 1

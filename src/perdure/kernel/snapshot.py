@@ -13,23 +13,20 @@ import msgspec
 from perdure.errors import Corrupt
 from perdure.kernel.events import (
     AnyEvent,
-    AttemptFailed,
     Batch,
     ChunkAppended,
     RunClaimed,
     RunReleased,
     SnapshotTaken,
-    StepFailed,
+    StepOutcome,
     StepProgressed,
     StepsHeld,
-    StepSkipped,
     StepStarted,
-    StepSucceeded,
+    Trait,
+    events_with,
 )
 
-OUTCOMES = StepSucceeded | StepFailed | StepSkipped
-# What the attempts of a step leave behind, besides its outcome.
-OF_ATTEMPTS = StepStarted | AttemptFailed | ChunkAppended | StepProgressed
+_OF_ATTEMPTS = events_with(Trait.ATTEMPT)
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -42,13 +39,13 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def needed(batches: Sequence[Batch]) -> list[Batch]:
     """The events that the state of a run, and its replay, come from."""
-    ended = {event.op for batch in batches for event in batch.events if isinstance(event, OUTCOMES)}
+    ended = {event.op for batch in batches for event in batch.events if isinstance(event, StepOutcome)}
     last = max((n for n, event in _numbered(batches) if isinstance(event, RunClaimed)), default=0)
     begun = max((n for n, event in _numbered(batches) if isinstance(event, StepStarted)), default=0)
 
     def keep(number: int, event: AnyEvent) -> bool:
-        if isinstance(event, OF_ATTEMPTS):
-            return event.op not in ended or (isinstance(event, StepStarted) and event.attempt == 1)
+        if type(event) in _OF_ATTEMPTS:
+            return getattr(event, "op", "") not in ended or (isinstance(event, StepStarted) and event.attempt == 1)
         if isinstance(event, RunClaimed):
             return event.epoch == 1 or number == last
         if isinstance(event, RunReleased):

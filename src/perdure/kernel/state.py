@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.kernel.events import (
+    FROM_OUTSIDE,
     NULL,
     AnyEvent,
     AttemptFailed,
@@ -585,9 +586,6 @@ class RunState:
         self.lock_waits.clear()
         self.running = self.approvals = self.held = 0
 
-
-# Events that anyone may append; everything else is the owner's word, who has seen what stands before it.
-FROM_OUTSIDE = frozenset({SignalReceived, WaitResolved, CancelRequested, RunPaused, RunResumed, RunForked})
 
 _FOLD: dict[type[Any], Callable[[RunState, Any, float], None]] = {
     RunStarted: RunState._run_started,

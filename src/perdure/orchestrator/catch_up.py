@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from perdure.engine.driver import Driver
 from perdure.errors import PerdureError, StoreUnavailable
-from perdure.kernel.events import Batch
-from perdure.kernel.state import FROM_OUTSIDE
+from perdure.kernel.events import FROM_OUTSIDE, Batch
 
 if TYPE_CHECKING:
     from perdure.orchestrator.orchestrator import Orchestrator

@@ -15,14 +15,17 @@ from msgspec import Raw
 
 from perdure import InvalidCapsule, UsageError
 from perdure.kernel.events import (
+    AnyEvent,
     AttemptFailed,
     Batch,
     ChildFinished,
     ChildStarted,
     RunClaimed,
     RunFinished,
+    RunForked,
     RunStarted,
     RunStatus,
+    StepFailed,
     StepStarted,
     StepSucceeded,
 )
@@ -316,6 +319,20 @@ def test_what_is_taken_out_keeps_its_type(path: str, gone: str) -> None:
 def test_fingerprints_of_inputs_go_with_what_was_taken_out() -> None:
     steps = [e for _, _, e in inflated(redact(a_capsule(), ["$..pan"])) if isinstance(e, StepStarted)]
     assert [step.inputs for step in steps] == ["", ""]
+
+
+def test_values_that_a_fork_edited_and_that_a_step_ended_its_run_with_are_taken_out() -> None:
+    secret = Raw(b'{"pan":"4111"}')
+    events: list[AnyEvent] = [
+        RunForked("r0", 1, inputs={"charge:0": {"card": secret, "pan": Raw(b'"4111"')}}, state={"card": secret}),
+        StepFailed("charge:0", 1, Failure("E", "m"), bailed=True, output=secret),
+    ]
+    capsule = Capsule("r1", "it", "shop", "1", [Batch(0, 1.0, events)], {})
+    assert b"4111" not in msgspec.json.encode(redact(capsule, ["$..pan"]).batches)
+    only_state = redact(capsule, ["card.$.pan"]).batches[0].events
+    assert only_state[1] == events[1]
+    assert isinstance(only_state[0], RunForked)
+    assert only_state[0].state == {"card": Raw(b'{"pan":"[redacted]"}')}
 
 
 def test_a_path_that_is_nowhere_is_an_error_and_not_a_comfort() -> None:

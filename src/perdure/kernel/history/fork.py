@@ -18,14 +18,10 @@ from perdure.kernel.context import RunContext, started_context, without_tags
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
-    AttemptFailed,
     Batch,
-    CancelRequested,
     ChildFinished,
     ChildStarted,
-    ChunkAppended,
     InputReplaced,
-    OutcomeKept,
     RunClaimed,
     RunFinished,
     RunForked,
@@ -36,40 +32,21 @@ from perdure.kernel.events import (
     SignalReceived,
     StateSet,
     StepFailed,
-    StepProgressed,
-    StepSkipped,
+    StepOutcome,
     StepStarted,
     StepSucceeded,
+    Trait,
     ValueRecorded,
     WaitOpened,
     WaitResolved,
+    events_with,
 )
 from perdure.kernel.ids import op_name
 from perdure.kernel.patches import retried_as
 from perdure.kernel.state import ANSWER, REJECTED, RunState
 from perdure.kernel.values.failures import Failure
 
-# What a fork shares with the run it comes from.
-_SHARED = (
-    StepStarted
-    | StepSucceeded
-    | AttemptFailed
-    | StepFailed
-    | StepSkipped
-    | ValueRecorded
-    | WaitOpened
-    | WaitResolved
-    | SignalReceived
-    | ChildStarted
-    | ChildFinished
-    | StateSet
-    | ChunkAppended
-    | StepProgressed
-    | CancelRequested
-    | RunForked
-    | OutcomeKept
-)
-_STEP_ENDS = StepSucceeded | StepFailed | StepSkipped
+_SHARED = events_with(Trait.FORKED)
 # Kinds of recorded values that the body has used: it must find them again.
 USED = ("now", "uuid", "random")
 
@@ -137,7 +114,7 @@ def ops(batches: Iterable[Batch]) -> dict[str, Op]:
             found[event.op] = Op(event.op, event.kind, seq, seq)
         elif isinstance(event, SignalReceived):
             signals[id(event)] = seq
-        elif isinstance(event, _STEP_ENDS | ChildFinished | WaitResolved) and event.op in found:
+        elif isinstance(event, StepOutcome | ChildFinished | WaitResolved) and event.op in found:
             op = found[event.op]
             op.ended, op.failed, op.given_up = seq, _failure(event), _given_up(event)
             op.unknown = isinstance(event, StepFailed) and event.unknown
@@ -264,7 +241,7 @@ def fork(
                 if event.epoch == 1:
                     owner = event.owner
                     events.append(RunClaimed(owner, 1))
-            elif isinstance(event, _SHARED) and not edit.leaves_out(number, event):
+            elif type(event) in _SHARED and not edit.leaves_out(number, event):
                 for kept in edit.made_of(number, event):
                     if isinstance(kept, ValueRecorded) and kept.kind in USED:
                         recorded[kept.op] = kept.value
@@ -364,7 +341,7 @@ class _Edit:
         value = self._values.get(getattr(event, "op", ""))
         if value is None:
             return [event]
-        if isinstance(event, _STEP_ENDS):
+        if isinstance(event, StepOutcome):
             return [StepSucceeded(event.op, value.kept, event.attempt, value.blob)]
         if isinstance(event, ChildFinished):
             return [ChildFinished(event.op, RunStatus.COMPLETED, value.kept, value.blob)]

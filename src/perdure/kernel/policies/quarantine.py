@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.kernel.events import (
+    FROM_OUTSIDE,
     AnyEvent,
     Batch,
-    CancelRequested,
-    ChunkAppended,
     RunClaimed,
     RunParked,
-    RunPaused,
-    SignalReceived,
-    SnapshotTaken,
     StepStarted,
+    Trait,
+    events_with,
 )
 from perdure.kernel.state import POISONED, RunState
 
-# What comes from outside: what a run does with it, it has not done before.
-_FROM_OUTSIDE = (SignalReceived, CancelRequested, RunPaused)
-# What the owner does anyway, what a step shows on its way, and what others send: a run is no further for it.
-_NO_PROGRESS = (RunClaimed, SnapshotTaken, ChunkAppended, *_FROM_OUTSIDE)
+_NO_PROGRESS = events_with(Trait.NO_PROGRESS)
+# What the run does with these it has not done before; an answer to a wait, and a resumption, are progress themselves.
+_NEW_INPUT = FROM_OUTSIDE & _NO_PROGRESS
 
 
 def fruitless(batches: Sequence[Batch], session: str = "") -> list[str]:
@@ -51,7 +48,7 @@ def fruitless(batches: Sequence[Batch], session: str = "") -> list[str]:
             elif is_progress(event):
                 return list(lost.values())[::-1]
             tried = tried or isinstance(event, StepStarted)
-            told = told or isinstance(event, _FROM_OUTSIDE)
+            told = told or type(event) in _NEW_INPUT
     return list(lost.values())[::-1]
 
 
@@ -75,7 +72,7 @@ def only_waits(state: RunState, now: float) -> bool:
 def is_progress(event: AnyEvent) -> bool:
     """Whether a run is further for this event. A claim is none, and is counted. A heartbeat is progress."""
     # An attempt that is made again was under way when its owner died.
-    return not isinstance(event, _NO_PROGRESS) and not (isinstance(event, StepStarted) and event.attempt > 1)
+    return type(event) not in _NO_PROGRESS and not (isinstance(event, StepStarted) and event.attempt > 1)
 
 
 def poisoned(state: RunState, owners: Sequence[str]) -> RunParked:

@@ -22,8 +22,10 @@ from perdure.kernel.events import (
     InputReplaced,
     OutcomeKept,
     RunFinished,
+    RunForked,
     RunStarted,
     SnapshotTaken,
+    StepFailed,
     StepStarted,
 )
 from perdure.kernel.history.capsule import Capsule
@@ -40,8 +42,10 @@ _FORMS = (
     (re.compile(r"\d{4}-\d\d-\d\d"), "1970-01-01"),
     (re.compile(r"-?\d+\.\d+"), "0"),
 )
-# Where a value is and which blob it may lie in, and fields that are values and not the user's.
-_VALUES = (("value", "blob"), ("input", "input_blob"), ("payload", ""), ("request", ""), ("progress", ""))
+# The fields of events that hold values of users, and the field that names the blob of an offloaded one.
+VALUES = {"value": "blob", "input": "input_blob", "payload": "", "request": "", "progress": "", "output": ""}
+# Fields with several values: a list of them, and by op or by key.
+CHUNKS, KEYED, ARGUMENTS = "chunks", ("recorded", "state"), "inputs"
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -104,7 +108,7 @@ def _event(
         # A snapshot holds the values again; the journal does without it.
         return msgspec.structs.replace(event, blob="")
     wanted = [path for path in paths if _applies(path.where, event)]
-    for field, lies_in in _VALUES:
+    for field, lies_in in VALUES.items():
         value = getattr(event, field, None)
         if not isinstance(value, Raw):
             continue
@@ -115,10 +119,26 @@ def _event(
             new[changes[lies_in]] = data
         elif data is not value:
             changes[field] = Raw(data)
-    chunks = getattr(event, "chunks", ())
-    if chunks:
-        changes["chunks"] = tuple(Raw(_value(bytes(chunk), wanted, found)) for chunk in chunks)
+    if chunks := getattr(event, CHUNKS, ()):
+        changes[CHUNKS] = tuple(Raw(_value(bytes(chunk), wanted, found)) for chunk in chunks)
+    for field in KEYED:
+        if values := getattr(event, field, None):
+            changes[field] = {
+                key: Raw(_value(bytes(value), _of_key(paths, key), found)) for key, value in values.items()
+            }
+    if isinstance(event, RunForked) and event.inputs:
+        changes[ARGUMENTS] = {
+            op: _arguments(_value(msgspec.json.encode(given), _of_key(paths, op), found))
+            for op, given in event.inputs.items()
+        }
     return msgspec.structs.replace(event, **changes) if changes else event
+
+
+_arguments = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def _of_key(paths: Sequence[Path], key: str) -> list[Path]:
+    return [path for path in paths if path.where in ("", "*", key, op_name(key))]
 
 
 def _applies(where: str, event: AnyEvent) -> bool:
@@ -126,7 +146,7 @@ def _applies(where: str, event: AnyEvent) -> bool:
         return True
     if where == "input" and isinstance(event, RunStarted | InputReplaced):
         return True
-    if where == "output" and isinstance(event, RunFinished):
+    if where == "output" and (isinstance(event, RunFinished) or (isinstance(event, StepFailed) and event.bailed)):
         return True
     op: str = getattr(event, "op", "")
     name: str = getattr(event, "name", "") or getattr(event, "key", "")

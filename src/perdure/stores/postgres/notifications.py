@@ -14,37 +14,11 @@ import time
 from asyncio import Queue, get_running_loop, timeout
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from perdure.kernel.events import (
-    AnyEvent,
-    AttemptFailed,
-    ChildFinished,
-    ChildStarted,
-    ChunkAppended,
-    RunClaimed,
-    RunFinished,
-    RunStarted,
-    SnapshotTaken,
-    StateSet,
-    StepFailed,
-    StepProgressed,
-    StepSkipped,
-    StepStarted,
-    StepSucceeded,
-    ValueRecorded,
-    WaitOpened,
-    WaitResolved,
-)
+from perdure.kernel.events import RunClaimed, RunFinished, Trait, events_with
 from perdure.ports.journal import Append
 from perdure.ports.leases import ORCHESTRATOR
 
-# What an owner writes for itself.
-_QUIET = {
-    *(StepStarted, StepSucceeded, AttemptFailed, StepFailed, StepSkipped, ValueRecorded, WaitResolved),
-    *(ChildStarted, ChildFinished, SnapshotTaken, RunStarted),
-}
-# What is of interest to those who follow the run or wait for its end.
-_NEWS = {RunFinished, ChunkAppended, StepProgressed, StateSet, WaitOpened}
-_KNOWN = _QUIET | _NEWS | {RunClaimed}
+_FOR_OWNER, _FOR_ALL = events_with(Trait.FOR_OWNER), events_with(Trait.FOR_ALL)
 
 # PostgreSQL's limit is 8,000 bytes.
 MAX_PAYLOAD = 7_000
@@ -184,18 +158,13 @@ def _kind(append: Append) -> str:
     for batch in append.batches:
         for event in batch.events:
             of = type(event)
-            if of in _QUIET:
-                continue
-            if of not in _KNOWN or _is_work(append, event):
+            if of in _FOR_OWNER:
+                # A takeover: notify the previous owner, so that it drops the run.
+                if isinstance(event, RunClaimed) and event.epoch > 1:
+                    return WORK
+            # The end of a run of a queue leaves room for another one.
+            elif of in _FOR_ALL or (of is RunFinished and row is not None and row.queue):
                 return WORK
-            if of in _NEWS:
+            else:
                 kind = NEWS
     return kind
-
-
-def _is_work(append: Append, event: AnyEvent) -> bool:
-    if isinstance(event, RunFinished):
-        # It leaves room for another.
-        return append.row is not None and bool(append.row.queue)
-    # Somebody has it who had it not before: whoever had it must let go of it.
-    return isinstance(event, RunClaimed) and event.epoch > 1
