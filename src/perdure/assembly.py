@@ -284,7 +284,7 @@ class Engine(Client):
         )
         self._news.is_local = orchestrator.active.__contains__
         self._ownership = Ownership(
-            self._leases, self.name, orchestrator.session, self._recovery.ttl, self.clock, orchestrator.tenure
+            self._leases, self.name, orchestrator.session, self._recovery.ttl, self.clock, orchestrator.lease_deadline
         )
         await self._ownership.take()
         self._describe()

@@ -239,7 +239,7 @@ def test_a_late_heartbeat_of_an_engine_with_nothing_to_stop_stops_nothing(caplog
             await sim.advance(9.9)
             leases.slow = 3.0
             await sim.advance(2.5)  # where work would have to stop by now
-            assert orchestrator.tenure.until < orchestrator.loop.time()
+            assert orchestrator.lease_deadline.until < orchestrator.loop.time()
             assert not orchestrator.suspended
             await sim.advance(1.0)
             assert await engine.run(brief(), id="b") is not None

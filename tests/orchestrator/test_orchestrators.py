@@ -150,7 +150,7 @@ def test_a_process_that_slept_through_its_lease_begins_and_writes_nothing_before
             assert orchestrator is not None
             driver = orchestrator.active[run.run_id]
             # As if it had been stopped: the time is over, and no timer has had its turn.
-            orchestrator.tenure.until = asyncio.get_running_loop().time()
+            orchestrator.lease_deadline.until = asyncio.get_running_loop().time()
             before = len(await engine.journal("x"))
             driver.record(RunClaimed("a", 9, orchestrator.session))
             await sim.advance(0)

@@ -1,4 +1,7 @@
-"""How long a process may act on what it knows: until its lease ends, by a clock that is never set."""
+"""Until when an orchestrator may act: shortly before its lease ends, by a clock that is never set.
+
+`expired` is a question. What has to stop when the answer is yes is stopped by `enforce`, and only there.
+"""
 
 from __future__ import annotations
 
@@ -7,63 +10,77 @@ import math
 import time
 from collections.abc import Callable
 
-# Less than this is no suspension: two clocks cannot be read in the same moment.
+# Less than this is no suspension of the machine: two clocks cannot be read in the same moment.
 INSTANT = 0.1
 
 
-class Tenure:
+class LeaseDeadline:
     """The time until which an orchestrator is sure to be the only one of its name.
 
-    Asked before every write and before every step, and not only by a timer: a process that was stopped for a while goes
-    on with whatever it was about to do, and its timers come after that.
+    Checked before every write and before every step, and not only by a timer: a process that was stopped for a while
+    continues with what it was about to do, and its timers fire after that. `on_expired` stops everything; `is_idle`
+    says whether there is nothing to stop.
     """
 
-    __slots__ = ("_ends", "_loop", "_slept", "_timer", "idle", "on_over", "until")
+    __slots__ = ("_ends", "_is_idle", "_loop", "_on_expired", "_slept", "_timer", "until")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_expired: Callable[[], None],
+        is_idle: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._loop, self._on_expired, self._is_idle = loop, on_expired, is_idle
         self._timer: asyncio.TimerHandle | None = None
         self._slept = 0.0
         self._ends = math.inf
-        # In the time of the loop. A process without a lease has all the time there is.
+        # In the time of the loop. A process without a lease has no deadline.
         self.until = math.inf
-        self.on_over: Callable[[], None] = lambda: None
-        # Whether there is nothing that would have to stop.
-        self.idle: Callable[[], bool] = lambda: False
 
     def extend(self, until: float, ends: float) -> None:
-        """It lasts until then, at least. The lease ends later: what is under way needs time to stop."""
+        """The lease was renewed: act until `until`. The lease itself ends later, so that steps have time to stop."""
         self.until, self._ends, self._slept = until, ends, slept()
-        self.end()
+        self.cancel()
         self._timer = self._loop.call_at(until, self._ring)
 
+    def expired(self) -> bool:
+        """Whether the deadline has passed."""
+        return self._time() >= self.until
+
+    def enforce(self) -> None:
+        """Stop everything if the deadline has passed."""
+        if self.expired():
+            self._on_expired()
+
     def _ring(self) -> None:
-        if self.idle() and not self._past(self._ends):
-            # A heartbeat that is late may still come. Whatever begins meanwhile asks by itself.
+        if self._is_idle() and self._time() < self._ends:
+            # A late heartbeat may still succeed. A run that enters memory meanwhile checks the deadline itself.
             self._timer = self._loop.call_at(self._ends + INSTANT, self._ring)
-        elif not self.over():  # a timer may come an instant early
+        elif self.expired():
+            self.enforce()
+        else:  # a timer may fire an instant early
             self._timer = self._loop.call_at(self.until + INSTANT, self._ring)
 
-    def over(self) -> bool:
-        """Whether it is over. If so, what has to be done about it has been done when this returns."""
-        if not self._past(self.until):
-            return False
-        self.on_over()
-        return True
-
-    def _past(self, moment: float) -> bool:
+    def _time(self) -> float:
+        """The time of the loop, and for how long the machine was suspended since the lease was renewed."""
         suspended = slept() - self._slept
-        return self._loop.time() + (suspended if suspended > INSTANT else 0.0) >= moment
+        return self._loop.time() + (suspended if suspended > INSTANT else 0.0)
 
-    def end(self) -> None:
-        """Nobody needs to be told any more."""
+    def cancel(self) -> None:
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-def slept() -> float:
-    """How long the machine has been suspended since it was started: the clock of the loop stands still then."""
-    if not hasattr(time, "CLOCK_BOOTTIME"):
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def slept() -> float:
+        """For how long the machine has been suspended since it was booted: the loop's clock stands still then."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+else:
+
+    def slept() -> float:
+        """Unknown on this system."""
         return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.engine.executor_call import GeneratorJob, Job, Raised
 from perdure.engine.fallback import fall_back
-from perdure.engine.lease_deadline import Tenure
+from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.locks import Locker
 from perdure.engine.step_context import StepContext, current
 from perdure.engine.streams import Channels, drain
@@ -134,12 +134,12 @@ class StepRunner:
         clock: Clock,
         limit: int,
         executor: Executor | None,
-        tenure: Tenure,
+        deadline: LeaseDeadline,
         locker: Locker | None = None,
         threads: int | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._tenure = tenure
+        self._deadline = deadline
         self._clock = clock
         self._codec = codec
         self._locker = locker
@@ -192,8 +192,10 @@ class StepRunner:
             return
         if self._running >= self._limit:
             self._queue.append(attempt)
-        elif not self._tenure.over():
+        elif not self._deadline.expired():
             self._launch(attempt)
+        else:
+            self._deadline.enforce()
 
     @property
     def free(self) -> int:
@@ -212,7 +214,10 @@ class StepRunner:
     def ended(self, attempt: Attempt) -> None:
         """An attempt has left; somebody else may have its place."""
         self._running -= 1
-        while self._queue and self._running < self._limit and not self._tenure.over():
+        while self._queue and self._running < self._limit:
+            if self._deadline.expired():
+                self._deadline.enforce()
+                break
             waiting = self._queue.popleft()
             if waiting.done is not None:
                 self._launch(waiting)
@@ -323,7 +328,8 @@ class StepRunner:
 
     async def _contained(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call an async step. One that calls sys.exit() fails; it does not take the engine and others with it."""
-        if self._tenure.over():  # the process stood still between the launch and now
+        if self._deadline.expired():  # the process was stopped between the launch and now
+            self._deadline.enforce()
             raise asyncio.CancelledError
         try:
             return await fn(*args, **kwargs)

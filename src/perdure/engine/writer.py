@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
-from perdure.engine.lease_deadline import Tenure
+from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.errors import StoreUnavailable
 from perdure.ports.journal import Answer, Append, Appended, Conflict, Full, Journal, Outcome
 
@@ -37,7 +37,7 @@ class Writer:
         on_conflict: Callable[[Source, Conflict | Full], None],
         on_refused: Callable[[Source, Exception], bool],
         on_broken: Callable[[Source, Exception], None],
-        tenure: Tenure,
+        deadline: LeaseDeadline,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._journal = journal
@@ -45,7 +45,7 @@ class Writer:
         self._on_refused = on_refused
         # Told when a source raises: it has nothing to write any more, and the others go on.
         self._on_broken = on_broken
-        self._tenure = tenure
+        self._deadline = deadline
         self._dirty: dict[Source, None] = {}
         self._alone: deque[Source] = deque()
         self._scheduled: asyncio.Handle | None = None
@@ -78,9 +78,9 @@ class Writer:
         else:
             dirty, self._dirty = self._dirty, {}
         try:
-            self._tenure.over()  # then none of them has anything to write any more
+            self._deadline.enforce()  # evicts every run if it has passed: then none of them has anything to write
         except Exception:
-            log.exception("the end of the lease could not be seen to; writing goes on")
+            log.exception("runs could not be stopped at the end of the lease; writing continues")
         sources: list[Source] = []
         appends: list[Append] = []
         for source in dirty:

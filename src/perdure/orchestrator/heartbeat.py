@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from perdure.engine.lease_deadline import Tenure
+from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.kernel.values.signatures import Signature, packed
 from perdure.ports.clock import Clock
@@ -69,8 +69,10 @@ class Superseded(Exception):
 class Ownership:
     """An orchestrator's lease on its own name."""
 
-    def __init__(self, leases: Leases, name: str, session: str, ttl: float, clock: Clock, tenure: Tenure) -> None:
-        self._leases, self.name, self._ttl, self._clock, self._tenure = leases, name, ttl, clock, tenure
+    def __init__(
+        self, leases: Leases, name: str, session: str, ttl: float, clock: Clock, deadline: LeaseDeadline
+    ) -> None:
+        self._leases, self.name, self._ttl, self._clock, self._deadline = leases, name, ttl, clock, deadline
         self._key, self._holder = ORCHESTRATOR + name, holder(name, session)
         self._loop = asyncio.get_running_loop()
         self._described: Registration | None = None
@@ -180,7 +182,7 @@ class Ownership:
         return await self._leases.acquire(self._key, self._holder, self._ttl, self._clock.now())
 
     def _extend(self, began: float) -> None:
-        self._tenure.extend(began + self._ttl * (1 - MARGIN), began + self._ttl)
+        self._deadline.extend(began + self._ttl * (1 - MARGIN), began + self._ttl)
 
     async def look_around(self) -> None:
         """Find out who else lives."""

@@ -250,7 +250,8 @@ class Loading:
             owned = state.parked is None and self._is_ours(state)
             events = planned.events if owned else planned.events[-1:]
             ends.append((state, extend(state, events, now), planned))
-        if not ends or not orchestrator.at_work or orchestrator.tenure.over():
+        orchestrator.lease_deadline.enforce()
+        if not ends or not orchestrator.at_work:
             return left, []
         missed: list[str] = []
         outcomes = await append_all(orchestrator.store.journal, [append for _, append, _ in ends])
@@ -296,7 +297,8 @@ class Loading:
             elif claim:
                 sure.append(one)
         missed: list[str] = []
-        if claims and orchestrator.at_work and not orchestrator.tenure.over():
+        orchestrator.lease_deadline.enforce()
+        if claims and orchestrator.at_work:
             outcomes = await append_all(orchestrator.store.journal, [append for _, append in claims.values()])
             for (one, append), outcome in zip(claims.values(), outcomes, strict=True):
                 if isinstance(outcome, Appended):
@@ -353,7 +355,8 @@ class Loading:
     def _install(self, one: Ready, admit: Queue | None) -> None:
         """Replay a journal and go on from where it ends."""
         orchestrator, run_id, batches = self._orchestrator, one.run_id, one.batches
-        if not orchestrator.at_work or run_id in orchestrator.active or orchestrator.tenure.over():
+        orchestrator.lease_deadline.enforce()
+        if not orchestrator.at_work or run_id in orchestrator.active:
             return
         try:
             replay = orchestrator.replay(one.started, run_id, batches)

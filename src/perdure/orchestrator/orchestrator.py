@@ -13,7 +13,7 @@ from typing import Any
 from perdure.config import Limits, Recovery
 from perdure.engine.driver import Driver
 from perdure.engine.large_values import Payloads
-from perdure.engine.lease_deadline import Tenure
+from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.locks import Locker
 from perdure.engine.runtime import Services
 from perdure.engine.steps import StepRunner
@@ -128,12 +128,10 @@ class Orchestrator:
         # Whether nothing is advanced here for the time being, and whether another process has our name by now.
         self.suspended = False
         self.retired = asyncio.Event()
-        self.tenure = Tenure(self.loop)
-        self.tenure.on_over = self.suspend
-        self.tenure.idle = lambda: self.idle
-        runner = StepRunner(codec, clock, max_concurrency, executor, self.tenure, locker, threads)
+        self.lease_deadline = LeaseDeadline(self.loop, self.suspend, lambda: self.idle)
+        runner = StepRunner(codec, clock, max_concurrency, executor, self.lease_deadline, locker, threads)
         self.locks = RunLocks(self, locker)
-        writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.tenure)
+        writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.lease_deadline)
         self.services = Services(codec, clock, writer, runner, self.payloads, self._committed, self.broke)
         self.turns = Turns(store.leases, clock, holder(name, self.session))
         self.teller, self.tails = Teller(self), Tails(self)
@@ -502,7 +500,7 @@ class Orchestrator:
     def abort(self) -> None:
         """Let go of everything at once, without another word to the store."""
         self.closing = self.services.closing = True
-        self.tenure.end()
+        self.lease_deadline.cancel()
         for driver in list(self.active.values()):
             self.drop(driver)
         for task in list(self._tasks):
