@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
-from perdure.kernel.events import Batch
+from perdure.kernel.events import AnyEvent, Batch, ChunkAppended
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Conflict, Outcome
 from perdure.ports.leases import Acquired, HeldBy
@@ -17,6 +18,7 @@ from perdure.stores.memory.store import MemoryJournal, MemoryLeases, MemoryStore
 from perdure.stores.memory.upkeep import MemoryUpkeep
 from perdure.testing import conformance
 from perdure.testing.conformance import JournalConformance, LeasesConformance, UpkeepConformance
+from perdure.testing.conformance.journal import EVERY_EVENT
 
 SUITES = [getattr(conformance, name) for name in conformance.__all__]
 
@@ -25,6 +27,21 @@ SUITES = [getattr(conformance, name) for name in conformance.__all__]
 def test_every_check_opens_with_the_contract_it_checks(suite: type[Any]) -> None:
     checks = dict(inspect.getmembers(suite, inspect.isfunction))
     assert [name for name, check in checks.items() if name.startswith("test_") and not check.__doc__] == []
+
+
+def test_every_event_is_written_with_all_of_its_fields_and_with_none_that_it_can_do_without() -> None:
+    assert {type(event) for event in EVERY_EVENT} == set(get_args(AnyEvent))
+    for full, bare in batched(EVERY_EVENT):
+        fields = msgspec.structs.fields(type(full))
+        assert [field.name for field in fields if getattr(full, field.name) == field.default] == []
+        assert len(msgspec.json.encode(bare)) <= len(msgspec.json.encode(full))
+        assert [getattr(bare, field.name) for field in fields if not field.required] == [
+            field.default for field in fields if not field.required
+        ]
+
+
+def batched(events: Sequence[AnyEvent]) -> Iterator[tuple[AnyEvent, AnyEvent]]:
+    return zip(events[::2], events[1::2], strict=True)
 
 
 class Forgetful(MemoryJournal):
@@ -54,6 +71,18 @@ class Exclusive(MemoryJournal):
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         return await super().read(run_id, start + 1 if start else 0, limit)
+
+
+class Lossy(MemoryJournal):
+    """Does not know a field that events have got since."""
+
+    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
+        batches = await super().read(run_id, start, limit)
+        return [Batch(batch.seq, batch.at, [_without_restart(event) for event in batch.events]) for batch in batches]
+
+
+def _without_restart(event: AnyEvent) -> AnyEvent:
+    return msgspec.structs.replace(event, restart=False) if isinstance(event, ChunkAppended) else event
 
 
 class Generous(MemoryLeases):
@@ -112,6 +141,7 @@ upkeep: Any = UpkeepConformance()
         ({"journal": Forgetful}, journal.test_an_append_ahead_of_the_head_is_refused_with_the_real_next_number),
         ({"journal": Timid}, journal.test_one_conflicting_append_does_not_harm_the_others_of_its_group),
         ({"journal": Exclusive}, journal.test_reading_from_a_number_includes_it),
+        ({"journal": Lossy}, journal.test_every_kind_of_event_survives),
         ({"leases": Generous}, leases.test_an_expired_lease_is_taken_with_a_higher_epoch),
         ({"upkeep": Ruthless}, upkeep.test_a_run_that_has_not_ended_is_not_removed),
         ({"upkeep": Ruthless}, upkeep.test_a_run_stays_while_an_earlier_one_of_its_id_does),
