@@ -311,9 +311,9 @@ async def test_a_child_given_up_in_the_breath_it_was_called_in_never_happened() 
 async def test_a_run_that_ends_takes_its_children_along() -> None:
     @workflow
     async def leaves() -> str:
-        _task = asyncio.create_task(patient("a"))
+        task = asyncio.create_task(patient("a"))
         await note("begun")
-        assert not _task.done()
+        assert not task.done()
         return "gone"
 
     async with Engine("memory://", [leaves, patient]) as engine:

@@ -822,9 +822,9 @@ async def test_a_step_given_up_in_the_breath_it_was_called_in_is_not_in_the_jour
 async def test_a_step_that_the_body_left_behind_has_an_outcome_when_the_run_ends() -> None:
     @workflow
     async def leaving() -> int:
-        _left = asyncio.ensure_future(never())
+        left = asyncio.ensure_future(never())
         value = await double(1)
-        assert not _left.done()
+        assert not left.done()
         return value
 
     store_ran = await run(leaving())

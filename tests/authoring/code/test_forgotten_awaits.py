@@ -384,22 +384,6 @@ async def bare_shield() -> None:
 
 
 @workflow
-async def task_left_at_the_end() -> None:
-    asyncio.create_task(charge("a"))  # noqa: RUF006
-
-
-@workflow
-async def task_of_a_helper_left_at_the_end() -> str:
-    async def later() -> None:
-        await sleep(1)
-        await charge("a")
-
-    task = asyncio.create_task(later())
-    await ship("x")
-    return task.get_name()
-
-
-@workflow
 async def wait_for_that_is_not_awaited() -> None:
     late = asyncio.wait_for(charge("x"), 5)
     if await ship("x") == "y":
@@ -505,8 +489,6 @@ LEFT: list[tuple[Callable[[], Invocation[Any]], str]] = [
     (bare_gather_that_was_done_meanwhile, "asyncio.gather(...) is not awaited"),
     (gather_of_coroutines, "asyncio.gather(...) is not awaited"),
     (bare_shield, "asyncio.shield(...) is not awaited"),
-    (task_left_at_the_end, "asyncio.create_task(charge(...)) is not awaited"),
-    (task_of_a_helper_left_at_the_end, "asyncio.create_task(later(...)) is not awaited"),
     (wait_for_that_is_not_awaited, "charge(...) is not awaited"),
     (sleeps_in_a_list, "sleep(...) is not awaited (and 1 more)"),
     (sleep_until_in_a_list, "sleep_until(...) is not awaited"),
@@ -668,9 +650,7 @@ async def a_group_that_fails() -> str:
 async def meant() -> None:
     _ = charge("x")
     _both = [charge("y"), child(endless())]
-    _task = asyncio.create_task(endless())  # noqa: RUF006
     _gathered = asyncio.gather(sleep(100))
-    _late = asyncio.ensure_future(wait_signal("never"))  # noqa: RUF006
 
 
 @workflow
@@ -680,6 +660,30 @@ async def read_by_result() -> list[str]:
     while not both.done():
         await sleep(0.001)
     return [*both.result(), first.result(), second.result()]  # type: ignore[attr-defined]
+
+
+@workflow
+async def task_left_at_the_end() -> None:
+    asyncio.create_task(charge("a"))  # noqa: RUF006
+
+
+@workflow
+async def task_of_a_helper_left_at_the_end() -> str:
+    async def later() -> None:
+        await sleep(1)
+        await charge("a")
+
+    task = asyncio.create_task(later())
+    await ship("x")
+    return task.get_name()
+
+
+@workflow
+async def ensured_and_left() -> str:
+    late = asyncio.ensure_future(sleep(100))
+    one = asyncio.ensure_future(charge("a"))
+    await ship("x")
+    return str(late.done() and one.done())
 
 
 @workflow
@@ -751,6 +755,9 @@ FINE: list[Callable[[], Invocation[Any]]] = [
     read_by_result,
     done_beside_the_rest,
     a_background_task_with_a_callback,
+    task_left_at_the_end,
+    task_of_a_helper_left_at_the_end,
+    ensured_and_left,
     invocations_as_values,
     as_they_complete,
     half_of_a_generator,

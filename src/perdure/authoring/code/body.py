@@ -410,12 +410,13 @@ class Body:
     def check_all_awaited(self, after: int = 0, prefix: str = "") -> None:
         """Refuse to end as if all were done, where the code called something that it never awaited.
 
-        That is: neither awaited nor given to asyncio, cancelled, or kept under a name that begins with `_`. What was
-        called before something failed does not count: the exception may have led past its await. With `after` and
-        `prefix`, what was called since that number in the scope with that prefix.
+        That is: neither awaited nor given to asyncio, cancelled, or kept under a name that begins with `_`. A task is
+        done beside the rest, and given up with it. What was called before something failed does not count: the
+        exception may have led past its await. With `after` and `prefix`: what was called since that number in the scope
+        with that prefix.
         """
         loop = self.loop
-        if not self._futures and not self._early and not self._made and not loop.combined and len(loop._tasks) == 1:
+        if not self._futures and not self._early and not self._made and not loop.combined:
             return
         if self._past.completed:
             return  # as code of before did
@@ -425,7 +426,7 @@ class Body:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             raise UsageError(
                 f"{where}: {what} is not awaited{more}, so the workflow ends without it; write `await {what}` before "
-                "the end, cancel it, or assign it to a name that begins with `_` where it may be left undone"
+                "the end, cancel it, or make it a task where it may be left undone"
             )
 
     def _forgotten(self, after: int, prefix: str) -> Iterator[tuple[int, str, str]]:
@@ -440,19 +441,7 @@ class Body:
             if number > after and scope.startswith(prefix) and not both.awaited and not site[3]:
                 name = "asyncio.gather" if isinstance(both, GatherFuture) else "asyncio.shield"
                 yield number, site[0], f"{name}(...)"
-        running = asyncio.current_task(self.loop)
-        tasks = self.loop.tasks()
-        for task in tasks:
-            if (
-                task._number > after
-                and task.scope.prefix.startswith(prefix)
-                and task is not self._task
-                and task is not running
-                and not task.cancelling()
-                and not _is_awaited(task)
-            ):
-                yield task._number, task.site[0] or waiting_line(task.body), f"asyncio.create_task({_named(task.body)})"
-        begun = {id(task.body) for task in tasks}
+        begun = {id(task.body) for task in self.loop.tasks()}
         for number, scope, where, what, made in self._made:
             if number >= after and scope.startswith(prefix) and _not_begun(made) and id(made) not in begun:
                 made.close()
@@ -735,7 +724,7 @@ def to_await(made: C, frame: FrameType, what: str) -> C:
     return made
 
 
-def _is_awaited(future: OpFuture | BodyTask) -> bool:
+def _is_awaited(future: OpFuture) -> bool:
     return future.awaited or future.site[3] or future.done() or bool(future._callbacks)
 
 

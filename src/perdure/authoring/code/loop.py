@@ -41,11 +41,6 @@ _AS_COMPLETED: frozenset[CodeType] = frozenset(
     if isinstance(function, types.FunctionType)
 )
 _SHIELD = asyncio.shield.__code__
-_TASK_MAKERS: frozenset[CodeType] = frozenset(
-    function.__code__
-    for function in (asyncio.create_task, asyncio.ensure_future, getattr(asyncio.tasks, "_ensure_future", None))
-    if isinstance(function, types.FunctionType)
-)
 
 # `file:line` of a call, its code, whether the code does without what the call returns, so that it is not awaited, and
 # whether it says that this is meant.
@@ -188,10 +183,6 @@ def _failed(future: asyncio.Future[Any]) -> None:
 class BodyTask(asyncio.Task[Any]):
     """A task of a workflow body."""
 
-    # As of an op.
-    site: Site = ("", None, False, False)
-    awaited = False
-
     def __init__(
         self, coro: Coroutine[Any, Any, Any], loop: BodyLoop, scope: Scope, name: str, context: Context | None
     ) -> None:
@@ -207,10 +198,6 @@ class BodyTask(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self._number
-
-    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
-        self.awaited = True
-        return super().remove_done_callback(fn)
 
 
 class BodyTimer(asyncio.TimerHandle):
@@ -264,10 +251,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
     def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """An async generator was dropped in its middle: close it in a task, as asyncio does."""
         if not self.closing:
-            self.call_soon(self._close_generator, generator)
-
-    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        self.create_task(generator.aclose()).awaited = True  # by the garbage collector, which does not wait
+            self.call_soon(self.create_task, generator.aclose())
 
     def fire(self, timer: BodyTimer) -> None:
         """Make a timer's callback ready."""
@@ -374,11 +358,6 @@ class BodyLoop(asyncio.AbstractEventLoop):
         if alone or not isinstance(coro, Coroutine):
             coro = _await(coro)
         task = BodyTask(coro, self, scope, name or scope.prefix[:-1], context)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code in _TASK_MAKERS:
-            frame = frame.f_back
-        if frame is not None:
-            task.site = call_site(frame)
         if _code_of(coro).startswith(_INSIDES):
             task.source = user_line(sys._getframe(1))
         self._tasks.append(task)
@@ -622,9 +601,12 @@ def _forgets(code: CodeType, at: int) -> tuple[bool, bool]:
     rest = [one for one in instructions if one.offset > at]
     if not rest:
         return False, False
-    # One name that begins with `_`, for it or for what it is part of, says that this is meant.
+    # A name that begins with `_`, for the call or for what it is part of, says that this is meant.
     end = next(one for one in rest if one.opname in _ENDS or one.opname.startswith(("STORE_", "JUMP", "POP_")))
     meant = end.opname in _STORES and str(end.argval).startswith("_")
+    # So does ensure_future(), which returns the call of a step as it is.
+    before = [one for one in instructions if one.offset < at][-8:]
+    meant |= any(one.argval == "ensure_future" for one in before) and rest[0].opname not in (*_STORES, "POP_TOP")
     if rest[0].opname not in _STORES:
         return rest[0].opname in _FORGETTING, meant
     # Kept under a name that is never read.
