@@ -103,7 +103,7 @@ def survives_two_crashes(tree: Tree, seed: int, first: int, second: int) -> None
     check(Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes, limit=LIMIT))
 
 
-@search(16)
+@search(10)
 @given(trees, seeds)
 def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
     survives_every_crash(tree, seed)
@@ -126,7 +126,7 @@ def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree
     survives_every_crash_of_a_slow_store(tree, seed)
 
 
-@search(16)
+@search(10)
 @given(trees, trees, seeds)
 # An attempt that begins to show something after its run gave it up, which then is taken back: others wrote first.
 @example(
