@@ -111,7 +111,6 @@ if TYPE_CHECKING:
         UnknownVersion,
         UsageError,
     )
-    from perdure.kernel.commands import Program
     from perdure.kernel.context import RunContext
     from perdure.kernel.events import Entry, RunStatus, StepStatus
     from perdure.kernel.history.rewind import Truncated
@@ -122,6 +121,7 @@ if TYPE_CHECKING:
     from perdure.kernel.policies.policy import Policy, fast_fail, io, llm
     from perdure.kernel.policies.retry import Retry
     from perdure.kernel.policies.rules import Rule, Rules, StepInfo, default, kind, prepend, replace, rule
+    from perdure.kernel.program import Program
     from perdure.kernel.schedules.schedule import CatchUp, all_ticks
     from perdure.kernel.streams import StreamMode, batched
     from perdure.kernel.values.codec import TypeCodec
@@ -343,7 +343,7 @@ _HOMES = {
             "UnknownProgram UnknownVersion UsageError "
         ),
         "perdure.kernel.values.codec": ("TypeCodec"),
-        "perdure.kernel.commands": ("Program"),
+        "perdure.kernel.program": ("Program"),
         "perdure.kernel.context": ("RunContext"),
         "perdure.kernel.policies.durability": ("Durability every"),
         "perdure.kernel.events": ("Entry RunStatus StepStatus"),

@@ -16,7 +16,6 @@ from typing import Any, Self, TypeVar
 
 from perdure.authoring.code.inspection import arguments
 from perdure.authoring.code.lazy import lazy_programs
-from perdure.authoring.code.program import CodeProgram
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client.client import Client, moment_of
@@ -35,7 +34,6 @@ from perdure.engine.resources import resources_of
 from perdure.engine.threads import DEFAULT_THREADS
 from perdure.errors import BrokenProgram, Corrupt, PerdureError, UsageError
 from perdure.inherited import check_main, check_process
-from perdure.kernel.commands import Program
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.inbound import Accepted
@@ -46,6 +44,7 @@ from perdure.kernel.policies.reuse import Reuse
 from perdure.kernel.policies.rule_names import check_program, engine_strangers
 from perdure.kernel.policies.rules import RulesLike, rules_of
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import RunState
 from perdure.kernel.streams import StreamMode, stream_mode
@@ -185,7 +184,7 @@ class Engine(Client):
             "the program %r was defined again since this engine was given it (%s): runs that begin or are loaded from "
             "now on use the new definition. A run under way that does not fit it is parked",
             program.name,
-            getattr(getattr(program, "defined", None), "source", ""),
+            program.defined.source if program.defined is not None else "",
         )
 
         if self._ownership is not None and self._service is not None:
@@ -200,7 +199,8 @@ class Engine(Client):
     def _signatures_here(self) -> dict[str, Signature]:
         """What the programs take that are loaded."""
         programs = [program for program in self._programs.newest() if not program.name.startswith(BUILT_IN)]
-        return {program.name: program.takes(self.codec) for program in programs if isinstance(program, CodeProgram)}
+        found = ((program.name, program.takes(self.codec)) for program in programs)
+        return {name: signature for name, signature in found if signature is not None}
 
     def _check_rules(self) -> None:
         programs = [program for program in self._programs.every() if not program.name.startswith(BUILT_IN)]
@@ -726,7 +726,7 @@ def _check_kinds(
             f"Engine(store, programs): the store comes first, and {store!r:.80} is none; "
             "write Engine('sqlite:///flows.db', [fulfil])"
         )
-    if hasattr(store, "encode_input"):
+    if isinstance(store, Program):
         raise UsageError(f"Engine({store!r}): the store comes first; write Engine('sqlite:///flows.db', [...])")
     if isinstance(programs, str | Invocation) or not isinstance(programs, Iterable):
         raise UsageError(f"Engine(store, {programs!r:.80}): programs are a list; write Engine(store, [...])")
@@ -759,7 +759,7 @@ def _checked_codecs(codecs: Iterable[TypeCodec[Any]]) -> list[TypeCodec[Any]]:
 def _checked(programs: Iterable[Program]) -> list[Program]:
     found = list(programs)
     for program in found:
-        if not hasattr(program, "open") or not hasattr(program, "name"):
+        if not isinstance(program, Program):
             raise UsageError(
                 f"Engine(store, [...]) takes workflows, and {program!r} is not one; decorate it with @workflow"
             )
@@ -816,5 +816,4 @@ def _names(serves: Iterable[str]) -> tuple[str, ...]:
 
 def _check_types(program: Program, client: Client) -> None:
     """A result type that cannot be decoded is an error now, not when the first run ends."""
-    returns = getattr(program, "returns", Any)
-    client.codec.decoder(returns, f"the result of {program.name}")
+    client.codec.decoder(program.returns, f"the result of {program.name}")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from perdure import AlreadyExists, DeadlineExceeded, Engine, RunCancelled, RunStatus, UsageError, sleep, step, workflow
-from perdure.kernel.commands import Program
 from perdure.kernel.events import WaitOpened
+from perdure.kernel.program import Program
 from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, eventually
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Accepted, Duplicate, Engine, Queue, Recovery, StoreUnavailable, call, connect
-from perdure.kernel.commands import Program
+from perdure.kernel.program import Program
 from perdure.orchestrator import orchestrator
 from perdure.stores.sqlite.store import SqliteStore
 from tests.crash import programs

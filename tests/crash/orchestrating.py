@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from perdure import Engine, Recovery, StoreUnavailable, lock, step, wait_signal, workflow
-from perdure.kernel.commands import Program
+from perdure.kernel.program import Program
 from perdure.ports.journal import Append
 
 

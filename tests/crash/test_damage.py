@@ -14,7 +14,7 @@ import apsw
 import pytest
 
 from perdure import Corrupt, Engine, Invocation, PerdureError, Recovery, RunParked, RunStatus, sleep, step, workflow
-from perdure.kernel.commands import Program
+from perdure.kernel.program import Program
 from tests.patience import PATIENCE
 
 RECOVERY = Recovery(check_interval=0.2, grace=0.01)

@@ -15,12 +15,12 @@ import pytest
 from perdure import Engine, RunStatus
 from perdure.authoring.code.program import CodeProgram
 from perdure.errors import Diverged
-from perdure.kernel.commands import Program
 from perdure.kernel.divergence.explain import recorded_op
 from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.divergence.recorder import Tracing, explained, follow
 from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Program
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.values.codec import Codec
 from perdure.stores.memory.store import MemoryStore

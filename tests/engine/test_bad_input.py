@@ -34,7 +34,7 @@ from perdure import (
     workflow,
 )
 from perdure.errors import StoreError
-from perdure.kernel.commands import Program
+from perdure.kernel.program import Program
 from tests.patience import PATIENCE
 
 KIB = 1024

@@ -34,6 +34,7 @@ from perdure.kernel.ids import inputs_hash
 from perdure.kernel.patches import NO_PAST, Past
 from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
 from perdure.kernel.policies.retry import Retry
+from perdure.kernel.program import Program
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec
@@ -59,7 +60,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Program):
     """A program. It ends when every row has an outcome, or as soon as the op `until` has one."""
 
     rows: tuple[Row, ...]

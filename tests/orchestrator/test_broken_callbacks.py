@@ -21,7 +21,7 @@ from perdure.engine.large_values import Payloads
 from perdure.engine.outbox import Outbox
 from perdure.engine.steps import StepRunner
 from perdure.engine.streams import Channel, Channels
-from perdure.kernel.commands import Program
+from perdure.kernel.program import Program
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from perdure.orchestrator.catch_up import Tails

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure import Diverged, Engine, UnknownProgram, UsageError, connect, now, sleep, step, workflow
-from perdure.kernel.commands import Program
+from perdure.kernel.program import Program
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing import replay
 

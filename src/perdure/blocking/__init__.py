@@ -55,7 +55,6 @@ from perdure.client.views import (
 )
 from perdure.client.why import Why
 from perdure.config import Limits, Recovery, Retention
-from perdure.kernel.commands import Program
 from perdure.kernel.events import Entry, RunStatus
 from perdure.kernel.ids import INPUT
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
@@ -65,6 +64,7 @@ from perdure.kernel.policies.durations import Duration
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.policies.reuse import Reuse
 from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.program import Program
 from perdure.kernel.streams import StreamMode
 from perdure.kernel.values.codec import TypeCodec
 from perdure.orchestrator.sweep import SweepReport

@@ -14,8 +14,8 @@ from perdure.cli.output import note, write_json
 from perdure.client.client import Client
 from perdure.client.compacting import CompactReport
 from perdure.client.views import RunView
-from perdure.kernel.commands import Program
 from perdure.kernel.history.capsule import MOST_BYTES
+from perdure.kernel.program import Program
 from perdure.ports.store import Store
 from perdure.stores.open import open_store
 

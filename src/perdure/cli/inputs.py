@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from typing import Any, NoReturn
 
 from perdure.cli.exits import Problem
-from perdure.kernel.commands import Program
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.program import Program
 
 
 def invocation(program: Program, given: str | None) -> Invocation[Any]:
@@ -31,12 +30,8 @@ def invocation(program: Program, given: str | None) -> Invocation[Any]:
     return made
 
 
-def _misfit(program: Any, error: TypeError, given: str | None, is_object: bool) -> str:
-    try:
-        signature = str(inspect.signature(getattr(program, "fn", program)))
-    except (TypeError, ValueError):
-        signature = "(...)"
-    message = f"the input does not fit {program.name}{signature}: {error}"
+def _misfit(program: Program, error: TypeError, given: str | None, is_object: bool) -> str:
+    message = f"the input does not fit {program.name}{program.signature}: {error}"
     if given is None:
         return f"{message}; give it with --input, as JSON"
     if is_object:

@@ -20,9 +20,9 @@ from perdure.cli.targets import Target, resolve
 from perdure.client.views import RunResult, RunView, StepView
 from perdure.config import Recovery
 from perdure.errors import NotDecodable
-from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.program import Program
 from perdure.ports.journal import Append
 from perdure.progress import Line, Observer, progress_line
 from perdure.termination import Termination

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from perdure.authoring.code.step import Step
 from perdure.cli.exits import Problem
 from perdure.client.schedules import Schedule
-from perdure.kernel.commands import Program
 from perdure.kernel.policies.queues import Queue
+from perdure.kernel.program import Program
 from perdure.kernel.values.codec import TypeCodec
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ def load(place: str) -> Target:
 def _is_program(value: Any) -> bool:
     if isinstance(value, type | ModuleType):
         return False
-    return all(hasattr(value, name) for name in ("name", "version", "open")) and isinstance(value.name, str)
+    return isinstance(value, Program) and isinstance(value.name, str)
 
 
 def _import_file(place: str) -> ModuleType:

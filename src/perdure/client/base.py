@@ -20,13 +20,13 @@ from perdure.engine.large_values import Payloads
 from perdure.engine.locks import Locker
 from perdure.errors import Corrupt, NoSuchRun, NotDecodable, UsageError
 from perdure.inherited import check_main, check_process
-from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import check_asked_id
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.policies.reuse import Reuse, decide
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.codec import Codec, TypeCodec
 from perdure.ports.blobs import Blobs
@@ -186,7 +186,7 @@ class Connection:
         program = self._code_of(run.program, run.version) if run.status is RunStatus.COMPLETED else None
         if program is not None:
             try:
-                return self.codec.decode(output, getattr(program, "returns", Any), f"the result of run {run.id!r}")
+                return self.codec.decode(output, program.returns, f"the result of run {run.id!r}")
             except NotDecodable:
                 pass  # the type has changed since; the value is shown all the same
         return msgspec.json.decode(output)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from perdure.client.base import Connection
 from perdure.client.views import RunView, run_view
 from perdure.errors import AlreadyExists, Corrupt, InvalidCapsule
-from perdure.kernel.commands import Program
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events
 from perdure.kernel.history.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
+from perdure.kernel.program import Program
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import IMPORTED, REDACTED, RunState, fold
 from perdure.kernel.values.redact import redact as take_out
@@ -38,7 +38,7 @@ class Capsules(Connection):
             blobs[blob] = data
         started = batches[0].events[0]
         program = self._known(getattr(started, "program", ""))
-        source = getattr(program, "source_hash", str)()
+        source = program.source_hash() if program is not None else ""
         return capsule_of(root, batches, blobs, source=source, now=self.clock.now())
 
     def _known(self, program: str) -> Program | None:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, cast, get_args, overload
+from typing import Any, Generic, TypeVar, get_args, overload
 
 import msgspec
 from msgspec import Raw
@@ -24,12 +24,11 @@ from perdure.client.views import RunResult
 from perdure.engine.outbox import extend
 from perdure.errors import AlreadyExists, PerdureError, UsageError
 from perdure.kernel import inbound
-from perdure.kernel.commands import Program
 from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunStarted, RunStatus
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import Invocation, Recorded, check_input, check_invocation
+from perdure.kernel.invocation import Invocation, Recorded, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.durations import Duration
@@ -38,6 +37,7 @@ from perdure.kernel.policies.rule_names import run_rules
 from perdure.kernel.policies.rules import RulesLike
 from perdure.kernel.policies.start_options import Place, at_least_one, debounced_id, placed, seconds
 from perdure.kernel.policies.tags import checked_tags
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState, fold
 from perdure.ports.journal import Appended, append_all
@@ -249,11 +249,11 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         typed, and decoded as that workflow returns it. Nothing is read here: what is asked of a run that does not exist
         raises NoSuchRun.
         """
-        if program is not None and (not hasattr(program, "name") or not hasattr(program, "open")):
+        if program is not None and not isinstance(program, Program):
             raise UsageError(
                 f"handle({id!r}, ...) takes the workflow that was started, such as fulfil, not {program!r}"
             )
-        return RunHandle(self, check_id(id), "", cast("Program | None", program))
+        return RunHandle(self, check_id(id), "", program)
 
     async def run(
         self,
@@ -342,7 +342,7 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         )
         if program is not None and not isinstance(invocation, Recorded) and not self._begins_here(started):
             # It is read elsewhere, and later, where the caller hears of nothing: what does not fit is refused here.
-            check_input(program, started.input, self.codec)
+            program.check_input(started.input, self.codec)
         if inline:
             return started, started
         if program is None and not isinstance(invocation, Recorded):

@@ -13,7 +13,6 @@ from perdure.client.handle import RunHandle
 from perdure.client.messages import Telling
 from perdure.engine.outbox import create
 from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, PerdureError, UsageError
-from perdure.kernel.commands import Program
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history.capsule import blobs_of
@@ -21,6 +20,7 @@ from perdure.kernel.history.fork import Point, Value
 from perdure.kernel.history.retry_points import retried, withdrawals
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
 from perdure.kernel.ids import run_id as make_run_id
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow, child_path
 
 if TYPE_CHECKING:

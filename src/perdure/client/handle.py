@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 from perdure.client.resting import Answers, Rest, Until
 from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
-from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStarted, RunStatus
 from perdure.kernel.ids import INPUT
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.failures import add_note, rebuild
 
@@ -203,7 +203,7 @@ async def run_result(client: Client, row: RunRow, program: Program | None, id: s
     """How a run ended, as its row tells it: values by the types of its program, exceptions as they were raised."""
     if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
         output = await client.payloads.load(row.output_blob, row.output)
-        returns = getattr(program, "returns", Any) if row.status is RunStatus.COMPLETED else Any
+        returns = program.returns if program is not None and row.status is RunStatus.COMPLETED else Any
         value = client.codec.decode(output, returns, f"the result of run {id!r}")
         return RunResult(id, run_id, row.status, value, program=row.program, tags=dict(row.tags))
     error: BaseException
@@ -213,7 +213,7 @@ async def run_result(client: Client, row: RunRow, program: Program | None, id: s
         error = RunParked(id, row.reason)
     else:
         assert row.error is not None
-        error = rebuild(row.error, client.codec, getattr(program, "errors", {}))
+        error = rebuild(row.error, client.codec, program.errors if program is not None else {})
         if isinstance(error, StepError):
             traceback = row.error.traceback or error.traceback
             failed = RunFailed(id, error.type, error.message, traceback, error.attributes)

@@ -14,7 +14,7 @@ from perdure.client.messages import Telling
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.inbound import Accepted, Duplicate
-from perdure.kernel.invocation import Invocation, check_input, check_invocation
+from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.rule_names import run_rules
@@ -202,8 +202,9 @@ class Scheduling(Telling):
             self.store.promise(durability_of(asked.durability))
         program = handle._client._program(invocation)
         input = invocation.encode(program, self.codec)
-        check_input(program, msgspec.Raw(input), self.codec)
-        if program is None:
+        if program is not None:
+            program.check_input(msgspec.Raw(input), self.codec)
+        else:
             await self._signatures.check(invocation.name, input)
         self.payloads.fits_inline(len(input), f"the input of {invocation.name}")
         await handle._define(

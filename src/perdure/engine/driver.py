@@ -24,7 +24,6 @@ from perdure.errors import HistoryTooLarge, NotDecodable, PayloadTooLarge, Usage
 from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
 from perdure.kernel.events import EVENT_BYTES, AnyEvent, Batch, RunReleased, RunStatus, StepFailed, StepsHeld
 from perdure.kernel.ids import step_key
-from perdure.kernel.invocation import check_input
 from perdure.kernel.plan import Plan, adopt, deliver, keep, plan, wake
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue
@@ -341,7 +340,7 @@ class Driver:
                 program = self.replay.program(wish)
                 version = program.version
                 if not wish.detached:
-                    check_input(program, msgspec.Raw(wish.input), self.services.codec)
+                    program.check_input(msgspec.Raw(wish.input), self.services.codec)
             except (UsageError, NotDecodable) as error:
                 if not wish.detached:
                     self._refuse(wish, error)

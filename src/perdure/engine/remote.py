@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -28,6 +27,7 @@ from perdure.kernel.events import (
 from perdure.kernel.ids import REMOTE, inputs_hash
 from perdure.kernel.patches import NO_PAST, Past
 from perdure.kernel.policies.retry import Retry
+from perdure.kernel.program import Program
 from perdure.kernel.values.codec import Codec
 
 Outcome = StepSucceeded | StepFailed | StepSkipped
@@ -38,12 +38,8 @@ _UNTIL_HEARD = Retry(attempts=1_000_000, initial=0.5, factor=2.0, max=30.0, jitt
 _REPORT = "<report>:0"
 
 
-class RemoteStep:
+class RemoteStep(Program):
     """The program of one remote step."""
-
-    version = "1"
-    returns: Any = Any
-    errors: dict[str, type[BaseException]] = {}  # noqa: RUF012 - empty, and nobody writes to it
 
     def __init__(self, spec: StepSpec, report: Report) -> None:
         self.name = REMOTE + spec.name

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw
 
-from perdure.kernel.events import NULL, AnyEvent, RunStarted, RunStatus
+from perdure.kernel.events import NULL, RunStatus
 from perdure.kernel.policies.retry import ONCE, Retry
 from perdure.kernel.streams import StreamMode
-from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure
-
-if TYPE_CHECKING:
-    from perdure.kernel.patches import Past
 
 OnFailure = Literal["halt", "skip"]
 # The name of the wish for the end of a run.
@@ -177,32 +173,3 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 
 Command = RunStep | StartTimer | OpenWait | StartChild | SetState | CancelOp | RecordValue | Checkpoint | Finish
-
-
-class Execution(Protocol):
-    """One run of a program in memory: a state machine that is fed facts and wishes for things.
-
-    `advance` must depend on nothing but the events it has been fed, in their order.
-    """
-
-    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
-        """Take one fact in, and return what the program wishes for next."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything held; no further event will come."""
-        ...
-
-
-class Program(Protocol):
-    """What can be run: a workflow in code, a graph, a flow."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
-
-    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past) -> Execution:
-        """A fresh execution that has been fed nothing yet; `past` is what its journal says beforehand."""
-        ...

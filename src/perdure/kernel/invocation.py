@@ -6,10 +6,8 @@ import inspect
 from collections.abc import Coroutine, Generator, Iterable
 from typing import Any, Generic, Never, NoReturn, TypeVar
 
-from msgspec import Raw
-
 from perdure.errors import NotSerializable, UsageError
-from perdure.kernel.commands import Program
+from perdure.kernel.program import Program, encode_arguments
 from perdure.kernel.values.codec import Codec
 
 R = TypeVar("R", covariant=True)
@@ -33,30 +31,23 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
 
     def encode(self, program: Program | None, codec: Codec) -> bytes:
         """The arguments as JSON: an object by parameter name, or a list when the names are not known."""
-        by_name = getattr(program, "encode_input", None)
-        if by_name is not None:
-            try:
-                return bytes(by_name(self.args, self.kwargs, codec))
-            except NotSerializable:
-                check_arguments(self.name, (*self.args, *self.kwargs.values()))
-                raise
-            except TypeError as error:
-                raise WrongCall(f"{self.name}() cannot be called so: {error}; {_signature(program)}") from None
-        if self.args and self.kwargs:
-            raise UsageError(
-                f"call({self.name!r}, ...) mixes positional and keyword arguments for a program that is not loaded "
-                "here; pass all of them by keyword"
-            )
         try:
-            return codec.encode(self.kwargs or list(self.args), f"an argument of {self.name}")
+            if program is None:
+                return encode_arguments(self.name, self.args, self.kwargs, codec)
+            return program.encode_input(self.args, self.kwargs, codec)
         except NotSerializable:
             check_arguments(self.name, (*self.args, *self.kwargs.values()))
             raise
+        except TypeError as error:
+            if program is None:
+                raise
+            known = f"it is {program.name}{program.signature}"
+            raise WrongCall(f"{self.name}() cannot be called so: {error}; {known}") from None
 
     @property
     def returns(self) -> Any:
         """The type of the result, where the program says it."""
-        return getattr(self.program, "returns", Any)
+        return Any if self.program is None else self.program.returns
 
     def __repr__(self) -> str:
         arguments = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
@@ -83,19 +74,6 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
         )
 
 
-def check_input(program: object, input: Raw, codec: Codec) -> None:
-    """Refuse input that a program cannot be called with, where it can tell. Raises NotDecodable."""
-    check = getattr(program, "check_input", None)
-    if check is not None:
-        check(input, codec)
-
-
-def _signature(program: object) -> str:
-    """How a program is called."""
-    shown = str(getattr(program, "signature", "(...)")).replace("'", "")
-    return f"it is {getattr(program, 'name', '')}{shown}"
-
-
 def check_invocation(given: object, what: str) -> None:
     """Refuse what is no invocation, and say what to write in its place. `what` is the call, such as `start`."""
     if isinstance(given, Invocation):
@@ -107,7 +85,7 @@ def check_invocation(given: object, what: str) -> None:
             f"{what}() needs an invocation of a workflow, and {name}(...) is a plain coroutine: of a step, or of a "
             f"function without @workflow. Give it the workflow with its arguments, as in {what}(fulfil(order))"
         )
-    if hasattr(given, "open") and hasattr(given, "encode_input"):
+    if isinstance(given, Program):
         raise UsageError(f"{what}() needs an invocation, the workflow with its arguments; write {what}({name}(...))")
     if hasattr(given, "spec"):
         raise UsageError(

@@ -20,10 +20,8 @@ from perdure.kernel.commands import (
     CancelOp,
     Checkpoint,
     Command,
-    Execution,
     Finish,
     OpenWait,
-    Program,
     RecordValue,
     RunStep,
     SetState,
@@ -55,6 +53,7 @@ from perdure.kernel.events import (
 from perdure.kernel.history.edits import with_inputs
 from perdure.kernel.patches import NO_PAST, PATCH, Past, past_of
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Execution, Program
 from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec

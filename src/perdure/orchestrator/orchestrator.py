@@ -20,13 +20,13 @@ from perdure.engine.steps import StepRunner
 from perdure.engine.turns import Turns
 from perdure.engine.writer import Source, Writer
 from perdure.errors import Corrupt, Diverged, StoreUnavailable
-from perdure.kernel.commands import Program
 from perdure.kernel.divergence.recorder import Tracing, explained, follow
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus, journal_size
 from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.kernel.policies.durability import durability
 from perdure.kernel.policies.rules import NONE, Resolver, Rules, resolver
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.state import RunState, fold
@@ -211,7 +211,7 @@ class Orchestrator:
         def rules(program: Program) -> Resolver | None:
             # A user's rules are about the user's steps, remote ones among them; perdure's own programs have theirs.
             ours = program.name.startswith(BUILT_IN) and not program.name.startswith(REMOTE)
-            return resolver(NONE if ours else self._rules, getattr(program, "rules", NONE), started, program.name)
+            return resolver(NONE if ours else self._rules, program.rules, started, program.name)
 
         return open_replay(self.programs, run_id, started, self._codec, batches, rules, kind)
 

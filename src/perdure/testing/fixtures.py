@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from perdure.assembly import Engine
-from perdure.authoring.code.call_graph import workflows
 from perdure.client.views import RunResult
 from perdure.errors import UsageError
-from perdure.kernel.commands import Program
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.program import Program
 from perdure.testing.simulation import Simulation
 from perdure.testing.simulation.checks import unfinished
 
@@ -28,8 +27,7 @@ def invoked(given: Any) -> Invocation[Any]:
 def known(invocation: Invocation[Any], others: Iterable[Program] = ()) -> list[Program]:
     """The programs that a test of an invocation needs: its own, the workflows that it calls, and those given."""
     program = invoked(invocation).program
-    fn = getattr(program, "fn", None)
-    own = [] if program is None else [program, *(workflows(fn) if fn is not None else ())]
+    own = [] if program is None else [program, *program.children()]
     return list({(one.name, one.version): one for one in [*own, *others]}.values())
 
 

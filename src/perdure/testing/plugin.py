@@ -16,7 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from perdure.assembly import Engine
-    from perdure.kernel.commands import Program
+    from perdure.kernel.program import Program
     from perdure.testing.crash_trials import Interleavings, Survived
     from perdure.testing.fixtures import VirtualTime
 

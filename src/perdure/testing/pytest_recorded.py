@@ -16,9 +16,9 @@ import pytest
 
 from perdure.client.client import Client
 from perdure.errors import PerdureError
-from perdure.kernel.commands import Program
 from perdure.kernel.history.capsule import Capsule
 from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.program import Program
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
 from perdure.stores.open import open_store
@@ -219,5 +219,5 @@ def _unloaded(place: str, error: Exception) -> pytest.UsageError:
 def _is_program(value: Any) -> bool:
     if isinstance(value, type | ModuleType):
         return False
-    named = all(hasattr(value, name) for name in ("name", "version", "open")) and isinstance(value.name, str)
+    named = isinstance(value, Program) and isinstance(value.name, str)
     return named and not value.name.startswith(BUILT_IN)

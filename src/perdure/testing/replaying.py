@@ -20,11 +20,12 @@ from typing import Any, Self
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.standing import Standing, standing
 from perdure.errors import UnknownProgram, UsageError
-from perdure.kernel.commands import FINISH, Execution, Finish, Program
+from perdure.kernel.commands import FINISH, Finish
 from perdure.kernel.events import AnyEvent, Batch, InputReplaced, RunClaimed, RunFinished, RunStarted, moment
 from perdure.kernel.history.capsule import Capsule, decode_capsule, inflated
 from perdure.kernel.patches import past_of
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Execution, Program
 from perdure.kernel.replay import Family, Replay
 from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec, TypeCodec
@@ -162,7 +163,7 @@ def capsule_from(recorded: Recorded) -> Capsule:
 def pick(programs: Iterable[Program], name: str, version: str) -> Program:
     """The program of that name: of that version, else one that accepts it, else the only one there is."""
     named = [program for program in programs if program.name == name]
-    for fits in (lambda p: p.version == version, lambda p: version in getattr(p, "accepts", ()), lambda p: True):
+    for fits in (lambda p: p.version == version, lambda p: version in p.accepts, lambda p: True):
         for program in named:
             if fits(program):
                 return program

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from asyncio import events
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -50,7 +50,6 @@ from perdure.kernel.commands import (
     Command,
     Finish,
     OpenWait,
-    Program,
     RecordValue,
     RunStep,
     SetState,
@@ -75,8 +74,9 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.ids import inputs_hash
-from perdure.kernel.invocation import Invocation, check_arguments, check_input
+from perdure.kernel.invocation import Invocation, check_arguments
 from perdure.kernel.patches import NO_PAST, PATCH, Past
+from perdure.kernel.program import Program
 from perdure.kernel.state import REJECTED
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import add_note, describe, rebuild
@@ -131,7 +131,7 @@ class Child(msgspec.Struct, frozen=True):
 
     id: str
     returns: Any
-    errors: dict[str, type[BaseException]]
+    errors: Mapping[str, type[BaseException]]
 
 
 EncodeInput = Callable[[tuple[Any, ...], dict[str, Any], Codec], bytes]
@@ -521,13 +521,13 @@ class Body:
             return self._refuse()
         program = invocation.program
         data = invocation.encode(program, self.codec)
-        if not self._past.replaying:
-            check_input(program, Raw(data), self.codec)
+        if program is not None and not self._past.replaying:
+            program.check_input(Raw(data), self.codec)
         op = self.loop.scope().path(invocation.name)
         if isinstance(invocation, Called):
             invocation.begun = True
         future = self.loop.create_op_future() if detached else self.loop.create_child_future()
-        self._keep(future, op, Child(id or op, invocation.returns, getattr(program, "errors", {})))
+        self._keep(future, op, Child(id or op, invocation.returns, {} if program is None else program.errors))
         version = program.version if program is not None else ""
         fingerprint = inputs_hash(data) + versions_in(data)
         self._commands.append(

@@ -11,10 +11,10 @@ import msgspec
 
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.loop import BodyTask, OpFuture, source_of, waiting_frames
-from perdure.kernel.commands import Execution
 from perdure.kernel.events import Batch, RunFinished, RunStarted, StepStarted
 from perdure.kernel.history.fork import find, ops
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Execution
 from perdure.kernel.replay import open_replay
 from perdure.kernel.values.arguments import by_name, names_of
 from perdure.kernel.values.codec import Codec

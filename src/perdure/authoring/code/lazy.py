@@ -6,11 +6,10 @@ import importlib
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from perdure.errors import BrokenProgram, UsageError
-from perdure.kernel.commands import Program
 from perdure.kernel.ids import check_name
+from perdure.kernel.program import Program
 
 log = logging.getLogger("perdure")
 
@@ -54,11 +53,10 @@ class _Loader:
             raise self._broken from error
 
     def _load(self) -> Program:
-        program: Any = getattr(importlib.import_module(self._module), self._attribute)
-        if not hasattr(program, "open") or not hasattr(program, "name"):
+        program: object = getattr(importlib.import_module(self._module), self._attribute)
+        if not isinstance(program, Program):
             raise UsageError(f"{program!r} is no workflow; decorate it with @workflow")
         if program.name != self._name:
             raise UsageError(f"its name is {program.name!r}: write '{program.name}={self._module}:{self._attribute}'")
         self._check(program)
-        found: Program = program
-        return found
+        return program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from hashlib import sha256
 from inspect import Parameter
 from tokenize import TokenError
@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body
-from perdure.authoring.code.call_graph import reach
+from perdure.authoring.code.call_graph import reach, workflows
 from perdure.authoring.code.source_map import mentions
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.divergence.source_map import Mentions
@@ -21,7 +21,7 @@ from perdure.kernel.events import RunStarted
 from perdure.kernel.patches import NO_PAST, Past
 from perdure.kernel.policies.rule_names import Reach
 from perdure.kernel.policies.rules import NONE
-from perdure.kernel.policies.versions import Defined
+from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature, Taken
 from perdure.kernel.values.types import name_of
@@ -30,7 +30,7 @@ from perdure.kernel.values.types import name_of
 _NUMBERS = itertools.count()
 
 
-class CodeProgram:
+class CodeProgram(Program):
     """A workflow function as the kernel sees it."""
 
     def __init__(
@@ -56,15 +56,15 @@ class CodeProgram:
             for one in self._signature.parameters.values()
         ]
         self.returns = hints.get("return", Any)
-        self.errors: dict[str, type[BaseException]] = {}
+        self.errors: Mapping[str, type[BaseException]] = {}
         self.rules = NONE
         self._reach: Reach | None = None
         self._mentions: Mentions | None = None
 
     @property
-    def signature(self) -> inspect.Signature:
+    def signature(self) -> str:
         """How it is called."""
-        return self._signature
+        return str(self._signature).replace("'", "")
 
     def takes(self, codec: Codec) -> Signature:
         """What it is called with, for callers that do not have it."""
@@ -93,6 +93,10 @@ class CodeProgram:
         if self._mentions is None:
             self._mentions = mentions(self._fn)
         return self._mentions
+
+    def children(self) -> Sequence[Program]:
+        """The workflows that the function can be seen to call."""
+        return workflows(self._fn)
 
     def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past = NO_PAST) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""

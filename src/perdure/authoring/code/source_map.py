@@ -15,6 +15,7 @@ from perdure.authoring.code.call_graph import Walk, codes_of, is_users
 from perdure.authoring.code.loop import short
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.source_map import Arms, Mentions
+from perdure.kernel.program import Program
 
 # What the functions of perdure and asyncio are called in op paths.
 _OPS = {
@@ -103,7 +104,7 @@ def _name(found: Any) -> str:
     spec = getattr(found, "spec", None)
     if isinstance(spec, StepSpec):
         return spec.name
-    if hasattr(type(found), "open") and isinstance(getattr(found, "fn", None), FunctionType):
+    if isinstance(getattr(found, "fn", None), FunctionType) and isinstance(found, Program):
         return str(found.name)
     module, name = str(getattr(found, "__module__", "")), str(getattr(found, "__name__", ""))
     return _OPS.get((module.partition(".")[0], name), "")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.errors import Diverged, NotDecodable, PerdureError
-from perdure.kernel.commands import CancelOp, Command, Finish, Program
+from perdure.kernel.commands import CancelOp, Command, Finish
 from perdure.kernel.divergence.explain import Evidence, explain, recorded_op, wished_op
 from perdure.kernel.divergence.model import OpView
-from perdure.kernel.divergence.source_map import mentions_of
+from perdure.kernel.divergence.source_map import NOTHING
 from perdure.kernel.events import Batch, ChildStarted
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Program
 from perdure.kernel.replay import Replay, Resolve
 from perdure.kernel.values.failures import rebuild, type_name
 
@@ -89,9 +90,9 @@ def explained(error: Diverged, trace: Replay, batches: Sequence[Batch], programs
                 children[event.op] = event.program, event.version
             seq += 1
     asker = max((path for path in children if not path or error.op.startswith(path + "/")), key=len)
-    evidence = msgspec.structs.replace(
-        evidence, before=before, after=after, mentions=mentions_of(_program(programs, *children[asker]))
-    )
+    program = _program(programs, *children[asker])
+    mentions = NOTHING if program is None else program.mentions()
+    evidence = msgspec.structs.replace(evidence, before=before, after=after, mentions=mentions)
     return Diverged(error.seq, explain(evidence))
 
 

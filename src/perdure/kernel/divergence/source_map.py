@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -59,13 +58,6 @@ class Mentions(msgspec.Struct, frozen=True):
 
 
 NOTHING = Mentions()
-
-
-def mentions_of(program: Any) -> Mentions:
-    """What a program mentions, where it can tell."""
-    tell = getattr(program, "mentions", None)
-    found: Mentions = NOTHING if tell is None else tell()
-    return found
 
 
 def _file(source: str) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from perdure.errors import InvalidRule
-from perdure.kernel.policies.rules import NONE, Rules, RulesLike, rules_data, rules_of
+from perdure.kernel.policies.rules import Rules, RulesLike, rules_data, rules_of
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Program
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -35,35 +38,28 @@ def together(reaches: Iterable[Reach]) -> Reach:
     )
 
 
-def reach_of(program: Any) -> Reach:
-    """The steps of a program, where it can tell."""
-    tell = getattr(program, "reach", None)
-    found: Reach = UNKNOWN if tell is None else tell()
-    return found
-
-
-def check_program(program: Any) -> None:
+def check_program(program: Program) -> None:
     """Raise InvalidRule where a program has a rule for a step that it does not call."""
-    rules: Rules = getattr(program, "rules", NONE)
+    rules = program.rules
     if rules.rules:
-        check_names(rules, reach_of(program), f"@workflow {program.name}", f"the workflow {program.name!r}")
+        check_names(rules, program.reach(), f"@workflow {program.name}", f"the workflow {program.name!r}")
 
 
-def run_rules(given: RulesLike, program: Any) -> dict[str, Any] | None:
+def run_rules(given: RulesLike, program: Program | None) -> dict[str, Any] | None:
     """The rules of a new run as its journal keeps them; raises InvalidRule where one is wrong or matches nothing."""
     rules, where = rules_of(given, "start(rules=...)"), "start(rules=...)"
     if rules.rules and program is not None:
-        check_names(rules, reach_of(program), where, f"the workflow {program.name!r}")
+        check_names(rules, program.reach(), where, f"the workflow {program.name!r}")
     return rules_data(rules, where)
 
 
-def engine_strangers(rules: Rules, programs: Iterable[Any]) -> list[str]:
+def engine_strangers(rules: Rules, programs: Iterable[Program]) -> list[str]:
     """What to say of an engine's rules for names that none of its programs is seen to call.
 
     One list may serve several engines, so that is no error. A name that is surely not here and much like one that is
     raises InvalidRule.
     """
-    reach = together(reach_of(program) for program in programs)
+    reach = together(program.reach() for program in programs)
     told = []
     for place, name, near in strangers(rules, reach, "Engine(rules=...)"):
         reason = unmatched(name, near, reach, "this engine")

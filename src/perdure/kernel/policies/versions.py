@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-import msgspec
-
 from perdure.errors import UnknownProgram, UnknownVersion, UsageError
-from perdure.kernel.commands import Program
 from perdure.kernel.ids import BUILT_IN, check_version, version_order
-
-
-class Defined(msgspec.Struct, frozen=True):
-    """Where and when a program was defined: one that is defined again has the same place, and a higher number."""
-
-    place: tuple[str, str]
-    """Its module and its qualified name."""
-    source: str
-    """Its file and line."""
-    number: int
+from perdure.kernel.program import Program
 
 
 class Programs(Mapping[str, Program]):
@@ -47,7 +35,7 @@ class Programs(Mapping[str, Program]):
         known = versions.get(program.version)
         if known is None or known is program:
             return
-        here, there = getattr(known, "defined", None), getattr(program, "defined", None)
+        here, there = known.defined, program.defined
         if here is None or there is None:
             return
         if here.place != there.place:
@@ -116,7 +104,7 @@ class Programs(Mapping[str, Program]):
             return self._newest[name]
         if version in versions:
             return versions[version]
-        heirs = [known for known, program in versions.items() if version in getattr(program, "accepts", ())]
+        heirs = [known for known, program in versions.items() if version in program.accepts]
         if not heirs:
             raise UnknownVersion(name, version, tuple(sorted(versions, key=version_order)))
         return versions[max(heirs, key=version_order)]

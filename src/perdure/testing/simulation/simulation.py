@@ -18,9 +18,10 @@ from perdure.config import Recovery
 from perdure.engine import locks
 from perdure.engine.steps import StepRunner
 from perdure.errors import StoreUnavailable, UsageError
-from perdure.kernel.commands import Program, StepSpec
+from perdure.kernel.commands import StepSpec
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.program import Program
 from perdure.orchestrator import service
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation.checks import check_journal, unfinished

@@ -1,0 +1,121 @@
+"""What can be run: the protocol that a new kind of program implements. Describes, never executes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import UsageError
+from perdure.kernel.commands import Command
+from perdure.kernel.divergence.source_map import NOTHING, Mentions
+from perdure.kernel.events import AnyEvent, RunStarted
+from perdure.kernel.policies.rule_names import UNKNOWN, Reach
+from perdure.kernel.policies.rules import NONE, Rules
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.signatures import Signature
+
+if TYPE_CHECKING:
+    from perdure.kernel.patches import Past
+
+
+class Execution(Protocol):
+    """One run of a program in memory: a state machine that is fed facts and wishes for things.
+
+    `advance` must depend on nothing but the events it has been fed, in their order.
+    """
+
+    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
+        """Take one fact in, and return what the program wishes for next."""
+        ...
+
+    def close(self) -> None:
+        """Release everything held; no further event will come."""
+        ...
+
+
+class Defined(msgspec.Struct, frozen=True):
+    """Where and when a program was defined: one that is defined again has the same place, and a higher number."""
+
+    place: tuple[str, str]
+    """Its module and its qualified name."""
+    source: str
+    """Its file and line."""
+    number: int
+
+
+@runtime_checkable
+class Program(Protocol):
+    """What can be run: a workflow in code, a graph, a flow. Derive from this class.
+
+    A new kind of program must answer three things: its `name`, its `version`, and `open()`, a fresh state machine for
+    one run. Everything else has an answer here that means "not known": each one that a program gives adds something.
+
+    - `accepts`, `rules`, `defined`: runs of older versions, policies of its steps, a definition that replaces another.
+    - `returns`, `errors`: results and exceptions of its runs come back as the types they were.
+    - `encode_input`, `check_input`, `takes`, `signature`: arguments are kept by name and refused where they are wrong.
+    - `reach`, `mentions`, `source_hash`, `children`: what its code can be seen to do, for advice, capsules and tests.
+    """
+
+    name: str
+    version: str = "1"
+    # Older versions whose runs this program can continue.
+    accepts: tuple[str, ...] = ()
+    # The type of its result.
+    returns: Any = Any
+    # Exception classes that can be found through no module, by name.
+    errors: Mapping[str, type[BaseException]] = MappingProxyType({})
+    # The policies of its steps.
+    rules: Rules = NONE
+    # Where and when it was defined, for a program that may be defined again in one process.
+    defined: Defined | None = None
+
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past) -> Execution:
+        """A fresh execution that has been fed nothing yet; `past` is what its journal says beforehand."""
+        ...
+
+    def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
+        """The arguments of a call as JSON. Raises TypeError for a call that does not fit, where that is known."""
+        return encode_arguments(self.name, args, kwargs, codec)
+
+    def check_input(self, input: Raw, codec: Codec) -> object:
+        """Raise NotDecodable for stored input that it cannot be called with, where that is known."""
+        return None
+
+    def takes(self, codec: Codec) -> Signature | None:
+        """What it is called with, for callers in other processes; None where that is not known."""
+        return None
+
+    @property
+    def signature(self) -> str:
+        """How it is called, for messages."""
+        return "(...)"
+
+    def reach(self) -> Reach:
+        """The steps that it can be seen to call: a rule for another name is a mistake."""
+        return UNKNOWN
+
+    def mentions(self) -> Mentions:
+        """At which lines of its source it names ops: an explanation of a divergence points there."""
+        return NOTHING
+
+    def source_hash(self) -> str:
+        """A fingerprint of its source, which a capsule keeps; empty where there is none."""
+        return ""
+
+    def children(self) -> Sequence[Program]:
+        """The programs that it can be seen to run as children."""
+        return ()
+
+
+def encode_arguments(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
+    """The arguments of a program whose parameters are not known: an object of keywords, or a list of positions."""
+    if args and kwargs:
+        raise UsageError(
+            f"call({name!r}, ...) mixes positional and keyword arguments for a program that is not loaded here; pass "
+            "all of them by keyword"
+        )
+    return codec.encode(kwargs or list(args), f"an argument of {name}")
