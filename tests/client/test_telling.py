@@ -179,7 +179,7 @@ async def test_a_body_that_asks_for_nonsense_is_told_so_and_goes_on(told: tuple[
     found = await (await engine.start(refusals(), id="refusals")).result(PATIENCE)
     assert [message.partition(":")[0] for message in found] == (
         ["InvalidName"] * 4
-        + ["ValueError", "TypeError", "InvalidName", "NotSerializable"]
+        + ["WrongValue", "WrongValue", "InvalidName", "NotSerializable"]
         + ["UsageError"] * 4
-        + ["ValueError", "UsageError"]
+        + ["WrongValue", "UsageError"]
     ), found
