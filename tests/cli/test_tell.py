@@ -95,12 +95,18 @@ async def test_a_run_is_told_from_the_command_line_and_goes_on_with_the_next_eng
 
 async def test_open_questions_are_listed_with_the_command_to_type(store: str, cli: Cli) -> None:
     none = await aside(cli, "approvals", "ls", "--store", store)
-    assert (none.code, none.out, "nothing is asked" in none.err) == (0, "", True)
+    assert (none.code, none.out, "no approval is open" in none.err) == (0, "", True)
     await aside(cli, "signal", "p1", "picked-up", "--input", '"Ann"', "--store", store)
     await until_it_asks(store)
     shown = await aside(cli, "approvals", "ls", "--store", store)
     assert shown.code == 0
-    for part in ("ship (ship:0)", "p1 of parcel", "anyone", f"--input '{{\"ok\":true}}' --store {store}"):
+    for part in (
+        "ship (ship:0)",
+        "run        p1",
+        "program    parcel",
+        "anyone",
+        f"--input '{{\"ok\":true}}' --store {store}",
+    ):
         assert part in shown.out
     [asked] = (await aside(cli, "approvals", "ls", "--store", store, "--json")).json["approvals"]
     assert (asked["id"], asked["name"], asked["path"], asked["approvers"]) == ("p1", "ship", "ship:0", [])

@@ -1,4 +1,4 @@
-"""`perdure approvals`: what people are asked, and what to type to answer."""
+"""`perdure approvals`: the open approvals, with the commands that answer them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from perdure.cli.output import note, pairs, value_text, when, write_json
 from perdure.client.queries import Asking
 from perdure.client.views import ApprovalView
 
-app = App(name="approvals", help="See what people are asked.")
+app = App(name="approvals", help="List open approvals.")
 
 
 @app.command(sort_key=1)
 def ls(
     *,
-    name: Annotated[str | None, Parameter(help="Only questions of this name.")] = None,
-    approver: Annotated[str | None, Parameter(help="Only questions that this person may answer now.")] = None,
-    program: Annotated[str | None, Parameter(help="Only questions of runs of this program.")] = None,
+    name: Annotated[str | None, Parameter(help="Only approvals of this name.")] = None,
+    approver: Annotated[str | None, Parameter(help="Only approvals that this person may answer now.")] = None,
+    program: Annotated[str | None, Parameter(help="Only approvals of runs of this program.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
-    """List every question that is open, the oldest first, and what to type to answer it."""
+    """List every open approval, the oldest first, with the commands that answer it."""
 
     async def ask() -> Sequence[ApprovalView]:
         async with Asking(opened(store)) as client:
@@ -38,7 +38,7 @@ def ls(
         write_json({"approvals": found})
         return
     if not found:
-        note("nothing of that kind is asked" if name or approver or program else "nothing is asked")
+        note("no open approval matches" if name or approver or program else "no approval is open")
         return
     where = [] if store == DEFAULT_STORE else ["--store", store]
     for number, asked in enumerate(found):
@@ -52,12 +52,13 @@ def _facts(asked: ApprovalView, approver: str | None, store: list[str]) -> list[
     by = ["--by", person] if person is not None else []
     given = [] if asked.schema is None else ["--input", msgspec.json.encode(example(asked.schema)).decode()]
     return [
-        ("question", f"{asked.name} ({asked.path})"),
-        ("run", f"{asked.id} of {asked.program}"),
+        ("approval", f"{asked.name} ({asked.path})"),
+        ("run", asked.id),
+        ("program", asked.program),
         ("request", value_text(asked.request, 1000) if asked.request is not None else ""),
         ("answer", value_text(asked.schema, 1000) if asked.schema is not None else "anything"),
         ("asked", when(asked.asked_at)),
-        ("of", ", ".join(asked.approvers) or "anyone"),
+        ("approvers", ", ".join(asked.approvers) or "anyone"),
         ("escalates", when(asked.escalates_at)),
         ("expires", when(asked.deadline)),
         ("to accept", shlex.join(["perdure", "approve", asked.id, asked.path, *given, *by, *store])),
@@ -66,7 +67,7 @@ def _facts(asked: ApprovalView, approver: str | None, store: list[str]) -> list[
 
 
 def example(schema: Any) -> Any:
-    """A value of the shape that a JSON Schema asks for, to be filled in by a person."""
+    """A value that fits a JSON Schema, for a person to fill in."""
     return _example(schema, schema, 0)
 
 

@@ -29,7 +29,7 @@ COMMANDS = {
     "signal": ("perdure.cli.messages:signal", "Send a run a signal."),
     "approve": ("perdure.cli.messages:approve", "Answer a question of a run."),
     "reject": ("perdure.cli.messages:reject", "Say no to a question of a run."),
-    "approvals": ("perdure.cli.approvals:app", "See what people are asked: ls."),
+    "approvals": ("perdure.cli.approvals:app", "List open approvals: ls."),
     "cancel": ("perdure.cli.messages:cancel", "Ask a run to end."),
     "pause": ("perdure.cli.messages:pause", "Let no new step of a run begin."),
     "resume": ("perdure.cli.messages:resume", "Let a paused run go on."),

@@ -91,31 +91,31 @@ class Section:
 
 RECOVERY = {
     "enabled": Key(FLAG, "whether runs of dead orchestrators are taken over", "enabled"),
-    "check_interval": Key(SECONDS, "how often such runs are looked for", "checkIntervalSecs"),
-    "max_startup": Key(COUNT, "how many runs are loaded at a time at the start", "maxStartupRecovery"),
-    "max_claims": Key(COUNT, "how many runs of others are claimed at a time later", "maxClaimsPerCheck"),
-    "lease": Key(SECONDS, "how long an orchestrator's name stays taken after its last sign of life"),
-    "grace": Key(SECONDS, "how long steps may go on when the engine is left"),
+    "check_interval": Key(SECONDS, "how often to check for such runs", "checkIntervalSecs"),
+    "max_startup": Key(COUNT, "how many runs are loaded at a time at start-up", "maxStartupRecovery"),
+    "max_claims": Key(COUNT, "how many runs are claimed at a time after start-up", "maxClaimsPerCheck"),
+    "lease": Key(SECONDS, "how long an orchestrator's lease lasts after its last heartbeat"),
+    "grace": Key(SECONDS, "how long running steps get when the engine closes"),
     "quarantine": Key(COUNT, "after how many takeovers without progress a run is parked; 0: never"),
-    "snapshot": Key(COUNT, "after how many events that are done with a snapshot is stored; 0: never"),
+    "snapshot": Key(COUNT, "after how many finished events a snapshot is stored; 0: never"),
 }
 LIMITS = {
     "blob": Key(COUNT, "bytes above which a value goes to the blob store"),
     "payload": Key(COUNT, "bytes above which a value is refused"),
-    "history": Key(COUNT, "bytes above which a journal takes no more"),
+    "history": Key(COUNT, "bytes above which a journal accepts no more events"),
 }
 RETENTION = {
     "older_than": Key(SECONDS, "how long ago a run must have ended to be pruned"),
     "statuses": Key(NAMES, "how it must have ended"),
-    "every": Key(SECONDS, "how long it is from one pass to the next"),
-    "archive": Key(TEXT, "a directory for capsules of what goes"),
+    "every": Key(SECONDS, "how long to wait between two passes"),
+    "archive": Key(TEXT, "a directory for capsules of the pruned runs"),
 }
 QUEUE: dict[str, Key | Section] = {
-    "concurrency": Key(COUNT, "how many of its runs may be under way at once"),
+    "concurrency": Key(COUNT, "how many of its runs may be in progress at once"),
     "per_key": Key(COUNT, "how many of those may have the same key"),
     "rate": Section(
-        {"count": Key(COUNT, "how many may begin"), "per": Key(SECONDS, "in which time")},
-        "how many may begin in a while",
+        {"count": Key(COUNT, "how many may begin"), "per": Key(SECONDS, "within this time")},
+        "how many may begin within a time",
     ),
 }
 STORAGE = {
@@ -124,30 +124,32 @@ STORAGE = {
     "autoMigrate": Key(
         FLAG, "whether an engine may create and change the schema, on SQLite and PostgreSQL", "autoMigrate"
     ),
-    "maxConnections": Key(COUNT, "connections that read at once, on SQLite, PostgreSQL and Redis", "maxConnections"),
+    "maxConnections": Key(
+        COUNT, "how many connections read at once, on SQLite, PostgreSQL and Redis", "maxConnections"
+    ),
 }
 LEASE_MANAGER = {
     "type": Key(TEXT, "none, etcd, or store", "type"),
     "endpoints": Key(NAMES, "the members of etcd, as http://host:2379", "endpoints"),
-    "prefix": Key(TEXT, "what keys in etcd begin with"),
-    "user": Key(TEXT, "whom etcd knows us as"),
-    "password": Key(TEXT, "with which password"),
+    "prefix": Key(TEXT, "the prefix of all keys in etcd"),
+    "user": Key(TEXT, "the user name for etcd"),
+    "password": Key(TEXT, "the password of that user"),
     "ca": Key(TEXT, "a file with the authority that signed etcd's certificate"),
-    "cert": Key(TEXT, "a file with our certificate"),
-    "key": Key(TEXT, "a file with the key of our certificate"),
+    "cert": Key(TEXT, "a file with the client's certificate"),
+    "key": Key(TEXT, "a file with the key of the client's certificate"),
 }
 KEYS = Section(
     {
         "store": Key(TEXT, "URL of the store"),
-        "leases": Key(TEXT, "URL of leases that are kept beside the store, or none for a single orchestrator"),
+        "leases": Key(TEXT, "URL of leases outside the store, or none for a single orchestrator"),
         "name": Key(TEXT, "the orchestrator's name"),
         "module": Key(TEXT, "the module or file whose workflows a worker executes"),
         "durability": Key(TEXT, "sync, relaxed, async, exit, every(n) or manual"),
-        "reuse": Key(TEXT, "what a start does under an id that exists: return_existing, reject_duplicate, ..."),
-        "stream": Key(TEXT, "when what steps show is written: immediate, on_complete or batched(20, 0.5)"),
+        "reuse": Key(TEXT, "what a start does if the id exists: return_existing, reject_duplicate, ..."),
+        "stream": Key(TEXT, "when what steps emit is written: immediate, on_complete or batched(20, 0.5)"),
         "max_concurrency": Key(COUNT, "how many steps run at once"),
         "threads": Key(COUNT, "how many `def` steps run at once"),
-        "serves": Key(NAMES, "the queues whose runs are taken; otherwise all runs"),
+        "serves": Key(NAMES, "the queues that it serves; otherwise all runs"),
         "recovery": Section(RECOVERY, "how runs that lost their owner are looked after"),
         "limits": Section(LIMITS, "how large values and journals may become"),
         "retention": Section(RETENTION, "which runs are pruned by themselves; none without it"),
