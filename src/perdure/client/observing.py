@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from perdure.errors import UsageError
-from perdure.kernel.values.failures import message_of, pressed
+from perdure.kernel.values.failures import message_of
+from perdure.kernel.values.raised import pressed
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")

@@ -34,6 +34,7 @@ from perdure.kernel.ids import MAX_REASON, check_text, step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import Failure, describe, is_any_of, rebuild, type_name
+from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:
     from perdure.engine.driver import Driver
@@ -246,8 +247,8 @@ class Attempts:
                     self.large[outcome.op] = carried.large
                     event = replace(outcome, value=carried.large)
                 self._driver.record_as(event, outcome)
-        except Exception as broken:
-            self._driver.broke(broken)
+        except BaseException as broken:
+            self._driver.broke(contained(broken))
 
     def _remember(self, call: Call, carried: Carried) -> None:
         """Keep what an attempt came to that was given up, until the journal says so: if it never does, it counts."""
@@ -293,8 +294,8 @@ class Attempts:
             if self._services.runner.idle:
                 # No other run is about to end and share the commit: waiting for the next turn gains nothing.
                 self._services.writer.hurry()
-        except Exception as broken:
-            self._driver.broke(broken)
+        except BaseException as broken:
+            self._driver.broke(contained(broken))
 
     def _kept(self, call: Call, value: Any) -> StepSucceeded | None:
         """The outcome of a step that returned; None while its value is being stored. Raises what cannot be kept."""
@@ -330,8 +331,8 @@ class Attempts:
             value = self.large[op] = Raw(data)
             recorded = StepSucceeded(op, NULL, call.attempt, blob, call.failed is not None)
             self._driver.record_as(replace(recorded, value=value), recorded)
-        except Exception as broken:
-            self._driver.broke(broken)
+        except BaseException as broken:
+            self._driver.broke(contained(broken))
 
     def _failed(self, call: Call, error: BaseException) -> None:
         spec, codec = call.command.spec, self._services.codec
@@ -339,7 +340,8 @@ class Attempts:
             bailed = self._bailed(call, error)
         except PerdureError as not_kept:
             bailed, error = None, not_kept
-        except Exception as broken:
+        except BaseException as broken:
+            broken = contained(broken)
             # A StepBailed that was made by hand may lack anything. The step has failed, and its caller is told.
             bailed = None
             error = UsageError(

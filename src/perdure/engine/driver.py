@@ -29,6 +29,7 @@ from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.replay import Replay
 from perdure.kernel.values.failures import describe
+from perdure.kernel.values.raised import contained
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")
@@ -152,8 +153,8 @@ class Driver:
         """As `wake`, from a callback of the loop."""
         try:
             self.wake()
-        except Exception as error:
-            self.broke(error)
+        except BaseException as error:
+            self.broke(contained(error))
 
     def wake(self) -> None:
         """Do what is due."""
@@ -307,8 +308,8 @@ class Driver:
             self._pump(None)
             if self.held:
                 self.wake()
-        except Exception as error:
-            self.broke(error)
+        except BaseException as error:
+            self.broke(contained(error))
 
     def _touch(self) -> None:
         self.outbox.wanted = True
@@ -319,8 +320,8 @@ class Driver:
         try:
             if not self.closed:
                 self._touch()
-        except Exception as error:
-            self.broke(error)
+        except BaseException as error:
+            self.broke(contained(error))
 
     def _keep_values(self) -> bool:
         """Whether the values that wishes carry can be recorded now; a large one is stored apart first."""
@@ -386,8 +387,8 @@ class Driver:
             try:
                 if not task.cancelled():
                     then(task.exception() or task.result())
-            except Exception as error:
-                self.broke(error)
+            except BaseException as error:
+                self.broke(contained(error))
 
         store = self.services.payloads.offload_patiently(data, what, self._gone)
         self.services.loop.create_task(store).add_done_callback(stored)

@@ -24,7 +24,8 @@ from perdure.engine.streams import drain_in_thread
 from perdure.errors import UsageError
 from perdure.kernel.context import RunContext
 from perdure.kernel.values.codec import Codec
-from perdure.kernel.values.failures import Failure, describe, is_any_of, pressed
+from perdure.kernel.values.failures import Failure, describe, is_any_of
+from perdure.kernel.values.raised import pressed
 
 
 class Raised(Exception):

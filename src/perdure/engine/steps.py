@@ -21,7 +21,7 @@ from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call
 from perdure.kernel.values.codec import Codec
-from perdure.kernel.values.failures import pressed
+from perdure.kernel.values.raised import contained, pressed
 from perdure.ports.clock import Clock
 
 if TYPE_CHECKING:
@@ -182,8 +182,8 @@ class StepRunner:
         """Do what can be done before it begins, while there is time."""
         try:
             attempt.arguments = self._arguments(attempt.call.command)
-        except Exception:
-            pass  # what is wrong with them is its outcome once it begins
+        except BaseException as error:
+            contained(error)  # what is wrong with them is its outcome once it begins
 
     def start(self, attempt: Attempt) -> None:
         """Launch an attempt now, or as soon as there is room."""
@@ -261,17 +261,17 @@ class StepRunner:
                     begun = self._counting(attempt)
                 work = self._work(spec, args, kwargs, attempt, context, begun)
             task: asyncio.Future[Any] = self.loop.create_task(work, context=context)
-        except Exception as error:  # a wrong call, arguments that do not fit their annotations, or a fault of ours
+        except BaseException as error:  # a wrong call, arguments that do not fit their annotations, or a fault of ours
             task = self.loop.create_future()
-            task.set_exception(error)
+            task.set_exception(contained(error))
         attempt.launched(task)
         try:
             if begun is None:
                 self._count(attempt, spec.timeout, spec.heartbeat)
             elif attempt.context.ends is not None:
                 self._count(attempt, None, None)  # the deadline of the run does not wait for a thread
-        except Exception as error:  # its own outcome, and not that of the attempt whose end made room for it
-            attempt.give_up(error)
+        except BaseException as error:  # its own outcome, and not that of the attempt whose end made room for it
+            attempt.give_up(contained(error))
 
     def _count(self, attempt: Attempt, timeout: float | None, heartbeat: float | None) -> None:
         if attempt.call.failed is not None:

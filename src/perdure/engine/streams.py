@@ -19,6 +19,7 @@ from msgspec import Raw
 from perdure.errors import HistoryTooLarge, PayloadTooLarge, StepCancelled
 from perdure.kernel.events import ChunkAppended, StepProgressed
 from perdure.kernel.plan import Call
+from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:
     from perdure.engine.driver import Driver
@@ -300,8 +301,8 @@ class Channel:
                 return  # it comes back when its append has arrived, the run has caught up, or another driver took over
             self._record(self._take(everything=False))
             self._set_timer()
-        except Exception as error:
-            driver.broke(error)
+        except BaseException as error:
+            driver.broke(contained(error))
 
     def _set_timer(self) -> None:
         moments = []

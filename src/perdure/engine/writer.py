@@ -11,6 +11,7 @@ from typing import Protocol
 from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.errors import StoreUnavailable
+from perdure.kernel.values.raised import contained
 from perdure.ports.journal import Answer, Append, Appended, Conflict, Full, Journal, Outcome
 
 log = logging.getLogger("perdure")
@@ -79,15 +80,16 @@ class Writer:
             dirty, self._dirty = self._dirty, {}
         try:
             self._deadline.enforce()  # evicts every run if it has passed: then none of them has anything to write
-        except Exception:
+        except BaseException as error:
+            contained(error)
             log.exception("runs could not be stopped at the end of the lease; writing continues")
         sources: list[Source] = []
         appends: list[Append] = []
         for source in dirty:
             try:
                 append = source.take()
-            except Exception as error:
-                self._on_broken(source, error)
+            except BaseException as error:
+                self._on_broken(source, contained(error))
                 continue
             if append is not None:
                 sources.append(source)
@@ -98,16 +100,16 @@ class Writer:
         self._busy = True
         try:
             outcomes = self._journal.append(appends)
-        except Exception as error:
-            self._refused(sources, error)
+        except BaseException as error:
+            self._refused(sources, contained(error))
             return
         if isinstance(outcomes, Answer):
             outcomes.then(lambda said: self._said(sources, said))
             for source in sources:
                 try:
                     source.meanwhile()
-                except Exception as error:
-                    self._on_broken(source, error)
+                except BaseException as error:
+                    self._on_broken(source, contained(error))
         elif isinstance(outcomes, Awaitable):
             future = asyncio.ensure_future(outcomes)
             future.add_done_callback(lambda done: self._answered(sources, done))
@@ -136,8 +138,8 @@ class Writer:
                 else:
                     assert isinstance(outcome, Conflict | Full)
                     self._on_conflict(source, outcome)
-            except Exception as error:
-                self._on_broken(source, error)
+            except BaseException as error:
+                self._on_broken(source, contained(error))
         for source in sources[len(outcomes) :]:
             self._on_broken(source, IndexError("the store gave no outcome for what was appended"))
         self._next()
@@ -154,8 +156,8 @@ class Writer:
             try:
                 if self._on_refused(source, error):
                     self._dirty[source] = None
-            except Exception as broken:
-                self._on_broken(source, broken)
+            except BaseException as broken:
+                self._on_broken(source, contained(broken))
         if not self._dirty:
             self._next()
             return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from perdure.engine.driver import Driver
 from perdure.errors import PerdureError, StoreUnavailable
 from perdure.kernel.events import FROM_OUTSIDE, Batch
+from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:
     from perdure.orchestrator.orchestrator import Orchestrator
@@ -62,8 +63,10 @@ class Tails:
         try:
             while not await self._try_to_read(driver):
                 await asyncio.sleep(AGAIN_SECONDS)
-        except Exception as error:
-            self._orchestrator.broke(driver, error)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            self._orchestrator.broke(driver, contained(error))
         finally:
             self._over(driver.run_id, reading)
 

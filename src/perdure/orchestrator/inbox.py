@@ -10,6 +10,7 @@ from perdure.engine.driver import NotKnown
 from perdure.kernel.events import CancelRequested, RunFinished, RunStatus
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.state import RunState
+from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:
     from perdure.orchestrator.orchestrator import Orchestrator
@@ -50,8 +51,8 @@ class Teller:
                 answer.set_result((None, None))
                 return
             verdict = decide(driver.state)
-        except Exception as error:
-            answer.set_exception(error)
+        except BaseException as error:
+            answer.set_exception(contained(error))
             return
         try:
             events = verdict if isinstance(verdict, Sequence) else ()
@@ -59,8 +60,8 @@ class Teller:
             durable = driver.accept(*events) if events or not driver.saved else None
             orchestrator.acknowledge(driver)
             answer.set_result((Accepted() if isinstance(verdict, Sequence) else verdict, durable))
-        except Exception as error:
-            orchestrator.broke(driver, error)
+        except BaseException as error:
+            orchestrator.broke(driver, contained(error))
             answer.set_result((None, None))  # the caller asks again, and tells the journal then
 
     async def terminate(self, run_id: str, reason: str) -> bool:
@@ -76,8 +77,8 @@ class Teller:
         if driver is not None and here:
             try:
                 driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
-            except Exception as error:
-                self._orchestrator.broke(driver, error)
+            except BaseException as error:
+                self._orchestrator.broke(driver, contained(error))
                 here = False
         if not done.done():
             done.set_result(here)

@@ -17,6 +17,7 @@ from perdure.kernel.plan import Plan, expire, is_late
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.values.raised import contained
 from perdure.orchestrator.admissions import may_begin
 from perdure.orchestrator.heartbeat import follows
 from perdure.orchestrator.rehearsal import play
@@ -139,7 +140,8 @@ class Loading:
         """Do something with one run; what goes wrong parks that run and keeps no other from being loaded."""
         try:
             return work(one)
-        except Exception as error:
+        except BaseException as raised:
+            error = contained(raised)
             orchestrator = self._orchestrator
             orchestrator.parking.tried.add(one.run_id)
             orchestrator.spawn(orchestrator.parking.park_unread(one.run_id, f"{type(error).__name__}: {error}"))
@@ -379,7 +381,8 @@ class Loading:
             orchestrator.locks.join(state)
             driver.wake()
             orchestrator.acknowledge(driver)
-        except Exception as error:  # whatever it is, it stops this run and no other
+        except BaseException as raised:  # whatever it is, it stops this run and no other
+            error = contained(raised)
             if run_id in orchestrator.active:
                 orchestrator.drop(orchestrator.active[run_id])
             orchestrator.locks.left(run_id)

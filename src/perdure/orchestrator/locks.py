@@ -21,6 +21,7 @@ from perdure.kernel.ids import step_key
 from perdure.kernel.inbound import unpark
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.state import RunState
+from perdure.kernel.values.raised import contained
 from perdure.ports.journal import Append, append_one
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ class RunLocks:
     def _over(self, run_id: str, task: asyncio.Task[None]) -> None:
         """A wait for a lock has ended. One that raised would leave its run waiting for ever."""
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
-            self._broke(run_id, error)
+        if error is not None:
+            self._broke(run_id, contained(error))
 
     def _broke(self, run_id: str, error: Exception) -> None:
         driver = self._orchestrator.active.get(run_id)
@@ -157,8 +158,8 @@ class RunLocks:
                 if before is not None and op in driver.state.locks:
                     # A run that is tried again: what it did before under the lock, it did under another token.
                     driver.record(ValueRecorded(op, "lock", token))
-        except Exception as error:
-            self._orchestrator.broke(driver, error)
+        except BaseException as error:
+            self._orchestrator.broke(driver, contained(error))
 
     def _give_up(self, run_id: str, op: str) -> None:
         task = self._waits.get(run_id, {}).pop(op, None)
@@ -260,8 +261,8 @@ class RunLocks:
         if driver is not None and not self._orchestrator.closing:
             try:
                 self._orchestrator.restart(driver)
-            except Exception as error:
-                self._orchestrator.broke(driver, error)
+            except BaseException as error:
+                self._orchestrator.broke(driver, contained(error))
 
     def close(self) -> None:
         """Stop waiting, and leave what runs hold to whoever goes on with them."""

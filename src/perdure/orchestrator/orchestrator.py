@@ -31,6 +31,7 @@ from perdure.kernel.projection import RunRow, row
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.raised import contained
 from perdure.orchestrator.admissions import Admissions
 from perdure.orchestrator.catch_up import Tails
 from perdure.orchestrator.inbox import Teller
@@ -161,10 +162,10 @@ class Orchestrator:
             driver = Driver(self.services, replay, durability(started.durability), variables)
             self.active[run_id] = driver
             driver.record(recorded, RunClaimed(self.name, 1, self.session))
-        except Exception as error:
+        except BaseException as error:
             if run_id in self.active:
                 self.drop(self.active[run_id])
-            self._accepting.pop(run_id).set_exception(error)
+            self._accepting.pop(run_id).set_exception(contained(error))
 
     # --- runs that come back --------------------------------------------------------------------------------------
 
@@ -175,9 +176,9 @@ class Orchestrator:
         def call() -> None:
             try:
                 function()
-            except Exception as error:
+            except BaseException as error:
                 if not done.done():
-                    done.set_exception(error)
+                    done.set_exception(contained(error))
             finally:
                 if not done.done():
                     done.set_result(None)
@@ -286,8 +287,8 @@ class Orchestrator:
             self.drop(driver)
             if due is not None:
                 self.on_due(due)
-        except Exception as error:
-            self.broke(driver, error)
+        except BaseException as error:
+            self.broke(driver, contained(error))
 
     def settle(self, driver: Driver) -> None:
         """See to a run that has taken in what others wrote."""
@@ -310,7 +311,8 @@ class Orchestrator:
         self.lingering.forget(driver)
         try:
             driver.close()
-        except Exception as error:
+        except BaseException as error:
+            contained(error)
             log.error("run %r did not leave memory in good order", driver.id, exc_info=error)
 
     def _on_broken(self, source: Source, error: Exception) -> None:
@@ -429,9 +431,9 @@ class Orchestrator:
             return
         try:
             replay = self.replay(started, old.run_id, batches)
-        except Exception as error:
+        except BaseException as error:
             self.drop(old)
-            self.spawn(self.parking.park(state, error))
+            self.spawn(self.parking.park(state, contained(error)))
             return
         new = self.driver(replay, batches, old.variables)
         self.active[old.run_id] = new
@@ -441,8 +443,8 @@ class Orchestrator:
             self.settle(new)
             if self.leaving:
                 new.release(self.name)
-        except Exception as error:
-            self.broke(new, error)
+        except BaseException as error:
+            self.broke(new, contained(error))
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
@@ -613,7 +615,8 @@ class Orchestrator:
     def _release(self, driver: Driver) -> None:
         try:
             driver.release(self.name)
-        except Exception as error:
+        except BaseException as error:
+            contained(error)
             # The next owner finds it as a crash would leave it.
             log.error("run %r could not be handed over in good order", driver.id, exc_info=error)
             self.drop(driver)

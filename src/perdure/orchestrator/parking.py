@@ -28,6 +28,7 @@ from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
+from perdure.kernel.values.raised import contained
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
 from perdure.ports.store import Store
@@ -155,12 +156,18 @@ class Parking:
     async def _parking(self, found: RunRow, parked: RunParked) -> Append | None:
         """The append that parks a run; None where nothing can be appended to it."""
         try:
-            state = fold(found.run_id, await self._store.journal.read(found.run_id))
-            return extend(state, [parked], self._clock.now())
+            batches: Sequence[Batch] = await self._store.journal.read(found.run_id)
         except StoreUnavailable:
             raise
-        except Exception:  # what cannot be folded may be what is wrong; its row and its head are enough
-            head = await self._store.journal.head(found.run_id)
+        except Exception:
+            batches = ()
+        if batches:
+            try:
+                return extend(fold(found.run_id, batches), [parked], self._clock.now())
+            except BaseException as error:
+                contained(error)  # Ctrl-C; what cannot be folded may be what is wrong
+        # Its row and its head are enough.
+        head = await self._store.journal.head(found.run_id)
         if head is None:
             return None
         batch = Batch(head.next_seq, self._clock.now(), [parked])

@@ -23,6 +23,7 @@ from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch, RunClaimed
 from perdure.kernel.policies.quarantine import fruitless, is_progress, last_claim, only_waits, poisoned
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.values.raised import contained
 from perdure.ports.journal import Append
 
 try:
@@ -208,8 +209,8 @@ class Quarantine:
                     claim = RunClaimed(orchestrator.name, driver.state.epoch + 1, orchestrator.session)
                     try:
                         accepted.append(driver.accept(claim))
-                    except Exception as error:
-                        orchestrator.broke(driver, error)
+                    except BaseException as error:
+                        orchestrator.broke(driver, contained(error))
 
         if drivers:
             await self._orchestrator.in_callback(acquit)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from perdure.kernel.events import Batch, RunClaimed, RunStarted
 from perdure.kernel.history.retry_points import rehearse as rehearse_retry
+from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:
     from perdure.orchestrator.orchestrator import Orchestrator
@@ -21,8 +22,8 @@ async def rehearse(orchestrator: Orchestrator, run_id: str, batches: Sequence[Ba
     def replay() -> None:
         try:
             play(orchestrator, run_id, started, whole)
-        except Exception as error:
-            failed.append(error)
+        except BaseException as error:
+            failed.append(contained(error))
 
     await orchestrator.in_callback(replay)
     if failed:

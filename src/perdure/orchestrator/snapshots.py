@@ -11,6 +11,7 @@ from perdure.errors import Corrupt, PerdureError, StoreUnavailable
 from perdure.kernel.events import Batch, SnapshotTaken
 from perdure.kernel.snapshot import decode_snapshot, encode_snapshot, newest
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.values.raised import contained
 from perdure.ports.journal import append_one
 from perdure.ports.store import Store
 
@@ -102,8 +103,8 @@ class Snapshots:
                 if orchestrator.active.get(run_id) is driver and not driver.stale and driver.state.finished is None:
                     try:
                         driver.record(event)
-                    except Exception as error:
-                        orchestrator.broke(driver, error)
+                    except BaseException as error:
+                        orchestrator.broke(driver, contained(error))
 
             await orchestrator.in_callback(record)
         except StoreUnavailable:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from perdure.errors import NotDurable
 from perdure.kernel.invocation import Invocation
-from perdure.kernel.values.failures import pressed
+from perdure.kernel.values.raised import pressed
 
 if TYPE_CHECKING:
     from perdure.authoring.code.body import Body

@@ -19,6 +19,7 @@ from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.events import RunStarted
 from perdure.kernel.policies.policy import CODE, CODE_FOR_WORKER, Policy, apply, check_policy, policy_data, suggest
 from perdure.kernel.policies.retry import ONCE
+from perdure.kernel.values.raised import brief, contained
 
 KINDS = ("step", "async", "thread", "cpu", "remote")
 
@@ -306,9 +307,9 @@ class Resolver:
         for one in self._rules:
             try:
                 matches = one.matches(step)
-            except Exception as error:
-                reason = f"its predicate raised {type(error).__name__}: {error} for the step {spec.name!r}"
-                return _refusing(spec, InvalidRule(f"rule({_show(one.matcher)})", reason), error)
+            except BaseException as error:
+                reason = f"its predicate raised {brief(error)} for the step {spec.name!r}"
+                return _refusing(spec, InvalidRule(f"rule({_show(one.matcher)})", reason), contained(error))
             if matches:
                 where = f"rule({_show(one.matcher)}) for the remote step {spec.name!r}"
                 try:

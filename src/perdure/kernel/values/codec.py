@@ -28,6 +28,7 @@ from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.values.annotations import Annotations, is_plain
 from perdure.kernel.values.limits import Limits
 from perdure.kernel.values.models import is_model, model_from, model_json, ordered_model
+from perdure.kernel.values.raised import brief, pressed
 from perdure.kernel.values.signatures import schema_of
 from perdure.kernel.values.types import Shapes, TypeCodec, base_value, name_of
 from perdure.kernel.values.value_versions import CannotMigrate
@@ -57,7 +58,9 @@ class Codec:
             data = self._encode(self._shapes.plain(value, False) if self._annotations.overrides else value)
             # msgspec writes NaN as null, so a null may be a value that would be lost: only then is it worth a walk.
             lost = b"null" in data and value is not None and self._shapes.has_nan(value)
-        except Exception as problem:
+        except BaseException as problem:
+            if pressed(problem):
+                raise
             raise self._refusal(value, what, problem) from problem
         if lost:
             raise self._refusal(value, what, None)
@@ -68,7 +71,9 @@ class Codec:
         try:
             data = self._sorted(value)
             lost = b"null" in data and value is not None and self._shapes.has_nan(value)
-        except Exception as problem:
+        except BaseException as problem:
+            if pressed(problem):
+                raise
             raise self._refusal(value, what, problem) from problem
         if lost:
             raise self._refusal(value, what, None)
@@ -104,7 +109,7 @@ class Codec:
     def _sorted_form(self, value: Any) -> Any:
         return ordered_model(value) if self._shapes.of(type(value)).kind == "model" else self._plain_form(value)
 
-    def _refusal(self, value: object, what: str, problem: Exception | None) -> NotSerializable:
+    def _refusal(self, value: object, what: str, problem: BaseException | None) -> NotSerializable:
         found = self._shapes.find(value)
         if found is not None:
             return NotSerializable(what, found.path, found.reason)
@@ -112,7 +117,7 @@ class Codec:
             return NotSerializable(what, "$", "is nested too deeply")
         if problem is None:
             return NotSerializable(what, "$", "holds a NaN or an infinity, which JSON cannot hold")
-        return NotSerializable(what, "$", f"cannot be encoded ({type(problem).__name__}: {str(problem)[:300]})")
+        return NotSerializable(what, "$", f"cannot be encoded ({brief(problem)})")
 
     # --- decoding ---------------------------------------------------------------------------------------------------
 
@@ -124,7 +129,9 @@ class Codec:
             decode = self._decoder(type, what)
         try:
             return decode(data)
-        except Exception as problem:
+        except BaseException as problem:
+            if pressed(problem):
+                raise
             raise NotDecodable(what, name_of(type), _reason(problem)) from problem
 
     def decoder(self, type: Any, what: str = "a stored value") -> Decode:
@@ -134,7 +141,9 @@ class Codec:
         def checked(data: bytes | msgspec.Raw) -> Any:
             try:
                 return decode(data)
-            except Exception as problem:
+            except BaseException as problem:
+                if pressed(problem):
+                    raise
                 raise NotDecodable(what, name, _reason(problem)) from problem
 
         return checked
@@ -177,9 +186,9 @@ def _may_nest_in_set(value: object, data: bytes) -> bool:
     return data.startswith(b"[")
 
 
-def _reason(problem: Exception) -> str:
+def _reason(problem: BaseException) -> str:
     if isinstance(problem, RecursionError):
         return "it is nested too deeply"
     if isinstance(problem, msgspec.MsgspecError | UnicodeDecodeError | CannotMigrate):
         return str(problem)[:500]
-    return f"{type(problem).__name__}: {str(problem)[:500]}"
+    return brief(problem, 500)

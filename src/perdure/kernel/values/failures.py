@@ -12,7 +12,6 @@ what is asked of it is asked with care.
 from __future__ import annotations
 
 import builtins
-import dis
 import sys
 from base64 import b64decode
 from collections import deque
@@ -117,21 +116,6 @@ def set_cause(exc: BaseException, cause: BaseException) -> None:
     """Say what an exception came of, unless it says so itself. Never raises."""
     if exc is not cause and _CAUSE.__get__(exc) is None:
         _CAUSE.__set__(exc, cause)
-
-
-def pressed(error: BaseException) -> bool:
-    """Whether a KeyboardInterrupt comes from the keyboard, and not from code that raises it."""
-    if type(error) is not KeyboardInterrupt:
-        return False
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    if traceback is None:
-        return True
-    frame = traceback.tb_frame
-    # A handler of the interpreter leaves no frame: the code that it interrupted was at something else than raising.
-    raising = dis.opname[frame.f_code.co_code[traceback.tb_lasti]] == "RAISE_VARARGS"
-    return not raising or frame.f_globals.get("__name__") == "asyncio.runners"
 
 
 class _Describing:

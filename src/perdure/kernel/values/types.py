@@ -19,6 +19,7 @@ from uuid import UUID
 import msgspec
 
 from perdure.kernel.values.models import is_model, keeps_nan, model_items, model_json, ordered_model
+from perdure.kernel.values.raised import brief, pressed
 from perdure.kernel.values.value_versions import VERSION, Versions, versions_of
 
 T = TypeVar("T")
@@ -303,8 +304,10 @@ class Shapes:
                 return Found(place.path(), "refers back to something it is in, so it has no end")
             try:
                 steps = list(self._steps(item, shape))
-            except Exception as problem:
-                return Found(place.path(), f"cannot be encoded ({_brief(problem)})")
+            except BaseException as problem:
+                if pressed(problem):
+                    raise
+                return Found(place.path(), f"cannot be encoded ({brief(problem)})")
             if isinstance(item, dict) and not trusted:
                 for reason in map(self._key_trouble, item):
                     if reason:
@@ -339,7 +342,9 @@ class Shapes:
             msgspec.json.encode({self._plain_key(key): 0})
         except UnicodeEncodeError:
             return f"has the key {str(key)[:60]!r} with a lone surrogate, which UTF-8 cannot hold"
-        except Exception:
+        except BaseException as problem:
+            if pressed(problem):
+                raise
             return f"has a key of type {_full_name(type(key))}, and keys in JSON are texts or numbers"
         return None
 
@@ -455,10 +460,6 @@ def _member(key: object) -> str:
     return f"[{(key if isinstance(key, str) else repr(key))[:60]!r}]"
 
 
-def _brief(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {str(problem)[:300]}"
-
-
 def _nan_trouble(value: object) -> str | None:
     if isinstance(value, float) and value - value != 0.0:
         return f"is {float.__repr__(value)}, which JSON cannot hold"
@@ -475,6 +476,8 @@ def _trouble(value: object) -> str | None:
         return f"holds a lone surrogate at character {problem.start}, which UTF-8 cannot hold"
     except TypeError:
         return f"is of type {_full_name(type(value))}, which has no form in JSON"
-    except Exception as problem:
-        return f"cannot be encoded ({_brief(problem)})"
+    except BaseException as problem:
+        if pressed(problem):
+            raise
+        return f"cannot be encoded ({brief(problem)})"
     return None

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from perdure.errors import UsageError
 from perdure.kernel.ids import check_version
 from perdure.kernel.ids import version_order as order
+from perdure.kernel.values.raised import brief, pressed
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[Any], Any])
@@ -67,9 +68,11 @@ class Versions:
             migration = self.migrations[version]
             try:
                 value = migration(value)
-            except Exception as error:
+            except BaseException as error:
+                if pressed(error):
+                    raise
                 where = f"{migration.__qualname__}, from version {version} of {name}"
-                raise CannotMigrate(f"the migration {where}, failed: {type(error).__name__}: {error}") from error
+                raise CannotMigrate(f"the migration {where}, failed: {brief(error)}") from error
         return value
 
 
