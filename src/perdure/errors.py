@@ -123,7 +123,7 @@ class NoSuchResource(UsageError, KeyError):
         super().__init__(f"the resource {name!r} {reason}")
 
     def __str__(self) -> str:
-        return f"the resource {self.name!r} {self.reason}"
+        return str(self.args[0]) if self.args else ""  # a KeyError shows its repr
 
 
 class BrokenProgram(UnknownProgram):

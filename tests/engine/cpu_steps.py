@@ -149,7 +149,7 @@ def fails_fussily() -> None:
 @step(cpu=True)
 def returns_a_lock() -> object:
     """Returns what cannot leave its process."""
-    return threading.Lock()
+    return {"locks": [1, threading.Lock()]}
 
 
 def load_model() -> list[int]:

@@ -5,12 +5,23 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from perdure import ExecutorBroken, OutcomeUnknown, ProcessDied, StepTimeout, UsageError, step, workflow
+from perdure import (
+    ExecutorBroken,
+    NotSerializable,
+    OutcomeUnknown,
+    ProcessDied,
+    StepTimeout,
+    UsageError,
+    step,
+    workflow,
+)
 from perdure.kernel.events import AttemptFailed
 from tests.engine.cpu_steps import (
     Fussy,
@@ -133,13 +144,14 @@ async def test_an_exception_that_cannot_be_sent_keeps_its_class_and_what_it_says
 async def unsendable() -> str:
     try:
         await returns_a_lock()
-    except TypeError as error:
-        return f"{error}; then {await waits_for(os.devnull)}"
+    except NotSerializable as error:
+        return f"{error.path} {error}; then {await waits_for(os.devnull)}"
     return ""
 
 
 async def test_a_value_that_cannot_be_sent_fails_its_step_alone() -> None:
     said = (await run(unsendable())).output
+    assert said.startswith("$.locks[1] the result of returns_a_lock:0")
     assert "lock" in said
     assert said.endswith("then 1")
 
@@ -183,3 +195,67 @@ async def test_an_executor_of_the_user_that_breaks_says_what_to_do() -> None:
         said = (await run(on_a_broken_executor(), executor=pool)).output
     assert len(said) == 2
     assert all("ProcessPoolExecutor" in one and "make the engine anew" in one for one in said)
+
+
+SCRIPT = """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+import asyncio
+from perdure import Engine, Retry, step, workflow
+
+class Declined(Exception): pass
+
+class Shop:
+    class Closed(Exception): pass
+
+@dataclass
+class Order:
+    id: str
+
+@step(cpu=True)
+def charge(how):
+    if how == "group":
+        raise ExceptionGroup("both", [Declined("a"), Shop.Closed("b")])
+    raise Shop.Closed("later") if how == "nested" else Declined("no money")
+
+@step(cpu=True)
+def order() -> Order: return Order("a")
+
+@step
+def charge_in_executor(how): raise Declined("no money")
+
+@workflow
+async def w(executor: bool) -> list:
+    seen = []
+    for how in ("plain", "nested", "group"):
+        try:
+            await (charge_in_executor(how) if executor else charge(how))
+        except Declined as error: seen.append(f"Declined {error}")
+        except Shop.Closed as error: seen.append(f"Closed {error}")
+        except ExceptionGroup as group:
+            seen.append([type(one) in (Declined, Shop.Closed) for one in group.exceptions])
+    if not executor:
+        seen.append(type(await order()) is Order)
+    return seen
+
+async def main():
+    async with Engine("memory://", [w]) as engine:
+        print(await (await engine.start(w(False))).result())
+    for method in ("spawn", "forkserver"):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
+            async with Engine("memory://", [w], executor=pool) as engine:
+                print(await (await engine.start(w(True))).result())
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_the_classes_of_a_script_are_the_same_in_the_processes_of_its_steps(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == [
+        "['Declined no money', 'Closed later', [True, True], True]",
+        *["['Declined no money', 'Declined no money', 'Declined no money']"] * 2,
+    ], done.stderr

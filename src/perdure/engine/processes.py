@@ -20,12 +20,14 @@ from typing import Any
 
 from perdure.engine.executor_call import Job, Told, follow_parent
 from perdure.engine.threads import Outcome, Threads
-from perdure.errors import ProcessDied, UsageError
+from perdure.errors import NotSerializable, ProcessDied, UsageError
 from perdure.inherited import CPU_PROCESS, GUARD, UNGUARDED
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.raised import brief
 
 # How long a process that says nothing more may take to end.
 LAST_SECONDS = 5.0
-_READY, _BEGUN, _RETURNED, _RAISED = "ready", "begun", "returned", "raised"
+_READY, _BEGUN, _RETURNED, _UNSENT, _RAISED = "ready", "begun", "returned", "unsent", "raised"
 
 
 class Processes:
@@ -158,6 +160,8 @@ class _Child:
                 return value
             if kind == _RAISED:
                 raise Told(value)
+            if kind == _UNSENT:
+                raise NotSerializable(f"the result of {label}", *value)
             if job.begun is not None:
                 job.begun()
         raise ProcessDied(str(label), _ended(self._died()))
@@ -223,11 +227,26 @@ def serve(connection: Connection) -> None:
         try:
             call: Callable[[], Any] = job.found()
             connection.send((_BEGUN, None))
-            connection.send((_RETURNED, call()))
+            value = call()
+            try:
+                connection.send((_RETURNED, value))
+            except OSError:
+                raise
+            except BaseException as error:
+                connection.send((_UNSENT, _why_unsent(value, error)))
         except Told as told:
             connection.send((_RAISED, told.data))
         except BaseException as error:
             connection.send((_RAISED, Told.of(error).data))
+
+
+def _why_unsent(value: object, error: BaseException) -> tuple[str, str]:
+    """Where in a value that cannot be pickled the trouble is, and what it is."""
+    try:
+        Codec().encode(value, "")
+    except NotSerializable as refused:
+        return refused.path, refused.reason
+    return "$", f"cannot be sent from the process of the step ({brief(error)})"
 
 
 def _heed_nothing(number: int, frame: object) -> None:

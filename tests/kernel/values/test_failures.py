@@ -619,3 +619,46 @@ def test_bytes_that_a_journal_does_not_mark_stay_what_they_were() -> None:
     assert getattr(rebuild(old, CODEC), "stderr", None) == "QQ=="
     decoding = Failure("builtins.UnicodeDecodeError", "x", args=msgspec.Raw(b'["utf-8","/w==",0,1,"odd"]'))
     assert getattr(rebuild(decoding, CODEC), "object", None) == b"\xff"
+
+
+@pytest.mark.parametrize("size", [10, 70_000, 100_000, 3_000_000])
+@pytest.mark.parametrize("again", [1, 2, 3])
+def test_a_step_error_with_a_long_message_keeps_its_fields(size: int, again: int) -> None:
+    error: Exception = StepError("app.Big", "y" * size, "a line", {"code": 3})
+    for _ in range(again):
+        error = rebuild(describe(error, Codec()))
+    assert isinstance(error, StepError)
+    assert error.type == "app.Big"
+    assert error.message.startswith("y" * 10)
+    assert error.attributes == {"code": 3}
+
+
+@pytest.mark.parametrize("cls", [StepError, perdure.errors.RunFailed, perdure.errors.NoSuchResource])
+def test_an_error_of_perdure_that_was_made_by_hand_can_be_read(cls: type[Exception]) -> None:
+    made = cls.__new__(cls)
+    Exception.__init__(made, "made by hand")
+    back = rebuild(describe(made, Codec()))
+    assert type(back) is cls
+    assert str(back) == "made by hand"
+    if isinstance(back, StepError | perdure.errors.RunFailed):
+        assert (back.message, back.traceback, back.attributes) == ("made by hand", "", {})
+        assert back.type.endswith(cls.__name__)
+
+
+def test_a_class_of_a_script_is_the_same_class_in_a_process_of_multiprocessing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = type("Declined", (Exception,), {"__module__": "__mp_main__", "__qualname__": "Declined"})
+    nested = type("Declined", (Exception,), {"__module__": "__mp_main__", "__qualname__": "Shop.Declined"})
+    failure = describe(ExceptionGroup("both", [there("a"), nested("b")]), Codec())
+    assert [child.type for child in failure.errors] == ["__main__.Declined", "__main__.Shop.Declined"]
+    main = ModuleType("__main__")
+    here = type("Declined", (Exception,), {"__module__": "__main__", "__qualname__": "Declined"})
+    main.Declined = here  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert type(rebuild(failure.errors[0])) is here
+    # As older journals have it.
+    assert type(rebuild(Failure("__mp_main__.Declined", "a"))) is here
+    # And an engine that is itself in such a process.
+    main.Declined = there  # type: ignore[attr-defined]
+    assert type(rebuild(failure.errors[0])) is there

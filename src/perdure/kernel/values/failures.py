@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from perdure.errors import StepError
+from perdure.errors import RunFailed, StepError
 from perdure.kernel.values.codec import Codec
 
 TRACEBACK = 4 * 1024
@@ -53,6 +53,7 @@ _TRACEBACK = BaseException.__dict__["__traceback__"]
 _DICT = BaseException.__dict__["__dict__"]
 _MRO, _FLAGS, _NAMES = type.__dict__["__mro__"], type.__dict__["__flags__"], type.__dict__["__dict__"]
 _MODULE, _QUALNAME = type.__dict__["__module__"], type.__dict__["__qualname__"]
+_MP_MAIN = "__mp_main__"
 _HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by code, and is not one of the interpreter's own
 
 
@@ -97,7 +98,9 @@ def describe(exc: BaseException, codec: Codec) -> Failure:
 def type_name(cls: type[BaseException]) -> str:
     """Name an exception class as failures do: the key of `known` in `rebuild`."""
     try:
-        return _text(f"{_MODULE.__get__(cls)}.{_QUALNAME.__get__(cls)}")
+        # The script that a process of multiprocessing has imported is the main module of the one that began it.
+        module = _MODULE.__get__(cls)
+        return _text(f"{'__main__' if module == _MP_MAIN else module}.{_QUALNAME.__get__(cls)}")
     except BaseException:  # its `__module__` may be anything
         return _text(_QUALNAME.__get__(cls))
 
@@ -363,6 +366,8 @@ def _find(name: str, known: Mapping[str, type[BaseException]]) -> type[Exception
 
 def _walk(name: str) -> object:
     """Follow a name into a loaded module, looking at what is there without causing anything to be loaded."""
+    if name.startswith(f"{_MP_MAIN}."):
+        name = name.replace(_MP_MAIN, "__main__", 1)
     parts = name.split(".")
     for split in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:split]))
@@ -374,11 +379,7 @@ def _walk(name: str) -> object:
                     found = ModuleType.__getattribute__(found, "__dict__").get(part)
                 else:
                     found = type.__getattribute__(found, "__dict__").get(part) if isinstance(found, type) else None
-            if (
-                isinstance(found, type)
-                and found.__module__ == ".".join(parts[:split])
-                and found.__qualname__ == ".".join(parts[split:])
-            ):
+            if isinstance(found, type) and found.__qualname__ == ".".join(parts[split:]) and type_name(found) == name:
                 return found
     return None
 
@@ -408,6 +409,13 @@ def _make(
             slots[name].__set__(exc, value)
         else:
             attributes[name] = value
+    if issubclass(cls, StepError | RunFailed):
+        # Its fields may have been too long to be kept, or it was made by hand and never had any.
+        kind = attributes.setdefault("type", failure.type)
+        _, found, said = failure.message.partition(f"{kind}: ")
+        for name, value in {"id": "", "message": said if found else failure.message, "traceback": ""}.items():
+            attributes.setdefault(name, value)
+        attributes.setdefault("attributes", {})
     if not _sound(exc):
         # A `__getattr__` that looks into an attribute which could not be kept. With None in its place it finds nothing.
         for name in failure.lost:
