@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum, auto
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Raw
@@ -12,41 +15,87 @@ from perdure.kernel.state import Child, RunState, fold
 from perdure.kernel.values.failures import Failure
 
 
+class Changes(Enum):
+    """When a column gets a new value after its row was written; one without any of these marks never does."""
+
+    # With any event of the run.
+    IN_ROOTS = auto()
+    # The same, also in the row of a child.
+    IN_ALL = auto()
+    # When the run is started again before it began, with another input.
+    WITH_INPUT = auto()
+
+
 class RunRow(msgspec.Struct, frozen=True):
-    """One run, as lists and orchestrators see it without reading its journal."""
+    """One run, as lists and orchestrators see it without reading its journal.
+
+    This is the only description of a column: stores make their statements and bindings from COLUMNS, which is made of
+    the annotations here. A new column needs its line here, its value in `row`, and a migration of each SQL database.
+    """
 
     run_id: str
     id: str
     incarnation: int
     program: str
-    version: str
-    status: RunStatus
-    owner: str | None
-    epoch: int
-    wake_at: float | None
+    version: Annotated[str, Changes.IN_ROOTS]
+    status: Annotated[RunStatus, Changes.IN_ALL]
+    owner: Annotated[str | None, Changes.IN_ROOTS]
+    epoch: Annotated[int, Changes.IN_ROOTS]
+    wake_at: Annotated[float | None, Changes.IN_ROOTS]
     created_at: float
-    finished_at: float | None
+    finished_at: Annotated[float | None, Changes.IN_ALL]
     tags: dict[str, str]
-    input: Raw
-    input_blob: str
-    output: Raw
-    output_blob: str
-    error: Failure | None
-    reason: str
+    input: Annotated[Raw, Changes.WITH_INPUT]
+    input_blob: Annotated[str, Changes.WITH_INPUT]
+    output: Annotated[Raw, Changes.IN_ALL]
+    output_blob: Annotated[str, Changes.IN_ALL]
+    error: Annotated[Failure | None, Changes.IN_ALL]
+    reason: Annotated[str, Changes.IN_ALL]
     # A child that its parent waits for lives in the journal of the root; other runs are roots and have none.
     parent: str = ""
     root: str = ""
     queue: str = ""
     queue_key: str = ""
-    priority: int = 0
-    not_before: float | None = None
+    priority: Annotated[int, Changes.WITH_INPUT] = 0
+    not_before: Annotated[float | None, Changes.WITH_INPUT] = None
     # When a run of a queue began: what its rate is counted by.
-    began_at: float | None = None
-    continued_as: str = ""
+    began_at: Annotated[float | None, Changes.IN_ROOTS] = None
+    continued_as: Annotated[str, Changes.IN_ROOTS] = ""
     # How many approvals are open.
-    approvals: int = 0
+    approvals: Annotated[int, Changes.IN_ALL] = 0
     # The run_id of the run that it was forked from.
     forked_from: str = ""
+
+
+class Kind(Enum):
+    """What a column holds."""
+
+    TEXT = auto()
+    INTEGER = auto()
+    TIME = auto()
+    JSON = auto()
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of the table of runs."""
+
+    name: str
+    kind: Kind
+    nullable: bool
+    changes: Changes | None
+
+
+def _column(name: str, annotation: Any) -> Column:
+    changes: Changes | None = None
+    if get_origin(annotation) is Annotated:
+        annotation, changes = get_args(annotation)
+    of = [part for part in get_args(annotation) if part is not NoneType] if isinstance(annotation, UnionType) else []
+    plain = of[0] if of else annotation
+    kind = {str: Kind.TEXT, RunStatus: Kind.TEXT, int: Kind.INTEGER, float: Kind.TIME}.get(plain, Kind.JSON)
+    return Column(name, kind, bool(of), changes)
+
+
+COLUMNS = tuple(_column(name, hint) for name, hint in get_type_hints(RunRow, include_extras=True).items())
 
 
 def row_key(state: RunState) -> tuple[object, ...]:

@@ -13,8 +13,9 @@ import msgspec
 from perdure.kernel.events import InputReplaced, encode_events, mentions_blob, references
 from perdure.kernel.policies.queues import Queue
 from perdure.ports.journal import Append
-from perdure.stores.postgres.rows import bindings, by_column
+from perdure.stores.postgres.rows import arrays, bindings, by_column
 from perdure.stores.sqlshared.entries import checksum
+from perdure.stores.sqlshared.rows import CHANGED_IN_CHILD, CHANGED_IN_RUN, CHANGED_WITH_INPUT, TABLE, WIDTH, compose
 
 # The commonest append: one batch of a run that exists, and nothing else.
 STEP = """
@@ -45,31 +46,23 @@ STEPS = """
     )
     select run_id, (select set_config('synchronous_commit', 'off', true) where $11::bool) from swapped
 """
+# The number of the first parameter for rows. What others are notified of comes after them.
+_FIRST = 18
+_NEW_INPUTS = sorted(set(CHANGED_WITH_INPUT) - set(CHANGED_IN_RUN), key=TABLE.index)
 # Anything. Rows are of four kinds: of a new run (n), changed (c), changed with a new input (i), of a child (k), whose
 # `journal` is its root's. A run is created when neither its run_id nor its id is taken.
-GROUP = """
+GROUP = compose(
+    """
     with wish as materialized (
         select * from unnest($1::text[], $2::bigint[], $3::bigint[], $4::float8[], $5::bigint[], $6::bool[])
             as w (run_id, expected, next_seq, at, size, has_row)
     ), wanted as materialized (
-        select * from unnest(
-            $16::text[], $17::text[], $18::text[], $19::text[], $20::bigint[], $21::text[], $22::text[], $23::text[],
-            $24::text[], $25::bigint[], $26::float8[], $27::float8[], $28::float8[], $29::text[], $30::text[],
-            $31::text[], $32::text[], $33::text[], $34::text[], $35::text[], $36::text[], $37::text[], $38::text[],
-            $39::text[], $40::bigint[], $41::float8[], $42::float8[], $43::text[], $44::bigint[], $45::text[],
-            $46::bigint[])
-            as r (kind, journal, run_id, id, incarnation, program, version, status, owner, epoch, wake_at, created_at,
-                  finished_at, tags, input, input_blob, output, output_blob, error, reason, parent, root, queue,
-                  queue_key, priority, not_before, began_at, continued_as, approvals, forked_from, checksum)
+        select * from unnest($16::text[], $17::text[], <arrays>) as r (kind, journal, <columns>)
     ), swapped as (
         update perdure_heads h set next_seq = w.next_seq, at = w.at, size = h.size + w.size
         from wish w where w.expected > 0 and h.run_id = w.run_id and h.next_seq = w.expected returning h.run_id
     ), fresh as (
-        insert into perdure_runs
-        select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
-            r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.parent, r.root,
-            r.queue, r.queue_key, r.priority, r.not_before, r.began_at, r.continued_as, r.approvals, r.forked_from,
-            r.checksum
+        insert into perdure_runs (<columns>) select <selected>
         from wanted r where r.kind = 'n' and not exists (select 1 from perdure_heads h where h.run_id = r.run_id)
         on conflict do nothing returning run_id
     ), created as (
@@ -85,35 +78,31 @@ GROUP = """
             as e (run_id, seq, at, checksum, events)
         where e.run_id in (select run_id from done)
     ), changed as (
-        update perdure_runs o set version = r.version, status = r.status, owner = r.owner, epoch = r.epoch,
-            wake_at = r.wake_at, finished_at = r.finished_at, output = r.output, output_blob = r.output_blob,
-            error = r.error, reason = r.reason, began_at = r.began_at, continued_as = r.continued_as,
-            approvals = r.approvals, checksum = r.checksum,
-            input = case r.kind when 'i' then r.input else o.input end,
-            input_blob = case r.kind when 'i' then r.input_blob else o.input_blob end,
-            not_before = case r.kind when 'i' then r.not_before else o.not_before end,
-            priority = case r.kind when 'i' then r.priority else o.priority end
+        update perdure_runs o set <changes>
         from wanted r where r.kind in ('c', 'i') and o.run_id = r.run_id and r.run_id in (select run_id from swapped)
     ), children as (
-        insert into perdure_runs as o
-        select r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
-            r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.parent, r.root,
-            r.queue, r.queue_key, r.priority, r.not_before, r.began_at, r.continued_as, r.approvals, r.forked_from,
-            r.checksum
+        insert into perdure_runs as o (<columns>) select <selected>
         from wanted r where r.kind = 'k' and r.journal in (select run_id from done)
-        on conflict (run_id) do update set status = excluded.status, finished_at = excluded.finished_at,
-            output = excluded.output, output_blob = excluded.output_blob, error = excluded.error,
-            reason = excluded.reason, approvals = excluded.approvals, checksum = excluded.checksum
+        on conflict (run_id) do update set <of_child>
     ), uses as (
         insert into perdure_blob_uses (blob_id, run_id)
         select u.blob_id, u.run_id from unnest($12::text[], $13::text[]) as u (blob_id, run_id)
         where u.run_id in (select run_id from done) on conflict do nothing
     )
     select run_id, (select set_config('synchronous_commit', 'off', true) where $15::bool),
-        (select pg_notify($14::text, $47::text) where $47::text <> '')
+        (select pg_notify($14::text, <notice>::text) where <notice>::text <> '')
     from done
-"""
-WIDTH = 31
+""",
+    arrays=arrays(_FIRST),
+    columns=", ".join(TABLE),
+    selected=", ".join(f"r.{name}" for name in TABLE),
+    changes=", ".join(
+        [f"{name} = r.{name}" for name in CHANGED_IN_RUN]
+        + [f"{name} = case r.kind when 'i' then r.{name} else o.{name} end" for name in _NEW_INPUTS]
+    ),
+    of_child=", ".join(f"{name} = excluded.{name}" for name in CHANGED_IN_CHILD),
+    notice=f"${_FIRST + WIDTH}",
+)
 NEW, CHANGED, NEW_INPUT, CHILD = "n", "c", "i", "k"
 
 
@@ -177,7 +166,7 @@ def statement(group: Sequence[Prepared], fsync: bool, channel: str, tell: str) -
             return step_statement(group[0], fsync)
         return STEPS, (*_wishes(group)[:5], *_entries(group), not fsync)
     uses = by_column((use for one in group for use in one.uses), 2)
-    rows = by_column((row for one in group for row in one.rows), WIDTH)
+    rows = by_column((row for one in group for row in one.rows), 2 + WIDTH)
     return GROUP, (*_wishes(group), *_entries(group), *uses, channel, not fsync, *rows, tell)
 
 

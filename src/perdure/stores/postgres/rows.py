@@ -7,26 +7,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perdure.errors import Corrupt
-from perdure.kernel.projection import RunRow
+from perdure.kernel.projection import COLUMNS, Kind, RunRow
 from perdure.ports.journal import Head
 from perdure.stores.postgres.connection import Row
 from perdure.stores.sqlshared import rows as sql
 
-COLUMNS = """
-    r.run_id, r.id, r.incarnation, r.program, r.version, r.status, r.owner, r.epoch, r.wake_at, r.created_at,
-    r.finished_at, r.tags, r.input, r.input_blob, r.output, r.output_blob, r.error, r.reason, r.parent, r.root, r.queue,
-    r.queue_key, r.priority, r.not_before, r.began_at, r.continued_as, r.approvals, r.forked_from, r.checksum
-"""
-RUN = "select" + COLUMNS + "from perdure_runs r"
-RUN_AND_HEAD = (
-    "select"
-    + COLUMNS
-    + """, h.next_seq, h.at, h.size from perdure_runs r
-    left join perdure_heads h on h.run_id = case r.root when '' then r.run_id else r.root end"""
-)
+RUN, RUN_AND_HEAD = sql.selects(", ".join(f"r.{name}" for name in sql.TABLE))
+_TYPES = {Kind.TEXT: "text", Kind.JSON: "text", Kind.INTEGER: "bigint", Kind.TIME: "float8"}
 # The one text that people write freely. All others are names that were checked, or JSON, which escapes.
-REASON = 17
+REASON = sql.position("reason")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+def arrays(first: int) -> str:
+    """Parameters for rows, one array for each column of the table: the first has this number."""
+    types = [*(_TYPES[column.kind] for column in COLUMNS), "bigint"]
+    return ", ".join(f"${number}::{of}[]" for number, of in enumerate(types, first))
 
 
 def bindings(row: RunRow) -> Sequence[Any]:

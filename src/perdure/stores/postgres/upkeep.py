@@ -11,7 +11,8 @@ from perdure.ports.upkeep import Collected, Ended, Load
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.errors import is_taken
-from perdure.stores.postgres.rows import bindings, by_column
+from perdure.stores.postgres.rows import arrays, bindings, by_column
+from perdure.stores.sqlshared.rows import TABLE, WIDTH, compose
 
 _LOADS = """
     select owner, count(*) filter (where status = 'running'), count(*) filter (where status <> 'running')
@@ -76,13 +77,9 @@ _REMOVE_ROWS = """
     delete from perdure_runs
     where run_id = $1 or (run_id > $1 || '/' and run_id < $1 || '0' and root = $1)
 """
-_INSERT_ROWS = """
-    insert into perdure_runs select * from unnest(
-        $1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-        $9::float8[], $10::float8[], $11::float8[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[],
-        $17::text[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::bigint[], $24::float8[],
-        $25::float8[], $26::text[], $27::bigint[], $28::text[], $29::bigint[])
-"""
+_INSERT_ROWS = compose(
+    "insert into perdure_runs (<columns>) select * from unnest(<arrays>)", columns=", ".join(TABLE), arrays=arrays(1)
+)
 
 
 class PostgresUpkeep:
@@ -121,7 +118,7 @@ class PostgresUpkeep:
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
         """Put rows in the place of those of a journal."""
-        fill, values = self._database.fill, by_column(map(bindings, rows), 29)
+        fill, values = self._database.fill, by_column(map(bindings, rows), WIDTH)
 
         async def replace(connection: Connection) -> bool:
             head = await connection.fetch(fill(_LOCK_HEAD), run_id)

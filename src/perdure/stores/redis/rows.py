@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -12,33 +11,33 @@ from perdure.errors import Corrupt
 from perdure.kernel.events import NULL, RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Head
+from perdure.stores.redis.scripts import Index
 from perdure.stores.redis.server import Texts
 
 _row = msgspec.json.Decoder(RunRow)
-# Where in the index things are; lua/common.lua has the same numbers, from 1 on.
-_STATUS, _PROGRAM, _OWNER, _WAKE, _ROOT, _ID, _CREATED = 0, 1, 2, 3, 11, 12, 14
+_index = msgspec.msgpack.Decoder(Index)
 
-PackedRow = tuple[str, tuple[Any, ...], int]
+PackedRow = tuple[str, Index, int]
 
 
 def pack(row: RunRow, texts: Texts) -> PackedRow:
     """What a script needs to write a row: its run_id, what the indexes are made of, and its text."""
-    index = (
-        row.status.value,
-        row.program,
-        row.owner,
-        _moment(row.wake_at),
-        _moment(row.finished_at),
-        row.queue,
-        row.queue_key,
-        str(row.priority),
-        _moment(row.created_at if row.not_before is None else row.not_before),
-        _moment(row.began_at),
-        row.approvals,
-        row.root,
-        row.id,
-        row.incarnation,
-        _moment(row.created_at),
+    index = Index(
+        status=row.status.value,
+        program=row.program,
+        owner=row.owner,
+        wake=_moment(row.wake_at),
+        finished=_moment(row.finished_at),
+        queue=row.queue,
+        key=row.queue_key,
+        priority=str(row.priority),
+        ready=_moment(row.created_at if row.not_before is None else row.not_before),
+        began=_moment(row.began_at),
+        approvals=row.approvals,
+        root=row.root,
+        id=row.id,
+        incarnation=row.incarnation,
+        created=_moment(row.created_at),
     )
     packed, body = msgspec.msgpack.encode(index), msgspec.json.encode(row)
     text = b"%04x%s%08x%s" % (len(packed), packed, zlib.crc32(body, zlib.crc32(packed)), body)
@@ -93,10 +92,10 @@ def _damaged(run_id: str, text: bytes, reason: str) -> RunRow:
     """As much of a row as its index still says."""
     status, program, id, root, created = RunStatus.PARKED, "", run_id, "", 0.0
     try:
-        index = msgspec.msgpack.decode(text[4 : 4 + int(text[:4], 16)])
-        status, program, id = RunStatus(index[_STATUS]), str(index[_PROGRAM]), str(index[_ID])
-        root, created = str(index[_ROOT]), float(index[_CREATED])
-    except (ValueError, TypeError, IndexError, KeyError, msgspec.MsgspecError):
+        index = _index.decode(text[4 : 4 + int(text[:4], 16)])
+        status, program, id, root = RunStatus(index.status), index.program, index.id, index.root
+        created = float(index.created or 0.0)
+    except (ValueError, msgspec.MsgspecError):
         pass
     return RunRow(
         run_id=run_id,
@@ -122,5 +121,4 @@ def _damaged(run_id: str, text: bytes, reason: str) -> RunRow:
 
 
 def _moment(at: float | None) -> str | None:
-    # As text: every digit counts, and a script's own way to write numbers drops some.
     return None if at is None else repr(float(at))

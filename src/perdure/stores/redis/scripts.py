@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
+import msgspec
+
 _PARTS = {
     "append": ("index",),
     "rewrite": ("index",),
@@ -23,6 +25,31 @@ _PARTS = {
 }
 
 
+class Index(msgspec.Struct, frozen=True, array_like=True):
+    """What a stored row begins with: all that the indexes of runs are made of. Scripts know each field by its place."""
+
+    status: str
+    program: str
+    owner: str | None
+    # Times are texts: every digit counts, and a script's own way to write numbers drops some.
+    wake: str | None
+    finished: str | None
+    queue: str
+    key: str
+    priority: str
+    ready: str | None
+    began: str | None
+    approvals: int
+    root: str
+    id: str
+    incarnation: int
+    created: str | None
+
+
+_FIELDS = [field.name.upper() for field in msgspec.structs.fields(Index)]
+_PLACES = f"local {', '.join(_FIELDS)} = {', '.join(str(place) for place in range(1, len(_FIELDS) + 1))}\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """One script, and the hash by which the server knows it."""
@@ -35,7 +62,7 @@ class Script:
 def _load(name: str) -> Script:
     folder = resources.files(__package__) / "lua"
     parts = ("common", *_PARTS.get(name, ()), name)
-    text = b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
+    text = b"\n".join([_PLACES.encode(), *((folder / f"{part}.lua").read_bytes() for part in parts)])
     # The protocol names scripts by this hash; nothing is protected by it.
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 

@@ -17,7 +17,16 @@ from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.queues import refusal
 from perdure.stores.sqlshared.entries import batches, checksum, cut
-from perdure.stores.sqlshared.rows import run_bindings
+from perdure.stores.sqlshared.rows import (
+    CHANGED_IN_CHILD,
+    CHANGED_IN_RUN,
+    CHANGED_WITH_INPUT,
+    TABLE,
+    WIDTH,
+    compose,
+    position,
+    run_bindings,
+)
 
 APPENDED = Appended()
 # So few journals, and so many bytes of them in all, are read on the loop.
@@ -31,27 +40,20 @@ NOTE_USES = "insert into perdure_blob_uses (blob_id, run_id) values (?, ?) on co
 _FORGET_USES = "delete from perdure_blob_uses where run_id = ?"
 _DELETE_EVENTS = "delete from perdure_journal where run_id = ?"
 _REPLACE_HEAD = "update perdure_heads set next_seq = ?, at = ?, size = ? where run_id = ?"
-INSERT_RUN = """
-    insert into perdure_runs values
-        (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_UPDATE_RUN = """
-    update perdure_runs set version = ?5, status = ?6, owner = ?7, epoch = ?8, wake_at = ?9, finished_at = ?11,
-        output = ?15, output_blob = ?16, error = ?17, reason = ?18, began_at = ?25, continued_as = ?26,
-        approvals = ?27, checksum = ?29
-    where run_id = ?1
-"""
-_REPLACE_INPUT = """
-    update perdure_runs set priority = ?23, input = ?13, input_blob = ?14, not_before = ?24, checksum = ?29
-    where run_id = ?1
-"""
-_PUT_CHILD = """
-    insert into perdure_runs values
-        (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24,
-         ?25, ?26, ?27, ?28, ?29)
-    on conflict (run_id) do update set status = ?6, finished_at = ?11, output = ?15, output_blob = ?16, error = ?17,
-        reason = ?18, approvals = ?27, checksum = ?29
-"""
+
+
+def _assign(names: Sequence[str]) -> str:
+    return ", ".join(f"{name} = ?{position(name) + 1}" for name in names)
+
+
+INSERT_RUN = compose(
+    "insert into perdure_runs (<columns>) values (<values>)",
+    columns=", ".join(TABLE),
+    values=", ".join(f"?{number}" for number in range(1, WIDTH + 1)),
+)
+_UPDATE_RUN = compose("update perdure_runs set <changes> where run_id = ?1", changes=_assign(CHANGED_IN_RUN))
+_REPLACE_INPUT = compose("update perdure_runs set <changes> where run_id = ?1", changes=_assign(CHANGED_WITH_INPUT))
+_PUT_CHILD = compose(INSERT_RUN + " on conflict (run_id) do update set <changes>", changes=_assign(CHANGED_IN_CHILD))
 # A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough. Given how
 # many bytes are small, both statements find nothing of what is larger; of one journal its part from `start` on counts,
 # for whoever follows a long one reads its end again and again.

@@ -1,8 +1,14 @@
-"""Rows of runs to and from SQL. Text is read as bytes: damaged text would fail the whole statement, not its row."""
+"""Rows of runs to and from SQL. Text is read as bytes: damaged text would fail the whole statement, not its row.
+
+What a column is stands in kernel/projection.py. Everything here and in the statements of SQLite and PostgreSQL is made
+from that at import; no text of a user is ever part of a statement.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -10,78 +16,81 @@ from msgspec import Raw
 
 from perdure.errors import Corrupt
 from perdure.kernel.events import NULL, RunStatus
-from perdure.kernel.projection import RunRow
+from perdure.kernel.projection import COLUMNS, Changes, Kind, RunRow
 from perdure.kernel.values.failures import Failure
 from perdure.ports.journal import Head
 
-RUN = """
-    select cast(r.run_id as blob), cast(r.id as blob), r.incarnation, cast(r.program as blob), cast(r.version as blob),
-        cast(r.status as blob), cast(r.owner as blob), r.epoch, r.wake_at, r.created_at, r.finished_at,
-        cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
-        cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob),
-        cast(r.parent as blob), cast(r.root as blob), cast(r.queue as blob), cast(r.queue_key as blob), r.priority,
-        r.not_before, r.began_at, cast(r.continued_as as blob), r.approvals, cast(r.forked_from as blob),
-        r.checksum
-    from perdure_runs r
-"""
-RUN_AND_HEAD = """
-    select cast(r.run_id as blob), cast(r.id as blob), r.incarnation, cast(r.program as blob), cast(r.version as blob),
-        cast(r.status as blob), cast(r.owner as blob), r.epoch, r.wake_at, r.created_at, r.finished_at,
-        cast(r.tags as blob), cast(r.input as blob), cast(r.input_blob as blob), cast(r.output as blob),
-        cast(r.output_blob as blob), cast(r.error as blob), cast(r.reason as blob),
-        cast(r.parent as blob), cast(r.root as blob), cast(r.queue as blob), cast(r.queue_key as blob), r.priority,
-        r.not_before, r.began_at, cast(r.continued_as as blob), r.approvals, cast(r.forked_from as blob),
-        r.checksum,
-        h.next_seq, h.at, h.size
-    from perdure_runs r left join perdure_heads h on h.run_id = case r.root when '' then r.run_id else r.root end
-"""
+_NAMES = tuple(column.name for column in COLUMNS)
+# The columns of the table; those of the head follow them in a joined row.
+TABLE = (*_NAMES, "checksum")
+WIDTH = len(TABLE)
 
-_TEXTS = (0, 1, 3, 4, 13, 15, 17, 18, 19, 20, 21, 25, 27)
-# How many columns a row of runs has; those of the head follow.
-WIDTH = 29
+
+def position(name: str) -> int:
+    """Where in a row a column is, from 0 on."""
+    return TABLE.index(name)
+
+
+def compose(statement: str, **parts: str) -> str:
+    """A statement with its parts, which stand in it as `<part>`. At import, from constants of this package alone."""
+    for name, text in parts.items():
+        statement = statement.replace(f"<{name}>", text)
+    return statement
+
+
+def selects(columns: str) -> tuple[str, str]:
+    """The statements that read rows, alone and with their heads: the head of a child is that of its root."""
+    run = compose("select <columns> from perdure_runs r", columns=columns)
+    and_head = """
+        select <columns>, h.next_seq, h.at, h.size from perdure_runs r
+        left join perdure_heads h on h.run_id = case r.root when '' then r.run_id else r.root end
+    """
+    return run, compose(and_head, columns=columns)
+
+
+def _changing(*when: Changes) -> tuple[str, ...]:
+    return *(column.name for column in COLUMNS if column.changes in when), "checksum"
+
+
+# The columns that an append writes anew: in the row of its run, in that of a child, and with another input.
+CHANGED_IN_RUN = _changing(Changes.IN_ROOTS, Changes.IN_ALL)
+CHANGED_IN_CHILD = _changing(Changes.IN_ALL)
+CHANGED_WITH_INPUT = _changing(Changes.WITH_INPUT)
+
+_AS_TEXT = {column.name for column in COLUMNS if column.kind in (Kind.TEXT, Kind.JSON)}
+_SELECTED = ", ".join(f"cast(r.{name} as blob)" if name in _AS_TEXT else f"r.{name}" for name in TABLE)
+RUN, RUN_AND_HEAD = selects(_SELECTED)
+
+_ID, _STATUS = position("id"), position("status")
+_TEXTS = [position(column.name) for column in COLUMNS if column.kind is Kind.TEXT]
+_JSON = [position(column.name) for column in COLUMNS if column.kind is Kind.JSON]
 _encode = msgspec.json.encode
-_failure = msgspec.json.Decoder(Failure)
-_tags = msgspec.json.Decoder(dict[str, str])
+_failure = msgspec.json.Decoder(Failure).decode
+_READ_JSON: dict[str, Callable[[Any], Any]] = {
+    "tags": msgspec.json.Decoder(dict[str, str]).decode,
+    "error": lambda data: None if data is None else _failure(data),
+}
+_READERS = [(i, _READ_JSON.get(TABLE[i], Raw)) for i in _JSON]
 
 
 def run_bindings(row: RunRow) -> tuple[Any, ...]:
     """The bindings of an insert, in the order of the table's columns."""
-    tags = _encode(row.tags).decode() if row.tags else "{}"
-    error = _encode(row.error).decode() if row.error is not None else None
-    return (
-        row.run_id,
-        row.id,
-        row.incarnation,
-        row.program,
-        row.version,
-        row.status.value,
-        row.owner,
-        row.epoch,
-        row.wake_at,
-        row.created_at,
-        row.finished_at,
-        tags,
-        bytes(row.input).decode(),
-        row.input_blob,
-        bytes(row.output).decode(),
-        row.output_blob,
-        error,
-        row.reason,
-        row.parent,
-        row.root,
-        row.queue,
-        row.queue_key,
-        row.priority,
-        row.not_before,
-        row.began_at,
-        row.continued_as,
-        row.approvals,
-        row.forked_from,
-        _checksum(row, tags.encode(), None if error is None else error.encode()),
-    )
+    values: list[Any] = list(msgspec.structs.astuple(row))
+    values[_STATUS] = row.status.value
+    parts = []
+    for i in _JSON:
+        value = values[i]
+        if value is None:
+            parts.append(b"")
+        else:
+            data = bytes(value) if type(value) is Raw else _encode(value)
+            parts.append(data)
+            values[i] = data.decode()
+    values.append(_checksum(values, parts))
+    return tuple(values)
 
 
-def run_row(columns: tuple[Any, ...]) -> RunRow:
+def run_row(columns: Sequence[Any]) -> RunRow:
     """The inverse of `run_bindings`; raises Corrupt when stored values changed."""
     row = run_row_or_damage(columns)
     if isinstance(row, Corrupt):
@@ -89,22 +98,28 @@ def run_row(columns: tuple[Any, ...]) -> RunRow:
     return row
 
 
-def run_row_or_damage(columns: tuple[Any, ...]) -> RunRow | Corrupt:
+def run_row_or_damage(columns: Sequence[Any]) -> RunRow | Corrupt:
     """A row, or what is wrong with it: one damaged run must not hide the others."""
-    tags, error, checksum = columns[11], columns[16], columns[WIDTH - 1]
     try:
-        row = _row(columns, "strict", RunStatus(columns[5].decode()), _tags.decode(tags), error)
-        if _checksum(row, tags, error) == checksum:
-            return row
+        values: list[Any] = [*columns[: WIDTH - 1]]
+        for i in _TEXTS:
+            if values[i] is not None:
+                values[i] = values[i].decode()
+        crc = _checksum(values, [values[i] or b"" for i in _JSON])
+        values[_STATUS] = RunStatus(values[_STATUS])
+        for i, read in _READERS:
+            values[i] = read(values[i])
+        if crc == columns[WIDTH - 1]:
+            return RunRow(*values)
         reason = "its checksum does not match"
     except (ValueError, TypeError, AttributeError) as problem:  # text, JSON or a number that is none any more
         reason = str(problem)
-    return Corrupt(f"the row of run {_text(columns[1])!r}", reason, run_id=_text(columns[0]))
+    return Corrupt(f"the row of run {_text(columns[_ID])!r}", reason, run_id=_text(columns[0]))
 
 
-def run_and_head(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
+def run_and_head(columns: Sequence[Any]) -> tuple[RunRow, Head]:
     """A joined row of runs and heads; raises Corrupt when either is not what was written."""
-    row = run_row(columns[:WIDTH])
+    row = run_row(columns)
     if columns[WIDTH] is None:
         raise Corrupt(f"the journal of run {row.id!r}", "its head is missing", run_id=row.run_id)
     if not _is_moment(columns[WIDTH + 1]):
@@ -112,62 +127,30 @@ def run_and_head(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
     return row, Head(*columns[WIDTH:])
 
 
-def listed(columns: tuple[Any, ...]) -> tuple[RunRow, Head]:
+def listed(columns: Sequence[Any]) -> tuple[RunRow, Head]:
     """As `run_and_head`, but a damaged run is listed too: without its values, and with what is wrong as its reason."""
-    row = run_row_or_damage(columns[:WIDTH])
+    row = run_row_or_damage(columns)
     if isinstance(row, Corrupt):
-        known = {status.value.encode(): status for status in RunStatus}
+        known = {status.value: status for status in RunStatus}
         # A text may be a number or null by now: it is shown as whatever it is.
-        shown = [_text(c).encode() if i in _TEXTS else c for i, c in enumerate(columns)]
-        shown[6], shown[12], shown[14] = None, b"null", b"null"
-        damaged = _row(tuple(shown), "replace", known.get(columns[5], RunStatus.PARKED), {}, None)
-        created = columns[9] if _is_moment(columns[9]) else 0.0
+        values: list[Any] = [_text(c) if i in _TEXTS else c for i, c in enumerate(columns[: WIDTH - 1])]
+        shown = RunRow(*values)
         row = msgspec.structs.replace(
-            damaged,
-            created_at=created,
+            shown,
+            status=known.get(shown.status, RunStatus.PARKED),
+            owner=None,
+            created_at=shown.created_at if _is_moment(shown.created_at) else 0.0,
             finished_at=None,
+            tags={},
             input=NULL,
             input_blob="",
             output=NULL,
             output_blob="",
+            error=None,
             reason=str(row),
         )
     head = Head(*columns[WIDTH:]) if _is_moment(columns[WIDTH + 1]) else Head(0, row.created_at, 0)
     return row, head
-
-
-def _row(columns: tuple[Any, ...], errors: str, status: RunStatus, tags: dict[str, str], error: bytes | None) -> RunRow:
-    owner = columns[6]
-    return RunRow(
-        run_id=columns[0].decode(errors=errors),
-        id=columns[1].decode(errors=errors),
-        incarnation=columns[2],
-        program=columns[3].decode(errors=errors),
-        version=columns[4].decode(errors=errors),
-        status=status,
-        owner=None if owner is None else owner.decode(errors=errors),
-        epoch=columns[7],
-        wake_at=columns[8],
-        created_at=columns[9],
-        finished_at=columns[10],
-        tags=tags,
-        input=Raw(columns[12]),
-        input_blob=columns[13].decode(errors=errors),
-        output=Raw(columns[14]),
-        output_blob=columns[15].decode(errors=errors),
-        error=_failure.decode(error) if error is not None else None,
-        reason=columns[17].decode(errors=errors),
-        parent=columns[18].decode(errors=errors),
-        root=columns[19].decode(errors=errors),
-        queue=columns[20].decode(errors=errors),
-        queue_key=columns[21].decode(errors=errors),
-        priority=columns[22],
-        not_before=columns[23],
-        began_at=columns[24],
-        continued_as=columns[25].decode(errors=errors),
-        approvals=columns[26],
-        forked_from=columns[27].decode(errors=errors),
-    )
 
 
 def _is_moment(column: object) -> bool:
@@ -178,14 +161,29 @@ def _text(column: object) -> str:
     return column.decode(errors="replace") if isinstance(column, bytes) else str(column)
 
 
-def _checksum(row: RunRow, tags: bytes, error: bytes | None) -> int:
-    """Covers every column, so that none can change unnoticed."""
-    plain = (row.run_id, row.id, row.incarnation, row.program, row.version, row.status.value, row.owner, row.epoch)
-    moments = (row.wake_at, row.created_at, row.finished_at, row.not_before, row.began_at)
-    times = [None if at is None else float(at) for at in moments]
-    family = (row.parent, row.root, row.continued_as, row.forked_from)
-    queued = (row.queue, row.queue_key, row.priority, row.approvals)
-    crc = zlib.crc32(repr((plain, times, row.input_blob, row.output_blob, row.reason, family, queued)).encode())
-    for part in (tags, bytes(row.input), bytes(row.output), error or b""):
+def _all_of(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    return itemgetter(*map(position, names))
+
+
+# The order in which a checksum takes the columns, which databases rely on. Columns that are not named here follow.
+_IDENTITY = ("run_id", "id", "incarnation", "program", "version", "status", "owner", "epoch")
+_PLAIN = ("input_blob", "output_blob", "reason")
+_FAMILY = ("parent", "root", "continued_as", "forked_from")
+_QUEUE = ("queue", "queue_key", "priority", "approvals")
+_identity, _plain, _family, _queue = _all_of(*_IDENTITY), _all_of(*_PLAIN), _all_of(*_FAMILY), _all_of(*_QUEUE)
+_times = _all_of(*(column.name for column in COLUMNS if column.kind is Kind.TIME))
+_MORE = [
+    position(column.name)
+    for column in COLUMNS
+    if column.kind in (Kind.TEXT, Kind.INTEGER) and column.name not in (*_IDENTITY, *_PLAIN, *_FAMILY, *_QUEUE)
+]
+
+
+def _checksum(values: Sequence[Any], parts: Iterable[bytes]) -> int:
+    """Covers every column, so that none can change unnoticed; `parts` are the JSON columns."""
+    times = [None if at is None else float(at) for at in _times(values)]
+    covered = (_identity(values), times, *_plain(values), _family(values), _queue(values), *(values[i] for i in _MORE))
+    crc = zlib.crc32(repr(covered).encode())
+    for part in parts:
         crc = zlib.crc32(part, zlib.crc32(b"\0", crc))
     return crc

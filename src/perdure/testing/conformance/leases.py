@@ -203,7 +203,8 @@ class LeasesConformance(RenewalConformance):
     async def test_watching_tells_of_leases_that_have_ended_under_the_prefix(self, store: Store, second: Store) -> None:
         """`watch` yields keys of leases that were given back, and no others; nothing where `pushes` is False."""
         await store.leases.acquire("orchestrator:a", "a", TTL, NOW)
-        await store.leases.acquire("orchestrator:b", "b", TTL, NOW)
+        # Long enough not to end by itself on a slow machine.
+        await store.leases.acquire("orchestrator:b", "b", 100 * TTL, NOW)
         await store.leases.acquire("lock:c", "a", TTL, NOW)
         heard = asyncio.ensure_future(anext(aiter(second.leases.watch("orchestrator:"))))
         for _ in range(10):

@@ -7,9 +7,7 @@ local META = KEYS[1]
 local call, sub, find = redis.call, string.sub, string.find
 local SEP = '\0'
 
--- The places of what a row begins with: all that the indexes are made of.
-local STATUS, PROGRAM, OWNER, WAKE, FINISHED, QUEUE, KEY, PRIORITY = 1, 2, 3, 4, 5, 6, 7, 8
-local READY, BEGAN, APPROVALS, ROOT, ID, INCARNATION, CREATED = 9, 10, 11, 12, 13, 14, 15
+-- STATUS, PROGRAM and so on are the places of what a row begins with: see Index in scripts.py.
 
 local function arguments()
     return cmsgpack.unpack(ARGV[3])
