@@ -18,6 +18,7 @@ from perdure.authoring.code.inspection import arguments
 from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
+from perdure.client import observing
 from perdure.client.client import Client, moment_of
 from perdure.client.completions import Completions, OnComplete, callbacks_of
 from perdure.client.forking import refused
@@ -398,12 +399,9 @@ class Engine(Client):
             return
         self._scheduled.leave()
         self._leaving = True
-        loop = asyncio.get_running_loop()
-        end = loop.time() + grace
         try:
             await self._service.stop_looking()
             interrupted = await orchestrator.close(grace, self._service.hand_over_due)
-            end = end if interrupted is None else 0.0
             self._leaving = False
             await self._service.stop()
             await self._ownership.leave()
@@ -414,7 +412,7 @@ class Engine(Client):
                 await observer.close()
             completions, self._completions = self._completions, None
             if completions is not None:
-                await completions.close(max(min(1.0, grace), end - loop.time()))
+                await completions.close(observing.CLOSE_SECONDS)
             self._give_up_name()
             await super().close()
         if interrupted is not None:

@@ -14,7 +14,8 @@ from perdure.client.observing import ends_the_task
 from perdure.client.views import RunResult
 from perdure.errors import UsageError
 from perdure.kernel.projection import RunRow
-from perdure.kernel.values.failures import message_of
+from perdure.kernel.values.failures import raised_at
+from perdure.kernel.values.raised import brief
 
 log = logging.getLogger("perdure")
 
@@ -45,21 +46,23 @@ class Completions:
         self._task = asyncio.get_running_loop().create_task(self._tell_all())
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        # What has been logged: the number of a callback, and the kind of error.
+        self._logged: set[tuple[int, type[BaseException]]] = set()
 
     def ended(self, row: RunRow) -> None:
         """A run has ended."""
         self._rows.put_nowait(row)
 
-    async def close(self, grace: float) -> None:
-        """Tell of what has ended so far, and wait for the callbacks, but not for longer than `grace`."""
+    async def close(self, seconds: float) -> None:
+        """Tell of what has ended so far, and wait for the callbacks, but not for longer than this."""
         self._rows.put_nowait(None)
-        _, late = await asyncio.wait({self._task}, timeout=grace)
+        _, late = await asyncio.wait({self._task}, timeout=seconds)
         if late:
             log.warning(
-                "on_complete: a callback has not returned %g seconds after the engine was left; it is not waited for, "
+                "on_complete: a callback has not returned %g s after the engine was left; it is not waited for, "
                 "and %d runs are not told of",
-                grace,
-                self._rows.qsize(),
+                seconds,
+                self._rows.qsize() - 1,  # its end is in there too
             )
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -67,42 +70,49 @@ class Completions:
 
     async def _tell_all(self) -> None:
         while (row := await self._rows.get()) is not None:
-            for callback in self._callbacks:
+            for number, callback in enumerate(self._callbacks):
                 try:
-                    await self._tell(callback, await self._result(row))
-                except BaseException as error:
-                    if ends_the_task(error):
+                    error = await self._tell(callback, await self._result(row))
+                except BaseException as raised:
+                    if ends_the_task(raised):
                         raise
-                    log.error(
-                        "on_complete of run %r: %s raised %s: %s; the run has ended as it is, and is not affected",
-                        row.id,
-                        getattr(callback, "__qualname__", callback),
-                        type(error).__name__,
-                        message_of(error),
-                        exc_info=error,
-                    )
+                    error = raised
+                if error is not None:
+                    self._failed(row.id, number, error)
 
-    async def _tell(self, callback: OnComplete, result: RunResult[Any]) -> None:
+    def _failed(self, id: str, number: int, error: BaseException) -> None:
+        if (number, type(error)) in self._logged:
+            return
+        self._logged.add((number, type(error)))
+        place = raised_at(error)
+        callback = self._callbacks[number]
+        log.error(
+            "on_complete of run %r: %s raised %s%s; the run has ended as it is, and is not affected. It is told of the "
+            "next runs, and what it raises of this kind from now on is not logged",
+            id,
+            getattr(callback, "__qualname__", callback),
+            brief(error),
+            f" ({place})" if place else "",
+        )
+
+    async def _tell(self, callback: OnComplete, result: RunResult[Any]) -> BaseException | None:
+        """Call a callback. What it raises in its thread is returned: no future holds all of that."""
         if inspect.iscoroutinefunction(callback):
             await callback(result)
-            return
-        returned = await self._in_thread(lambda: callback(result))
+            return None
+        returned, error = await self._in_thread(lambda: callback(result))
         if inspect.isawaitable(returned):
             await returned
+        return error
 
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+    async def _in_thread(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         """Call a plain function apart. In a thread that ends with the process: one that hangs must not keep it."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
+        done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
         def settle(value: Any, error: BaseException | None) -> None:
             if not done.done():
-                if error is None:
-                    done.set_result(value)
-                else:
-                    # A future holds no StopIteration, and SystemExit would end the loop.
-                    plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-                    done.set_exception(error if plain else RuntimeError(f"{type(error).__name__}: {error}"))
+                done.set_result((value, error))
 
         def work() -> None:
             value, error = None, None

@@ -115,6 +115,11 @@ def message_of(exc: BaseException) -> str:
     return _message(exc)
 
 
+def raised_at(exc: BaseException) -> str:
+    """Where in the user's code it was raised, as a traceback says it; empty if that is not known. Never raises."""
+    return _traceback(_TRACEBACK.__get__(exc)).rpartition("\n")[2]
+
+
 def set_cause(exc: BaseException, cause: BaseException) -> None:
     """Say what an exception came of, unless it says so itself. Never raises."""
     if exc is not cause and _CAUSE.__get__(exc) is None:
