@@ -33,3 +33,28 @@ def test_a_finding_names_the_place_and_what_to_use_instead() -> None:
 def test_source_that_is_not_python_is_an_error() -> None:
     with pytest.raises(SyntaxError):
         check_source("def (", "x.py")
+
+
+def test_names_are_seen_through_a_star_import() -> None:
+    source = """
+from perdure import *
+from time import *
+
+@step
+async def work() -> int:
+    return 1
+
+@workflow
+async def flow() -> None:
+    sleep_until(3)
+    call("kid", 1)
+    lock("x")
+    monotonic()
+    random()
+    async with lock("y"):
+        await work()
+"""
+    found = [(finding.line, finding.what, finding.instead) for finding in check_source(source, "flow.py")]
+    assert [line for line, _, _ in found] == [11, 12, 13, 14]
+    assert found[2][1:] == ("it does not await lock()", "write `async with lock(...):`")
+    assert found[3][1] == "it calls time.monotonic()"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 
 import msgspec
@@ -27,7 +28,7 @@ _LOG = "put it in a @step: a replay would write it again"
 _AWAITED = frozenset(
     {
         *("perdure.sleep", "perdure.sleep_until", "perdure.wait_signal", "perdure.approval", "perdure.child"),
-        *("perdure.checkpoint", "perdure.step_inline", "perdure.call"),
+        *("perdure.checkpoint", "perdure.step_inline", "perdure.call", "perdure.lock"),
         *("asyncio.sleep", "asyncio.gather", "asyncio.wait", "asyncio.wait_for"),
     }
 )
@@ -139,7 +140,8 @@ class _Module:
                     self._imports[name] = alias.name if alias.asname else name
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
-                    self._imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                    for name in _names_in(node.module) if alias.name == "*" else (alias.name,):
+                        self._imports[alias.asname or name] = f"{node.module}.{name}"
         for node in ast.walk(tree):
             if isinstance(node, _Function) and self._is(node, "workflow"):
                 self.workflows.append(node)
@@ -205,7 +207,9 @@ class _Module:
             for value in _values(node, read, is_body):
                 name = self._awaitable(value, local)
                 if name and value is not None:
-                    yield value, "await", f"it does not await {name}()", f"write `await {name}(...)`"
+                    is_lock = isinstance(value, ast.Call) and self._full_name(value.func, local) == "perdure.lock"
+                    write = f"async with {name}(...):" if is_lock else f"await {name}(...)"
+                    yield value, "await", f"it does not await {name}()", f"write `{write}`"
 
     def _awaitable(self, node: ast.expr | None, local: frozenset[str]) -> str:
         """The name of what is called, if a call of it has to be awaited."""
@@ -255,6 +259,16 @@ class _Module:
         if known is None and (parts or node.id in self._functions):
             return "" if parts or node.id in RULES else node.id
         return ".".join([known or node.id, *reversed(parts)])
+
+
+def _names_in(module: str) -> Iterator[str]:
+    """The names that `from module import *` brings, as far as they matter here: perdure's, and what is looked for."""
+    if module == "perdure":
+        yield from sys.modules["perdure"].__all__
+    for full in (*RULES, *_AWAITED):
+        within, _, name = full.rpartition(".")
+        if within == module and name:
+            yield name
 
 
 def _values(node: ast.AST, read: set[str], is_body: bool) -> Iterator[ast.expr | None]:
