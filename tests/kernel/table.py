@@ -15,7 +15,7 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from perdure.kernel.commands import CancelOp, Command, Finish, RunStep, StartTimer, StepSpec
+from perdure.kernel.commands import UNDECODED, CancelOp, Command, Finish, RunStep, StartTimer, StepSpec
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -81,7 +81,7 @@ class TableExecution:
         self._done: dict[str, int] = {}
         self.closed = False
 
-    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
+    def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         """Take one fact in, and ask for every row whose time has come."""
         commands: list[Command] = []
         if isinstance(event, StepSucceeded):
@@ -175,7 +175,7 @@ class Machine:
                 self.calls.update({call.command.op: call for call in planned.calls})
             if not self.replay.wishes:
                 break
-            planned = plan(self.state, self.replay.take_wishes(), self.now)
+            planned = plan(self.state, list(self.replay.wishes.values()), self.now)
         if self.state.finished is not None:
             self.calls.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,17 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from perdure.errors import Diverged
-from perdure.kernel.commands import CancelOp, Checkpoint, Command, Finish, RecordValue, RunStep, StartTimer, StepSpec
+from perdure.kernel.commands import (
+    UNDECODED,
+    CancelOp,
+    Checkpoint,
+    Command,
+    Finish,
+    RecordValue,
+    RunStep,
+    StartTimer,
+    StepSpec,
+)
 from perdure.kernel.events import (
     AnyEvent,
     AttemptFailed,
@@ -45,7 +56,7 @@ class Script:
         self._answers = list(answers)
         self.fed: list[AnyEvent] = []
 
-    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
+    def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         self.fed.append(event)
         return self._answers.pop(0) if self._answers else []
 
@@ -77,8 +88,8 @@ def test_the_program_begins_with_the_first_claim_and_sees_no_later_one() -> None
 
 def test_a_wish_stays_until_its_event_is_recorded() -> None:
     replay = follow(Script([charge()]))
-    assert replay.take_wishes() == [charge()]
-    assert replay.take_wishes() == [charge()]
+    assert list(replay.wishes.values()) == [charge()]
+    assert list(replay.wishes.values()) == [charge()]
     replay.fold(StepStarted("charge:0", 1, "hash"), 3.0)
     assert (replay.wishes, replay.open_steps) == ({}, {"charge:0": charge()})
 
@@ -139,7 +150,7 @@ def test_a_step_that_was_given_up_is_not_news_to_the_program() -> None:
     begun = [StepStarted("charge:0", 1, "hash"), StepStarted("mail:0", 1, "hash")]
     done = StepSucceeded("charge:0", Raw(b"1"))
     replay = follow(script, *begun, done)
-    assert replay.take_wishes() == [CancelOp("mail:0")]
+    assert list(replay.wishes.values()) == [CancelOp("mail:0")]
     replay.fold(StepFailed("mail:0", 1, BOOM), 3.0)
     assert script.fed == [CLAIMED, done]
     assert (replay.wishes, replay.open_steps) == ({}, {})
@@ -155,7 +166,7 @@ def test_a_timer_that_was_given_up_is_not_news_to_the_program() -> None:
 
 def test_what_is_wished_for_and_given_up_in_one_breath_never_happened() -> None:
     replay = follow(Script([charge(), CancelOp("charge:0"), StartTimer("sleep:0", 9.0)]))
-    assert replay.take_wishes() == [StartTimer("sleep:0", 9.0)]
+    assert list(replay.wishes.values()) == [StartTimer("sleep:0", 9.0)]
 
 
 def test_giving_up_what_has_an_outcome_is_no_wish() -> None:
@@ -168,7 +179,7 @@ def test_giving_up_twice_is_one_wish() -> None:
     script = Script([charge(), charge(op="mail:0")], [CancelOp("mail:0"), CancelOp("mail:0")])
     begun = [StepStarted("charge:0", 1, "hash"), StepStarted("mail:0", 1, "hash")]
     replay = follow(script, *begun, StepSucceeded("charge:0", Raw(b"1")))
-    assert replay.take_wishes() == [CancelOp("mail:0")]
+    assert list(replay.wishes.values()) == [CancelOp("mail:0")]
 
 
 # --- divergence -----------------------------------------------------------------------------------------------------

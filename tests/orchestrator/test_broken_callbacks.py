@@ -20,7 +20,7 @@ from perdure.engine.driver import Driver
 from perdure.engine.large_values import Payloads
 from perdure.engine.outbox import Outbox
 from perdure.engine.steps import StepRunner
-from perdure.engine.streams import Channel, Channels
+from perdure.engine.streams import Channel
 from perdure.kernel.program import Program
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
@@ -38,7 +38,7 @@ from tests.engine.harness import AT_ONCE, PATIENCE
 gate: asyncio.Event
 
 
-@step
+@step(timeout=60)
 async def work(n: int) -> int:
     if n == 0:
         await gate.wait()
@@ -117,12 +117,8 @@ class Fault:
         if isinstance(thing, str):
             return thing
         if isinstance(thing, Channel):
-            thing = thing._channels
-        if isinstance(thing, Attempts):
-            thing = thing._driver
-        if isinstance(thing, Channels):
-            thing = thing.driver
-        if isinstance(thing, Outbox):
+            thing = thing._context
+        if isinstance(thing, Attempts | Outbox):
             thing = thing._state
         if isinstance(thing, Replay):
             thing = thing.state
@@ -143,14 +139,12 @@ class Fault:
 # A function by where it is: whatever calls it must not leave the run standing still.
 INSIDE: list[tuple[Any, str]] = [
     (Replay, "fold"),
-    (Replay, "take_wishes"),
     (Body, "advance"),
     (RunState, "fold"),
     (driver_module, "plan"),
     (driver_module, "wake"),
     (driver_module, "deliver"),
     (Driver, "record"),
-    (Driver, "record_as"),
     (Driver, "wake"),
     (Driver, "take"),
     (Driver, "committed"),
@@ -158,6 +152,9 @@ INSIDE: list[tuple[Any, str]] = [
     (Driver, "report"),
     (Driver, "accept"),
     (Driver, "offload"),
+    (Driver, "expects"),
+    (Driver, "_step_returned"),
+    (Driver, "_step_failed"),
     (Driver, "_pump"),
     (Driver, "_act"),
     (Driver, "_touch"),
@@ -168,15 +165,15 @@ INSIDE: list[tuple[Any, str]] = [
     (Attempts, "launch_planned"),
     (Attempts, "plan"),
     (Attempts, "_make"),
-    (Attempts, "_kept"),
-    (Attempts, "_failed"),
-    (Attempts, "_stored"),
-    (Attempts, "expects"),
+    (Attempts, "ended"),
+    (Attempts, "result"),
+    (Attempts, "failure"),
+    (Attempts, "stored"),
+    (Attempts, "settle_channel"),
+    (Attempts, "channels_committed"),
     (Channel, "_take"),
     (Channel, "_record"),
     (Channel, "_set_timer"),
-    (Channels, "settle"),
-    (Channels, "committed"),
     (StepRunner, "start"),
     (StepRunner, "_count"),
     (Orchestrator, "_committed"),
@@ -265,7 +262,7 @@ async def test_an_error_in_a_callback_parks_its_run_and_stops_no_other(
 @pytest.mark.parametrize("durability", ["async", "exit", "relaxed"])
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Replay, "fold"), (Driver, "committed"), (Driver, "take"), (Attempts, "_kept"), (Driver, "wake")],
+    [(Replay, "fold"), (Driver, "committed"), (Driver, "take"), (Attempts, "result"), (Driver, "wake")],
 )
 async def test_in_every_durability_an_error_in_a_callback_parks_its_run(
     where: Any, name: str, durability: str, fault: Fault, monkeypatch: pytest.MonkeyPatch

@@ -1,24 +1,25 @@
-"""The attempts of one run's steps: launched once the journal says so, and turned into outcomes when they end.
+"""The attempts of one run's steps: what is planned, what is under way, and what it came to.
 
-Knows what is under way or done and not in the journal yet, so that a run whose journal has to be read anew goes on with
-the same attempts. Never decides what follows from an outcome.
+The driver says when an attempt begins and hears when it ends; an attempt knows its driver, and this module does not.
+When a journal has to be read again, the next driver goes on with the same attempts. Never decides what follows from an
+outcome, and never records it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import replace
 
-from perdure.engine.carried import Carried, carry
 from perdure.engine.executor_call import Told
+from perdure.engine.step_context import AttemptOwner, StepContext
 from perdure.engine.steps import Attempt
-from perdure.engine.streams import Channels
+from perdure.engine.streams import Channel
 from perdure.errors import (
     OutcomeUnknown,
     PayloadTooLarge,
@@ -29,7 +30,8 @@ from perdure.errors import (
     UsageError,
     ValueProblem,
 )
-from perdure.kernel.events import NULL, AttemptFailed, StepFailed, StepSkipped, StepSucceeded
+from perdure.kernel.commands import UNDECODED, RunStep
+from perdure.kernel.events import NULL, AnyEvent, AttemptFailed, StepFailed, StepSkipped, StepStarted, StepSucceeded
 from perdure.kernel.ids import MAX_REASON, check_text, step_key
 from perdure.kernel.plan import Call, Plan, failed
 from perdure.kernel.state import RunState
@@ -37,99 +39,96 @@ from perdure.kernel.values.failures import Failure, describe, is_any_of, rebuild
 from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:
-    from perdure.engine.driver import Driver
-
+    from perdure.engine.runtime import Services
 
 log = logging.getLogger("perdure")
 
 _BAILED = type_name(StepBailed)
 ENDING = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
+# An op and the number of an attempt of it.
+Key = tuple[str, int]
+Outcome = StepSucceeded | AttemptFailed | StepFailed | StepSkipped
 
-class _Gone:
-    """In the place of a driver that has left memory: what a step shows now, after its end, it shows to nobody."""
 
-    id, size, closed, held = "", 0, True, False
+class Handoff(msgspec.Struct):
+    """What one driver leaves to the next of an attempt: it runs, it has ended, its result is being stored or is, or it
+    has an outcome that is not known to be in the store."""
 
-    state = RunState("")
-
-    def patches_of(self, op: str) -> dict[str, bool]:
-        return {}
+    # The fingerprint of its inputs: with other inputs it is another call. Empty: it does not matter.
+    inputs: str
+    attempt: Attempt | None = None
+    # How the attempt ended, if it did before the journal came to it.
+    ended: tuple[Any, BaseException | None] | None = None
+    # The result that was to be offloaded, and its blob, or why there is none.
+    stored: tuple[bytes, str | BaseException] | None = None
+    outcome: Outcome | None = None
+    # The value of the outcome, if that is offloaded.
+    large: Raw | None = None
 
     @property
-    def attempts(self) -> _Gone:
-        return self
+    def over(self) -> bool:
+        """Whether all that is left to do is to record it."""
+        return self.ended is not None or self.stored is not None or self.outcome is not None
 
-    def expects(self, call: Call) -> bool:
-        return False
-
-    hears = expects
-
-    def broke(self, error: Exception) -> None:
-        pass
-
-
-_GONE: Any = _Gone()
+    def cancel(self) -> None:
+        """Stop the attempt, if it runs."""
+        if self.attempt is not None:
+            self.attempt.cancel()
 
 
 class Attempts:
-    """What is under way for one driver."""
+    """What is under way for one run."""
 
     __slots__ = (
-        "_carried",
-        "_driver",
         "_given_up",
-        "_heir",
+        "_handoffs",
+        "_keys",
         "_ready",
         "_services",
         "_state",
-        "_storing",
+        "_variables",
         "calls",
         "cancels",
         "channels",
         "large",
         "running",
+        "storing",
     )
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._services = driver.services
-        self._state = driver.state
+    def __init__(self, services: Services, state: RunState, variables: Context) -> None:
+        self._services, self._state, self._variables = services, state, variables
+        self._keys = state.keys
         # What is to be done after the next commit, and what is under way.
         self.calls: list[Call] = []
         self.cancels: list[str] = []
-        # The call that begins next, made ready while its commit was on its way.
+        # The attempt of the call that begins next, made while its commit was on its way.
         self._ready: Attempt | None = None
         self.running: dict[str, Attempt] = {}
-        # What they show before they end.
-        self.channels = Channels(driver, driver.services)
-        # Values that lie apart, by op, until their events are known to be in the store.
+        # What attempts emit before they end.
+        self.channels: dict[Key, Channel] = {}
+        # Offloaded values, by op, until their events are known to be in the store.
         self.large: dict[str, Raw] = {}
-        # Attempts whose result is being stored apart, with their inputs; what a driver before this one had under way,
-        # until the run has heard of it; who came after it.
-        self._storing: dict[tuple[str, int], str] = {}
-        self._carried: dict[tuple[str, int], Carried] = {}
-        self._given_up: dict[tuple[str, int], Carried] = {}
-        self._heir: Attempts | None = None
+        # Attempts whose result is being offloaded, with the fingerprints of their inputs.
+        self.storing: dict[Key, str] = {}
+        # What the driver before this one had under way, until it is launched here or recorded; and what the program has
+        # given up meanwhile, until the journal says so.
+        self._handoffs: dict[Key, Handoff] = {}
+        self._given_up: dict[Key, Handoff] = {}
 
     @property
     def busy(self) -> bool:
         """Whether anything is under way, or about to be."""
-        return bool(self.running or self.calls or self._storing)
+        return bool(self.running or self.calls or self.storing)
 
     def tasks(self) -> list[asyncio.Future[Any]]:
         """What to wait for until the next attempt ends."""
         return [attempt.task for attempt in self.running.values() if attempt.task is not None]
 
-    @property
-    def inherited(self) -> bool:
-        """Whether somebody else sees to what is under way here."""
-        return self._heir is not None
-
     # --- planned, and begun after the commit ----------------------------------------------------------------------
 
     def plan(self, planned: Plan) -> None:
-        """Remember what is to begin and to end once its events are durable."""
+        """Keep what is to begin and to end once its events are durable."""
         self.calls += planned.calls
         self._services.runner.promised += len(planned.calls)
         self.cancels += planned.cancels
@@ -141,201 +140,153 @@ class Attempts:
         self._ready = None
 
     def stop_given_up(self, unsaved: Collection[str] = ()) -> None:
-        """The journal says what was given up, except for ops that it does not know of yet: let it go."""
-        # Only then: until it does, a crash or a conflict would take it up again.
+        """Stop the attempts that the journal says were given up; `unsaved` are the ops of which it does not yet."""
+        # Only then: until it does, a crash or a conflict would take them up again.
         for op in self.cancels:
             attempt = self.running.pop(op, None) if op not in unsaved else None
             if attempt is not None:
                 attempt.cancel()
         self.cancels = [op for op in self.cancels if op in unsaved]
-        self._given_up = {key: carried for key, carried in self._given_up.items() if key[0] in unsaved}
+        self._given_up = {key: handoff for key, handoff in self._given_up.items() if key[0] in unsaved}
 
-    def make_ready(self) -> None:
-        """Use the time of the disk: do now what need not wait for the commit."""
-        if len(self.calls) == 1 and not self._carried and not self.channels.open:
-            self._ready = self._make(self.calls[0])
+    def make_ready(self, owner: AttemptOwner) -> None:
+        """Use the time of the commit: do now what need not wait for it."""
+        if len(self.calls) == 1 and not self._handoffs and not self.channels:
+            self._ready = self._make(self.calls[0], owner)
             self._services.runner.make_ready(self._ready)
 
-    def launch_planned(self) -> None:
-        """The journal says what begins: begin it."""
+    def launch_planned(self, owner: AttemptOwner) -> None:
+        """Begin what the journal now says has begun."""
         calls, self.calls = self.calls, []
         self._services.runner.promised -= len(calls)
         for call in calls:
-            if self.expects(call):
-                self._launch(call)
+            if owner.expects(call):
+                self._launch(call, owner)
 
-    def _launch(self, call: Call) -> None:
+    def _launch(self, call: Call, owner: AttemptOwner) -> None:
         op = call.command.op
-        if self._carried:
-            carried = self._carried.get((op, call.attempt))
-            if carried is not None and carried.inputs in ("", call.command.inputs_hash):
-                self._go_on(call, carried)
+        if self._handoffs:
+            handoff = self._handoffs.get((op, call.attempt))
+            if handoff is not None and handoff.inputs in ("", call.command.inputs_hash):
+                self._go_on(call, handoff, owner)
                 return
-            if carried is not None:
-                del self._carried[op, call.attempt]
-                carried.cancel()
-        if self.channels.open:
-            self.channels.open.pop((op, call.attempt), None)  # of an attempt that had other inputs
+            if handoff is not None:
+                del self._handoffs[op, call.attempt]
+                handoff.cancel()
+        if self.channels:
+            self.channels.pop((op, call.attempt), None)  # of an attempt that had other inputs
         ready, self._ready = self._ready, None
-        attempt = ready if ready is not None and ready.call is call else self._make(call)
+        attempt = ready if ready is not None and ready.call is call else self._make(call, owner)
         self.running[op] = attempt
         self._services.runner.start(attempt)
 
-    def _make(self, call: Call) -> Attempt:
-        driver = self._driver
-        deadline = driver.deadline_of(call.command.op) if self._state.children else driver.deadline
-        attempt = self._services.runner.make(
-            call, driver.run_id, self._state.keys, deadline, driver.variables, self.channels, self._ended
-        )
-        open_op = self._state.ops.get(call.command.op)
+    def _make(self, call: Call, owner: AttemptOwner) -> Attempt:
+        """An attempt that has not begun."""
+        state, runner, op = self._state, self._services.runner, call.command.op
+        assert state.started is not None
+        deadline = state.deadline_of(op) if state.children else state.started.deadline
+        context = StepContext(step_key(self._keys, op), state.run_id, call.attempt, deadline, owner, call)
+        context.locker = runner.locker
+        open_op = state.ops.get(op)
         if open_op is not None and open_op.shown is not None:
-            attempt.context.shown = open_op.shown.copy()
-        return attempt
+            context.shown = open_op.shown.copy()
+        return Attempt(runner, call, context, self._variables, owner.attempt_ended)
 
-    # --- handed over when the journal has to be read anew ---------------------------------------------------------
+    # --- handed over when the journal has to be read again --------------------------------------------------------
 
-    def take_over(self, old: Attempts) -> None:
-        """Go on with the attempts of a driver whose view of the journal was out of date, and with their outcomes."""
-        self._carried = old._hand_over(self)
+    def take_over(
+        self, old: Attempts, unsaved: Iterable[AnyEvent], open_steps: Mapping[str, RunStep], owner: AttemptOwner
+    ) -> None:
+        """Go on with the attempts of the driver before this one, and with outcomes that it had not in the store."""
+        self._handoffs = old._hand_over(unsaved)
+        for handoff in self._handoffs.values():
+            if handoff.attempt is not None:
+                handoff.attempt.hand_over(owner)
         self.channels = old.channels
-        self.channels.hand_over(self._driver)
-        for op, command in self._driver.replay.open_steps.items():
+        for channel in self.channels.values():
+            channel.hand_over(owner)
+        for op, command in open_steps.items():
             open_op = self._state.ops[op]
             if open_op.running:
                 self.calls.append(Call(command, open_op.attempt, open_op.failed))
                 self._services.runner.promised += 1
 
-    def _hand_over(self, heir: Attempts) -> dict[tuple[str, int], Carried]:
-        """Everything that is under way or done and not known to be in the store, by op and attempt."""
-        self._heir = heir
-        before = {**self._carried, **self._given_up}
-        return carry(before, self._storing, self.running, self._driver.outbox.unsaved(), self.large)
+    def _hand_over(self, unsaved: Iterable[AnyEvent]) -> dict[Key, Handoff]:
+        """Everything that is under way, or done and not known to be in the store."""
+        handoffs = {**self._handoffs, **self._given_up}
+        for key, of_inputs in self.storing.items():
+            handoffs[key] = Handoff(of_inputs)
+        for op, attempt in self.running.items():
+            handoffs[op, attempt.call.attempt] = Handoff(attempt.call.command.inputs_hash, attempt=attempt)
+        inputs: dict[str, str] = {}
+        for event in unsaved:
+            if isinstance(event, StepStarted) and event.attempt == 1:
+                inputs[event.op] = event.inputs
+            elif isinstance(event, StepSucceeded | AttemptFailed | StepSkipped) or (
+                # What the program gave up it will give up again, or not.
+                isinstance(event, StepFailed) and not event.cancelled
+            ):
+                value = self.large.get(event.op) if isinstance(event, StepSucceeded) and event.blob else None
+                handoffs[event.op, event.attempt] = Handoff(inputs.get(event.op, ""), outcome=event, large=value)
+        return handoffs
 
-    def _go_on(self, call: Call, carried: Carried) -> None:
-        """An attempt that was under way or done before the journal was read anew is not made again."""
+    def _go_on(self, call: Call, handoff: Handoff, owner: AttemptOwner) -> None:
+        """An attempt that was under way or done before the journal was read again is not made again."""
         key = call.command.op, call.attempt
-        if self.channels.open:
-            self.channels.go_on(call)
-        if carried.over:
-            # It stays carried until the run has heard of it: the journal may have to be read anew before that.
-            self._services.loop.call_soon(self._offer, call)
+        if key in self.channels:
+            self.channels[key].record_again()
+        if handoff.over:
+            # It stays here until it is recorded: the journal may have to be read again before that.
+            self._services.loop.call_soon(owner.record_handoff, call)
             return
-        del self._carried[key]
-        if carried.attempt is not None:
-            carried.attempt.done = self._ended
-            self.running[call.command.op] = carried.attempt
+        del self._handoffs[key]
+        if handoff.attempt is not None:
+            self.running[call.command.op] = handoff.attempt
         else:
-            self._storing[key] = call.command.inputs_hash
+            self.storing[key] = call.command.inputs_hash
 
-    def _offer(self, call: Call) -> None:
-        """Tell the run what an attempt came to that another driver had made."""
-        if self._heir is not None:
-            return  # it was handed on
-        try:
-            carried = self._carried.pop((call.command.op, call.attempt), None)
-            if carried is None:
-                return
-            if carried.attempt is not None and carried.ended is not None:
-                self._ended(carried.attempt, *carried.ended)
-            elif carried.stored is not None:
-                self._stored(call, *carried.stored)
-            elif not self.expects(call):
-                self._remember(call, carried)
-            elif (outcome := carried.outcome) is not None:
-                event: StepSucceeded | AttemptFailed | StepFailed | StepSkipped = outcome
-                if carried.large is not None and isinstance(outcome, StepSucceeded):
-                    self.large[outcome.op] = carried.large
-                    event = replace(outcome, value=carried.large)
-                self._driver.record_as(event, outcome)
-        except BaseException as broken:
-            self._driver.broke(contained(broken))
+    def take_handoff(self, call: Call) -> Handoff | None:
+        """What is left to record of an attempt that the driver before this one made."""
+        return self._handoffs.pop((call.command.op, call.attempt), None)
 
-    def _remember(self, call: Call, carried: Carried) -> None:
+    def ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> bool:
+        """An attempt has ended. False: the run has not come to its op again, and it is kept until it does."""
+        op = attempt.call.command.op
+        if self.running.get(op) is attempt:
+            del self.running[op]
+        if self._handoffs:
+            handoff = self._handoffs.get((op, attempt.call.attempt))
+            if handoff is not None and handoff.attempt is attempt:
+                handoff.ended = (value, error)
+                return False
+        return True
+
+    def stored(self, call: Call, data: bytes, blob: str | BaseException) -> bool:
+        """A result has been offloaded, or could not be. False: as in `ended`."""
+        self.storing.pop((call.command.op, call.attempt), None)
+        handoff = self._handoffs.get((call.command.op, call.attempt))
+        if handoff is not None and not handoff.over and handoff.attempt is None:
+            handoff.stored = data, blob
+            return False
+        return True
+
+    def keep_given_up(self, call: Call, handoff: Handoff) -> None:
         """Keep what an attempt came to that was given up, until the journal says so: if it never does, it counts."""
         if call.command.op in self.cancels:
-            carried.inputs = call.command.inputs_hash
-            self._given_up[call.command.op, call.attempt] = carried
+            handoff.inputs = call.command.inputs_hash
+            self._given_up[call.command.op, call.attempt] = handoff
 
-    # --- and ended ------------------------------------------------------------------------------------------------
+    # --- what they came to ----------------------------------------------------------------------------------------
 
-    def _ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
-        if self._heir is not None:
-            self._heir._ended(attempt, value, error)
-            return
-        try:
-            call = attempt.call
-            op = call.command.op
-            if self.running.get(op) is attempt:
-                del self.running[op]
-            if self._services.closing and isinstance(error, asyncio.CancelledError):
-                return  # it never began, or all tasks of the loop were cancelled: the next owner makes it again
-            carried = self._carried.get((op, call.attempt))
-            if carried is not None and carried.attempt is attempt:
-                carried.ended = (value, error)
-                return
-            if self._driver.held:
-                # Room of its own has come free; after this outcome is recorded, what was due takes it.
-                self._services.loop.call_soon(self._driver.ring)
-            if not self.expects(call):
-                self._remember(call, Carried("", attempt, (value, error)))
-                return
-            if self.channels.open:
-                self.channels.settle(call, error is None)
-            if error is None:
-                try:
-                    event = self._kept(call, value)
-                except PerdureError as not_kept:
-                    error = not_kept
-                else:
-                    if event is not None:
-                        self._driver.record_as(event, event)
-            if error is not None:
-                self._failed(call, error)
-            if self._services.runner.idle:
-                # No other run is about to end and share the commit: waiting for the next turn gains nothing.
-                self._services.writer.hurry()
-        except BaseException as broken:
-            self._driver.broke(contained(broken))
+    def result(self, call: Call, value: Any) -> tuple[bytes, Any]:
+        """What a step returned as it is recorded, and as the program gets it. Raises what cannot be kept."""
+        codec, returns, what = self._services.codec, call.command.spec.returns, f"the result of {call.command.op}"
+        data = codec.encode(value, what)
+        return data, UNDECODED if returns is Any else codec.decode(data, returns, what)
 
-    def _kept(self, call: Call, value: Any) -> StepSucceeded | None:
-        """The outcome of a step that returned; None while its value is being stored. Raises what cannot be kept."""
-        op, services = call.command.op, self._services
-        what = f"the result of {op}"
-        data = services.codec.encode(value, what)
-        if call.command.spec.returns is not Any:
-            services.codec.decode(data, call.command.spec.returns, what)
-        self._driver.check_history(len(data))
-        if services.payloads.fits_inline(len(data), what):
-            return StepSucceeded(op, Raw(data), call.attempt, fallback=call.failed is not None)
-        self._storing[op, call.attempt] = call.command.inputs_hash
-        self._driver.offload(data, what, lambda blob: self._stored(call, data, blob))
-        return None
-
-    def _stored(self, call: Call, data: bytes, blob: str | BaseException) -> None:
-        if self._heir is not None:
-            self._heir._stored(call, data, blob)
-            return
-        try:
-            op = call.command.op
-            self._storing.pop((op, call.attempt), None)
-            carried = self._carried.get((op, call.attempt))
-            if carried is not None and not carried.over and carried.attempt is None:
-                carried.stored = data, blob  # the run has not come to this op again
-                return
-            if not self.expects(call):
-                self._remember(call, Carried("", stored=(data, blob)))
-                return
-            if isinstance(blob, BaseException):
-                self._failed(call, blob)
-                return
-            value = self.large[op] = Raw(data)
-            recorded = StepSucceeded(op, NULL, call.attempt, blob, call.failed is not None)
-            self._driver.record_as(replace(recorded, value=value), recorded)
-        except BaseException as broken:
-            self._driver.broke(contained(broken))
-
-    def _failed(self, call: Call, error: BaseException) -> None:
-        spec, codec = call.command.spec, self._services.codec
+    def failure(self, call: Call, error: BaseException, now: float) -> AttemptFailed | StepFailed | StepSkipped:
+        """What an attempt that raised comes to."""
+        spec, codec, op = call.command.spec, self._services.codec, call.command.op
         try:
             bailed = self._bailed(call, error)
         except PerdureError as not_kept:
@@ -345,12 +296,11 @@ class Attempts:
             # A StepBailed that was made by hand may lack anything. The step has failed, and its caller is told.
             bailed = None
             error = UsageError(
-                f"{call.command.op} raised a StepBailed that says no reason or no output ({broken!r:.200}); "
+                f"{op} raised a StepBailed that says no reason or no output ({broken!r:.200}); "
                 "write bail(reason, output)"
             )
         if bailed is not None:
-            self._driver.record_as(bailed, bailed)
-            return
+            return bailed
         if type(error) is Told:
             failure = error.failure
             error = rebuild(failure, codec, spec.errors)
@@ -361,16 +311,13 @@ class Attempts:
         # A value that cannot be kept will not be kept next time either.
         retryable = is_any_of(judged, spec.retry.on) and not is_any_of(error, (ValueProblem,))
         if type(error) is ProcessDied and spec.at_most_once:
-            key = step_key(self._state.keys, call.command.op)
-            unknown = describe(OutcomeUnknown(call.command.op, key), codec)
-            end = StepFailed(call.command.op, call.attempt, unknown, unknown=True)
-            self._driver.record_as(end, end)
-            return
-        now = self._driver.moment()
+            unknown = describe(OutcomeUnknown(op, step_key(self._keys, op)), codec)
+            return StepFailed(op, call.attempt, unknown, unknown=True)
         event = failed(self._state, call, failure, retryable, now)
         if log.isEnabledFor(logging.INFO):
-            log.info("%s", _told(self._driver.id, event, failure, now))
-        self._driver.record_as(event, event)
+            assert self._state.started is not None
+            log.info("%s", _told(self._state.started.id, event, failure, now))
+        return event
 
     def _bailed(self, call: Call, error: BaseException) -> StepFailed | None:
         """The outcome of a step that asked for the end of its run. Raises when what it gave cannot be kept."""
@@ -389,33 +336,45 @@ class Attempts:
             raise PayloadTooLarge(f"the output of bail() in {op}", len(output), limits.blob)
         return StepFailed(op, call.attempt, failure, bailed=True, output=output)
 
-    def expects(self, call: Call) -> bool:
-        """Whether an outcome of this attempt still counts."""
-        open_op = self._state.ops.get(call.command.op)
-        return not self._driver.closed and open_op is not None and open_op.attempt == call.attempt and open_op.running
+    # --- what they emit -------------------------------------------------------------------------------------------
 
-    def hears(self, call: Call) -> bool:
-        """Whether what an attempt shows would be recorded now. While an append is on its way it had better wait."""
-        return not self._driver.stale and self._driver.outbox.in_flight is None and self.expects(call)
+    def settle_channel(self, call: Call, succeeded: bool) -> None:
+        """An attempt has ended: record what it emitted last, before its outcome."""
+        channel = self.channels.get((call.command.op, call.attempt))
+        if channel is not None:
+            channel.settle(succeeded)
+
+    def look_at_channels(self) -> None:
+        """Record what could not be recorded while the run had not caught up with its journal."""
+        for channel in list(self.channels.values()):
+            channel.look()
+
+    def flush_channels(self) -> None:
+        """The run is released: record what attempts have emitted so far."""
+        for channel in list(self.channels.values()):
+            channel.flush()
+
+    def channels_committed(self, next_seq: int) -> None:
+        """The journal is durable up to this number."""
+        for key, channel in list(self.channels.items()):
+            channel.committed(next_seq)
+            if channel.empty:
+                self.channels.pop(key, None)
 
     # --- leaving --------------------------------------------------------------------------------------------------
 
-    def part(self) -> None:
-        """Nothing was under way: let go of the driver. Both leave memory now, and are not left to the garbage."""
-        if not self._carried and not self.channels.open:
-            self._driver = self.channels.driver = _GONE
-
     def cancel_running(self) -> None:
-        """Nobody waits for what is under way any more."""
+        """Stop what is under way."""
         for attempt in self.running.values():
             attempt.cancel()
         self.running.clear()
 
     def cancel_all(self) -> None:
-        """As `cancel_running`, with what was taken over and not begun again."""
+        """As `cancel_running`, with what the driver before this one left and is not begun again."""
         self.cancel_running()
-        for carried in self._carried.values():
-            carried.cancel()
+        for handoff in self._handoffs.values():
+            handoff.cancel()
+        self.channels = {}
 
 
 def _told(id: str, event: AttemptFailed | StepFailed | StepSkipped, failure: Failure, now: float) -> str:

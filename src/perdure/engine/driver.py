@@ -13,18 +13,33 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from typing import Any
 
 import msgspec
+from msgspec import Raw
 
-from perdure.engine.attempts import Attempts
+from perdure.engine.attempts import Attempts, Handoff
 from perdure.engine.large_values import LYING_APART, as_kept
 from perdure.engine.outbox import Outbox
 from perdure.engine.runtime import Services
-from perdure.errors import HistoryTooLarge, NotDecodable, PayloadTooLarge, UsageError
-from perdure.kernel.commands import FINISH, Command, Finish, RunStep, StartChild
-from perdure.kernel.events import EVENT_BYTES, AnyEvent, Batch, RunReleased, RunStatus, StepFailed, StepsHeld
+from perdure.engine.step_context import StepContext
+from perdure.engine.steps import Attempt
+from perdure.engine.streams import Channel
+from perdure.errors import HistoryTooLarge, NotDecodable, PayloadTooLarge, PerdureError, UsageError
+from perdure.kernel.commands import FINISH, UNDECODED, Command, Finish, RunStep, StartChild
+from perdure.kernel.events import (
+    EVENT_BYTES,
+    NULL,
+    AnyEvent,
+    Batch,
+    RunReleased,
+    RunStatus,
+    StepFailed,
+    StepsHeld,
+    StepSucceeded,
+)
 from perdure.kernel.ids import step_key
-from perdure.kernel.plan import Plan, adopt, deliver, keep, plan, wake
+from perdure.kernel.plan import Call, Plan, adopt, deliver, keep, plan, wake
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.replay import Replay
@@ -53,17 +68,18 @@ class Driver:
         self.replay = replay
         self.state = replay.state
         self.durability = durability
+        self._waits, self._fsync = durability.waits, durability.fsync
+        self._limits = services.payloads.limits
         started = self.state.started
         assert started is not None
         self.id = started.id
         self.run_id = self.state.run_id
         self.queue = started.queue
-        self.deadline = started.deadline
         self._room = started.max_concurrency or 1 << 30
         # About how large the journal is.
         self.size = size
         self.outbox = Outbox(self.state)
-        self.attempts = Attempts(self)
+        self.attempts = Attempts(services, self.state, variables)
         # Whether nothing may begin before everything so far is in the store, in a mode that does not wait for it.
         self._barrier = False
         self._unsaved = 0
@@ -82,6 +98,8 @@ class Driver:
         # Whether a retry is due and waits for room.
         self.held = False
         self.closed = False
+        # The driver that has taken over, if the journal had to be read again: it goes on with what is under way here.
+        self._successor: Driver | None = None
 
     # --- facts come in --------------------------------------------------------------------------------------------
 
@@ -102,8 +120,9 @@ class Driver:
     def succeed(self, old: Driver) -> None:
         """Take over from a driver whose view of the journal was out of date: its attempts and their outcomes."""
         old.close(cancel=False)
+        old._successor = self
         self._abandoned = old._given_up_for_good()
-        self.attempts.take_over(old.attempts)
+        self.attempts.take_over(old.attempts, old.outbox.unsaved(), self.replay.open_steps, self)
         self._pump(None)
         if not self.outbox.events:
             self._act()
@@ -129,7 +148,7 @@ class Driver:
             self._act()
             self._set_alarm()
         # What attempts showed meanwhile was left where it was.
-        self.attempts.channels.look()
+        self.attempts.look_at_channels()
         return True
 
     def adopt(self, *events: AnyEvent, admit: Queue | None = None) -> None:
@@ -175,18 +194,6 @@ class Driver:
             # Whatever stands in the way of what is due will be gone when something happens: no reason to spin.
             self._set_alarm(at_least=NOTHING_DUE_SECONDS)
 
-    def record_as(self, event: AnyEvent, recorded: AnyEvent) -> None:
-        """As `record`, for an event that is kept in another form: its value lies apart."""
-        self._fold(event, recorded)
-        self._pump(None)
-
-    def check_history(self, size: int) -> None:
-        """Count what the journal grows by. Raises HistoryTooLarge when it grows beyond its limit."""
-        self.size += size
-        limit = self.services.payloads.limits.history
-        if self.size > limit:
-            raise HistoryTooLarge(self.id, self.size, limit)
-
     def report(self, events: Sequence[AnyEvent], size: int) -> int:
         """Take in what an attempt shows before it ends, and have it written; says the number after it."""
         for event in events:
@@ -205,14 +212,114 @@ class Driver:
         execution = self.replay.children.get(self.state.child_of(op), self.replay.execution)
         return getattr(execution, "patches", {})
 
-    def deadline_of(self, op: str) -> float | None:
-        """When an op must have ended: the deadline of the run, or of a child around it."""
-        deadline, child = self.deadline, self.state.child_of(op)
-        while child:
-            due = self.state.ops[child].due
-            deadline = due if deadline is None else min(deadline, due or deadline)
-            child = self.state.child_of(child)
-        return deadline
+    # --- attempts end ---------------------------------------------------------------------------------------------
+
+    def expects(self, call: Call) -> bool:
+        """Whether an outcome of this attempt still counts."""
+        open_op = self.state.ops.get(call.command.op)
+        return not self.closed and open_op is not None and open_op.attempt == call.attempt and open_op.running
+
+    def accepts_reports(self, call: Call) -> bool:
+        """Whether what an attempt emits would be recorded now. While an append is on its way it had better wait."""
+        return not self.stale and self.outbox.in_flight is None and self.expects(call)
+
+    def channel(self, context: StepContext, call: Call) -> Channel:
+        """The channel of an attempt, from any thread."""
+        return self.attempts.channels.setdefault((call.command.op, call.attempt), Channel(self, context, call))
+
+    def attempt_ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
+        """An attempt has ended: record what it came to, and what follows."""
+        try:
+            call, attempts, services = attempt.call, self.attempts, self.services
+            if not attempts.ended(attempt, value, error):
+                return
+            if services.closing and isinstance(error, asyncio.CancelledError):
+                return  # it never began, or all tasks of the loop were cancelled: the next owner makes it again
+            if self.held:
+                # Room of its own has come free; after this outcome is recorded, what was due takes it.
+                services.loop.call_soon(self.ring)
+            if not self.expects(call):
+                attempts.keep_given_up(call, Handoff("", attempt, (value, error)))
+                return
+            if attempts.channels:
+                attempts.settle_channel(call, error is None)
+            if error is None:
+                self._step_returned(call, value)
+            else:
+                self._step_failed(call, error)
+            if services.runner.idle:
+                # No other run is about to end and share the commit: waiting for the next turn gains nothing.
+                services.writer.hurry()
+        except BaseException as broken:
+            self.broke(contained(broken))
+
+    def _step_returned(self, call: Call, value: Any) -> None:
+        op, limits = call.command.op, self._limits
+        try:
+            data, decoded = self.attempts.result(call, value)
+            self.size += len(data)
+            if self.size > limits.history:
+                raise HistoryTooLarge(self.id, self.size, limits.history)
+            if len(data) > limits.payload:
+                raise PayloadTooLarge(f"the result of {op}", len(data), limits.payload)
+        except PerdureError as not_kept:
+            self._step_failed(call, not_kept)
+            return
+        if len(data) > limits.blob:
+            self.attempts.storing[op, call.attempt] = call.command.inputs_hash
+            self.offload(data, f"the result of {op}", lambda blob: self._result_stored(call, data, blob, decoded))
+            return
+        event = StepSucceeded(op, Raw(data), call.attempt, fallback=call.failed is not None)
+        self._fold(event, event, decoded)
+        self._pump(None)
+
+    def _result_stored(self, call: Call, data: bytes, blob: str | BaseException, decoded: Any = UNDECODED) -> None:
+        if self._successor is not None:
+            self._successor._result_stored(call, data, blob)
+            return
+        try:
+            if not self.attempts.stored(call, data, blob):
+                return
+            if not self.expects(call):
+                self.attempts.keep_given_up(call, Handoff("", stored=(data, blob)))
+            elif isinstance(blob, BaseException):
+                self._step_failed(call, blob)
+            else:
+                recorded = StepSucceeded(call.command.op, NULL, call.attempt, blob, call.failed is not None)
+                self._record_offloaded(recorded, Raw(data), decoded)
+        except BaseException as broken:
+            self.broke(contained(broken))
+
+    def _record_offloaded(self, recorded: StepSucceeded, value: Raw, decoded: Any = UNDECODED) -> None:
+        self.attempts.large[recorded.op] = value
+        self._fold(msgspec.structs.replace(recorded, value=value), recorded, decoded)
+        self._pump(None)
+
+    def _step_failed(self, call: Call, error: BaseException) -> None:
+        event = self.attempts.failure(call, error, self.moment())
+        self._fold(event, event)
+        self._pump(None)
+
+    def record_handoff(self, call: Call) -> None:
+        """Record what an attempt came to that the driver before this one had made."""
+        if self._successor is not None:
+            return  # it was handed on
+        try:
+            handoff = self.attempts.take_handoff(call)
+            if handoff is None:
+                return
+            if handoff.attempt is not None and handoff.ended is not None:
+                self.attempt_ended(handoff.attempt, *handoff.ended)
+            elif handoff.stored is not None:
+                self._result_stored(call, *handoff.stored)
+            elif not self.expects(call):
+                self.attempts.keep_given_up(call, handoff)
+            elif handoff.large is not None and isinstance(handoff.outcome, StepSucceeded):
+                self._record_offloaded(handoff.outcome, handoff.large)
+            elif handoff.outcome is not None:
+                self.record(handoff.outcome)
+        except BaseException as broken:
+            self.broke(contained(broken))
 
     # --- and what follows is planned ------------------------------------------------------------------------------
 
@@ -220,10 +327,12 @@ class Driver:
         """The time of the batch that is being recorded; all its events share it."""
         return self.outbox.at if self.outbox.events else self.outbox.moment(self.services.clock.now())
 
-    def _fold(self, event: AnyEvent, recorded: AnyEvent) -> None:
-        at = self.moment()
-        self.replay.fold(event, at)
-        self.outbox.events.append(recorded)
+    def _fold(self, event: AnyEvent, recorded: AnyEvent, decoded: Any = UNDECODED) -> None:
+        """Take an event in, to be kept as `recorded`; `decoded` is the value of an outcome as the program gets it."""
+        outbox = self.outbox
+        at = outbox.at if outbox.events else outbox.moment(self.services.clock.now())
+        self.replay.fold(event, at, decoded)
+        outbox.events.append(recorded)
         self.size += EVENT_BYTES
 
     def _pump(self, planned: Plan | None) -> None:
@@ -256,7 +365,7 @@ class Driver:
             if state.kept is not None and (planned := keep(state, wishes, self.moment())) is not None:
                 continue
             room = self._free()
-            commands = self._within(room) if held or room < len(wishes) else self.replay.take_wishes()
+            commands = self._within(room) if held or room < len(wishes) else list(wishes.values())
             if not commands:
                 if deliver(self.state) is None:
                     break
@@ -266,7 +375,7 @@ class Driver:
         if wishes or held or self.state.held:
             self._note_held(len(wishes) + len(held))
         self._unsaved += 1
-        if self.durability.waits:
+        if self._waits:
             if self.outbox.events:
                 self._touch()
             return
@@ -341,7 +450,7 @@ class Driver:
                 program = self.replay.program(wish)
                 version = program.version
                 if not wish.detached:
-                    program.check_input(msgspec.Raw(wish.input), self.services.codec)
+                    program.check_input(Raw(wish.input), self.services.codec)
             except (UsageError, NotDecodable) as error:
                 if not wish.detached:
                     self._refuse(wish, error)
@@ -394,7 +503,7 @@ class Driver:
         self.services.loop.create_task(store).add_done_callback(stored)
 
     def _gone(self) -> bool:
-        return self.closed and not self.attempts.inherited
+        return self.closed and self._successor is None
 
     # --- the writer takes it, and tells how it went ---------------------------------------------------------------
 
@@ -402,20 +511,20 @@ class Driver:
         """Everything that is not in the store yet, as one append."""
         if self.closed or self.stale:
             return None
-        append = self.outbox.take(self.durability.fsync)
+        append = self.outbox.take(self._fsync)
         self._unsaved = 0
         return append
 
     def meanwhile(self) -> None:
         """The append is on its way."""
         if self.attempts.calls:
-            self.attempts.make_ready()
+            self.attempts.make_ready(self)
 
     def committed(self) -> None:
         """The append is durable: act on it."""
         append = self.outbox.settle()
         self.adopting = False
-        while self._accepting and self._accepting[0][0] <= append.next_seq:
+        while self._accepting and self._accepting[0][0] <= self.outbox.committed:
             accepted = self._accepting.pop(0)[1]
             if not accepted.done():
                 accepted.set_result(None)
@@ -429,9 +538,9 @@ class Driver:
         self.services.on_commit(self, append)
         if not self.closed:
             self._set_alarm()
-            if self.attempts.channels.open:
+            if self.attempts.channels:
                 # After what was planned has begun: a stream that never pauses must not hold it up.
-                self.attempts.channels.committed(append.next_seq)
+                self.attempts.channels_committed(self.outbox.committed)
 
     def _act(self) -> None:
         """Start and stop what the journal now says."""
@@ -443,9 +552,9 @@ class Driver:
                 self.services.on_abandoned(id)
             self._abandoned.clear()
         # A call planned after the append was taken waits for the next one.
-        wait = self.durability.waits or self._barrier
+        wait = self._waits or self._barrier
         if attempts.calls and (not wait or self.outbox.empty):
-            attempts.launch_planned()
+            attempts.launch_planned(self)
 
     def _set_alarm(self, at_least: float = 0.0) -> None:
         due = self.state.wake_at
@@ -489,7 +598,7 @@ class Driver:
 
     def release(self, owner: str) -> None:
         """Give the run up in good order: nothing new starts, and the journal says so."""
-        self.attempts.channels.flush()
+        self.attempts.flush_channels()
         self.attempts.cancel_running()
         self.attempts.forget_calls()
         if self.state.finished is None and self.state.owner == owner:
@@ -499,7 +608,6 @@ class Driver:
 
     def close(self, cancel: bool = True) -> None:
         """Leave memory. Attempts under way are cancelled, unless another driver takes them over."""
-        at_rest = cancel and not (self.closed or self.attempts.busy or self._offloading)
         self.closed = True
         for _, accepted in self._accepting:
             if not accepted.done():
@@ -512,6 +620,4 @@ class Driver:
                 handle.cancel()
         if cancel:
             self.attempts.cancel_all()
-        if at_rest:
-            self.attempts.part()
         self.replay.close()

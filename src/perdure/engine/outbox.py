@@ -37,6 +37,7 @@ class Outbox:
 
     __slots__ = (
         "_batches",
+        "_next",
         "_row_key",
         "_state",
         "admit",
@@ -56,6 +57,8 @@ class Outbox:
         self._batches: list[Batch] = []
         self._row_key: tuple[object, ...] = row_key(state) if self.committed else ()
         self.in_flight: Append | None = None
+        # The number after the append that is on its way.
+        self._next = self.committed
         # Runs that begin with what has not been taken yet.
         self.starts: list[Start] = []
         state.changed.clear()
@@ -109,14 +112,14 @@ class Outbox:
         self.in_flight = Append(
             state.run_id, self.committed, self._batches, changed, fsync, children, starts, self.admit
         )
-        self._batches = []
+        self._batches, self._next = [], state.next_seq
         return self.in_flight
 
     def settle(self) -> Append:
         """The append on its way has arrived."""
         append, self.in_flight = self.in_flight, None
         assert append is not None
-        self.committed = append.next_seq
+        self.committed = self._next
         self.admit = None
         return append
 

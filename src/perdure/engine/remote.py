@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from perdure.errors import StoreUnavailable
-from perdure.kernel.commands import CancelOp, Command, Finish, RunStep, StepSpec
+from perdure.kernel.commands import UNDECODED, CancelOp, Command, Finish, RunStep, StepSpec
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
@@ -63,7 +64,7 @@ class Performance:
         self._outcome: Outcome | None = None
         self._cancelled = False
 
-    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
+    def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         """Take one fact in, and return what is wished for next."""
         if isinstance(event, RunClaimed):
             call, inputs = self._call, self._inputs

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -15,10 +16,44 @@ from perdure.kernel.context import RunContext
 from perdure.kernel.context import run_context as context_of_run
 from perdure.kernel.events import moment
 from perdure.kernel.plan import Call
-from perdure.kernel.state import Shown
+from perdure.kernel.state import RunState, Shown
 
 if TYPE_CHECKING:
-    from perdure.engine.streams import Channel, Channels
+    from perdure.engine.runtime import Services
+    from perdure.engine.steps import Attempt
+    from perdure.engine.streams import Channel, Report
+
+
+class AttemptOwner(Protocol):
+    """The run in memory that an attempt belongs to: its driver. Another driver may take the attempt over."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def services(self) -> Services: ...
+
+    @property
+    def state(self) -> RunState: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def expects(self, call: Call) -> bool: ...
+
+    def accepts_reports(self, call: Call) -> bool: ...
+
+    def report(self, events: Sequence[Report], size: int) -> int: ...
+
+    def attempt_ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> None: ...
+
+    def record_handoff(self, call: Call) -> None: ...
+
+    def channel(self, context: StepContext, call: Call) -> Channel: ...
+
+    def patches_of(self, op: str) -> dict[str, bool]: ...
+
+    def broke(self, error: Exception) -> None: ...
 
 
 class StepContext:
@@ -28,7 +63,7 @@ class StepContext:
         "_call",
         "_cancelled",
         "_channel",
-        "_channels",
+        "_owner",
         "_patches",
         "_resources",
         "_run",
@@ -48,7 +83,7 @@ class StepContext:
         run_id: str,
         attempt: int,
         deadline: float | None,
-        channels: Channels | None = None,
+        owner: AttemptOwner | None = None,
         call: Call | None = None,
         run: RunContext | None = None,
         resources: Resources | None = None,
@@ -64,7 +99,7 @@ class StepContext:
         self.capped = False
         # When it gave its last sign of life, on the loop's clock.
         self.beat = 0.0
-        self._channels, self._call, self._run, self._resources = channels, call, run, resources
+        self._owner, self._call, self._run, self._resources = owner, call, run, resources
         self._patches = patches
         self._channel: Channel | None = None
         self._cancelled = False
@@ -72,6 +107,16 @@ class StepContext:
         self.locker: Locker | None = None
         # What earlier attempts had shown when this one was launched.
         self.shown: Shown | None = None
+
+    @property
+    def owner(self) -> AttemptOwner:
+        """The driver that the attempt belongs to now."""
+        assert self._owner is not None
+        return self._owner
+
+    @owner.setter
+    def owner(self, owner: AttemptOwner) -> None:
+        self._owner = owner
 
     @property
     def deadline(self) -> datetime | None:
@@ -87,9 +132,8 @@ class StepContext:
     def run(self) -> RunContext:
         """The run that this step is part of, as `run_context()` gives it; of a remote step the one that asked."""
         if self._run is None:
-            assert self._channels is not None
             assert self._call is not None
-            state = self._channels.state
+            state = self.owner.state
             self._run = context_of_run(state, state.child_of(self._call.command.op))
         return self._run
 
@@ -98,17 +142,15 @@ class StepContext:
         """What the body that called this step was told by `patched()`, by the ids that it asked about."""
         if self._patches is not None:
             return self._patches
-        assert self._channels is not None
         assert self._call is not None
-        return self._channels.driver.patches_of(self._call.command.op)
+        return self.owner.patches_of(self._call.command.op)
 
     @property
     def resources(self) -> Resources:
         """What `Engine(resources={...})` gives the steps of the engine that runs this one, by name. Never stored."""
         if self._resources is not None:
             return self._resources
-        assert self._channels is not None
-        return self._channels.services.resources
+        return self.owner.services.resources
 
     # --- showing what there is before the end ---------------------------------------------------------------------
 
@@ -146,12 +188,12 @@ class StepContext:
         """The way out for what this attempt shows."""
         channel = self._channel
         if channel is None:
-            if self._channels is None or self._call is None:
+            if self._owner is None or self._call is None:
                 raise UsageError(
                     f"{what} of a step works in the engine's own process, and this step runs in another one "
                     "(cpu=True, or an executor of processes); return the value, or make it a step without cpu=True"
                 )
-            channel = self._channel = self._channels.channel(self, self._call)
+            channel = self._channel = self._owner.channel(self, self._call)
         return channel
 
     def cancel(self) -> None:

@@ -13,12 +13,11 @@ from perdure.engine.executor_call import GeneratorJob, Job, Raised
 from perdure.engine.fallback import fall_back
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.locks import Locker
-from perdure.engine.step_context import StepContext, current
-from perdure.engine.streams import Channels, drain
+from perdure.engine.step_context import AttemptOwner, StepContext, current
+from perdure.engine.streams import drain
 from perdure.engine.threads import DEFAULT_THREADS, Threads
 from perdure.errors import ExecutorBroken, HeartbeatTimeout, StepTimeout
 from perdure.kernel.commands import RunStep, StepSpec
-from perdure.kernel.ids import step_key
 from perdure.kernel.plan import Call
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained, pressed
@@ -76,6 +75,12 @@ class Attempt:
         if heartbeat is not None:
             self.context.beat = loop.time()
             self._pulse = loop.call_later(heartbeat, self._feel_pulse, heartbeat)
+
+    def hand_over(self, owner: AttemptOwner) -> None:
+        """Another driver takes the attempt over."""
+        self.context.owner = owner
+        if self.done is not None:
+            self.done = owner.attempt_ended
 
     def cancel(self) -> None:
         """Nobody waits for this attempt any more. It may go on in its thread, but nothing will come of it."""
@@ -142,7 +147,7 @@ class StepRunner:
         self._deadline = deadline
         self._clock = clock
         self._codec = codec
-        self._locker = locker
+        self.locker = locker
         self._limit = limit
         self._running = 0
         # Attempts that were promised room and found none: retries and those of a dead owner.
@@ -158,25 +163,6 @@ class StepRunner:
         # Whether the engine is being left, and nothing begins that can be left to the next owner; or nothing at all.
         self._withdrawn = self._closed = False
         self._argument_types: dict[Any, Any] = {}
-
-    def make(
-        self,
-        call: Call,
-        run_id: str,
-        keys: str,
-        deadline: float | None,
-        variables: Context,
-        channels: Channels,
-        done: Done,
-    ) -> Attempt:
-        """An attempt that has not begun. `done` is called once with a value or an error.
-
-        `keys` is what its idempotency key is made of; `deadline` is the run's; `variables` are the context variables
-        that the step sees a copy of; through `channels` it shows what it has before it ends.
-        """
-        context = StepContext(step_key(keys, call.command.op), run_id, call.attempt, deadline, channels, call)
-        context.locker = self._locker
-        return Attempt(self, call, context, variables, done)
 
     def make_ready(self, attempt: Attempt) -> None:
         """Do what can be done before it begins, while there is time."""
@@ -221,7 +207,8 @@ class StepRunner:
             waiting = self._queue.popleft()
             if waiting.done is not None:
                 self._launch(waiting)
-        self.offer()
+        if self._hungry:
+            self.offer()
 
     def offer(self) -> None:
         """See that room goes to those who wait for it, soon: never from inside what made the room."""
@@ -266,10 +253,10 @@ class StepRunner:
             task.set_exception(contained(error))
         attempt.launched(task)
         try:
-            if begun is None:
-                self._count(attempt, spec.timeout, spec.heartbeat)
-            elif attempt.context.ends is not None:
+            if begun is not None and attempt.context.ends is not None:
                 self._count(attempt, None, None)  # the deadline of the run does not wait for a thread
+            elif begun is None and not (spec.timeout is spec.heartbeat is attempt.context.ends is None):
+                self._count(attempt, spec.timeout, spec.heartbeat)
         except BaseException as error:  # its own outcome, and not that of the attempt whose end made room for it
             attempt.give_up(contained(error))
 

@@ -22,9 +22,7 @@ from perdure.kernel.plan import Call
 from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:
-    from perdure.engine.driver import Driver
-    from perdure.engine.runtime import Services
-    from perdure.engine.step_context import StepContext
+    from perdure.engine.step_context import AttemptOwner, StepContext
 
 # How much of a stream may wait for the store before its step has to.
 MOST_CHUNKS = 1024
@@ -37,57 +35,6 @@ TURN_SECONDS = 0.005
 Report = ChunkAppended | StepProgressed
 
 
-class Channels:
-    """The channels of one run. They stay when its journal is read anew, and another driver takes its place."""
-
-    __slots__ = ("driver", "open", "services", "state")
-
-    def __init__(self, driver: Driver, services: Services) -> None:
-        self.driver, self.services = driver, services
-        # Of the run that they belong to, also when that has left memory.
-        self.state = driver.state
-        self.open: dict[tuple[str, int], Channel] = {}
-
-    def channel(self, context: StepContext, call: Call) -> Channel:
-        """The channel of an attempt, from any thread."""
-        return self.open.setdefault((call.command.op, call.attempt), Channel(self, context, call))
-
-    def settle(self, call: Call, succeeded: bool) -> None:
-        """An attempt has ended: record what it showed last, before its outcome."""
-        channel = self.open.get((call.command.op, call.attempt))
-        if channel is not None:
-            channel.settle(succeeded)
-
-    def hand_over(self, driver: Driver) -> None:
-        """Another driver takes over: each channel waits until its attempt goes on there."""
-        self.driver = driver
-        for channel in self.open.values():
-            channel.handed_over = True
-
-    def go_on(self, call: Call) -> None:
-        """An attempt goes on under another driver."""
-        channel = self.open.get((call.command.op, call.attempt))
-        if channel is not None:
-            channel.record_again()
-
-    def look(self) -> None:
-        """Record what could not be recorded while the run's view of its journal was out of date."""
-        for channel in list(self.open.values()):
-            channel.look()
-
-    def flush(self) -> None:
-        """The run is given up in good order: record what attempts have shown so far."""
-        for channel in list(self.open.values()):
-            channel.flush()
-
-    def committed(self, next_seq: int) -> None:
-        """The journal is durable up to this number."""
-        for key, channel in list(self.open.items()):
-            channel.committed(next_seq)
-            if channel.empty:
-                self.open.pop(key, None)
-
-
 class Channel:
     """What one attempt shows."""
 
@@ -96,7 +43,6 @@ class Channel:
         "_bytes",
         "_call",
         "_cancelled",
-        "_channels",
         "_context",
         "_due",
         "_flush_at",
@@ -123,10 +69,11 @@ class Channel:
         "last_progress",
     )
 
-    def __init__(self, channels: Channels, context: StepContext, call: Call) -> None:
-        self._channels, self._services, self._context, self._call = channels, channels.services, context, call
+    def __init__(self, owner: AttemptOwner, context: StepContext, call: Call) -> None:
+        # The context knows the present owner of the attempt: it changes when another driver takes over.
+        self._services, self._context, self._call = owner.services, context, call
         self._op = call.command.op
-        self._mode = call.command.spec.stream or channels.services.stream
+        self._mode = call.command.spec.stream or owner.services.stream
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._waiting: list[asyncio.Future[None]] = []
@@ -167,7 +114,7 @@ class Channel:
             self._check_open()
             if not self._looked:
                 self._begin_again()
-            driver = self._channels.driver
+            driver = self._context.owner
             size = driver.size + self._bytes + len(data)
             if size > limits.history:
                 raise HistoryTooLarge(driver.id, size, limits.history)
@@ -295,9 +242,9 @@ class Channel:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-        driver = self._channels.driver
+        driver = self._context.owner
         try:
-            if self.handed_over or not driver.attempts.hears(self._call):
+            if self.handed_over or not driver.accepts_reports(self._call):
                 return  # it comes back when its append has arrived, the run has caught up, or another driver took over
             self._record(self._take(everything=False))
             self._set_timer()
@@ -338,7 +285,7 @@ class Channel:
     def _record(self, events: list[Report]) -> None:
         if events:
             size = sum(_size(event) for event in events)
-            next_seq = self._channels.driver.report(events, size)
+            next_seq = self._context.owner.report(events, size)
             with self._lock:
                 self._sent += [(next_seq, event) for event in events]
 
@@ -346,7 +293,7 @@ class Channel:
         """Record what could be shown later."""
         self._due |= self._mode.count > 0
         self._progress_at = -PROGRESS_SECONDS
-        if not self.handed_over and self._channels.driver.attempts.expects(self._call):
+        if not self.handed_over and self._context.owner.expects(self._call):
             self._record(self._take(everything=False))
 
     def settle(self, succeeded: bool) -> None:
@@ -363,12 +310,17 @@ class Channel:
             self._wake()
         self._record(self._take(everything=True))
 
+    def hand_over(self, owner: AttemptOwner) -> None:
+        """Another driver takes over: wait until the attempt goes on there."""
+        self._context.owner = owner
+        self.handed_over = True
+
     def record_again(self) -> None:
-        """Another driver has taken over: what it does not find in the journal is recorded once more."""
+        """The attempt goes on under another driver: what that does not find in the journal is recorded once more."""
         with self._lock:
             sent, self._sent = self._sent, []
             self.handed_over = False
-        open_op = self._channels.driver.state.ops.get(self._op)
+        open_op = self._context.owner.state.ops.get(self._op)
         count = open_op.shown.count if open_op is not None and open_op.shown is not None else 0
         lost: list[Report] = []
         with self._lock:

@@ -17,6 +17,8 @@ from perdure.kernel.values.failures import Failure
 OnFailure = Literal["halt", "skip"]
 # The name of the wish for the end of a run.
 FINISH = "<finish>"
+# In place of a value that has not been decoded.
+UNDECODED: Any = object()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -250,7 +250,7 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
         version="",
         input=NULL if command.blob else Raw(command.inputs),
         input_blob=command.blob,
-        deadline=_deadline(state, op),
+        deadline=state.deadline_of(op),
         parent=state.run_id,
         queue=command.spec.queue,
         # Who waits in one queue for a turn of its own, waits in the next under the same key.
@@ -269,15 +269,6 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
     )
     result.starts.append(Start(run_id(now, entropy_of(step_key(state.run_id, op))), [started]))
     result.barrier = True
-
-
-def _deadline(state: RunState, op: str) -> float | None:
-    """When an op must have ended: the deadline of the run, or of a child around it."""
-    assert state.started is not None
-    found = [state.started.deadline]
-    while op := state.child_of(op):
-        found.append(state.ops[op].due)
-    return min((deadline for deadline in found if deadline is not None), default=None)
 
 
 def _open(command: OpenWait) -> WaitOpened:

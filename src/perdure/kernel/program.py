@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import UsageError
-from perdure.kernel.commands import Command
+from perdure.kernel.commands import UNDECODED, Command
 from perdure.kernel.divergence.source_map import NOTHING, Mentions
 from perdure.kernel.events import AnyEvent, RunStarted
 from perdure.kernel.policies.rule_names import UNKNOWN, Reach
@@ -28,8 +28,11 @@ class Execution(Protocol):
     `advance` must depend on nothing but the events it has been fed, in their order.
     """
 
-    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
-        """Take one fact in, and return what the program wishes for next."""
+    def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
+        """Take one fact in, and return what the program wishes for next.
+
+        `decoded` is the value of a StepSucceeded, where it has just been decoded from what the event holds.
+        """
         ...
 
     def close(self) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.errors import Diverged
 from perdure.kernel.commands import (
+    UNDECODED,
     CancelOp,
     Checkpoint,
     Command,
@@ -123,8 +124,11 @@ class Replay:
         # What was given up though the program did not: right only where the end of whoever asked for it follows.
         self._given_up: list[StepFailed | WaitResolved] = []
 
-    def fold(self, event: AnyEvent, at: float) -> None:
-        """Take one event in. Raises Diverged when the program did not wish for what was recorded."""
+    def fold(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> None:
+        """Take one event in. Raises Diverged when the program did not wish for what was recorded.
+
+        `decoded`: see `Execution.advance`.
+        """
         self.state.fold(event, at)
         if self._given_up:
             self._check_given_up(event, at)
@@ -136,12 +140,12 @@ class Replay:
         elif kind is StepSucceeded or kind is StepFailed or kind is StepSkipped:
             assert isinstance(event, StepSucceeded | StepFailed | StepSkipped)
             self.open_steps.pop(event.op, None)
-            if self._match_cancel(event.op):
+            if self.wishes and self._match_cancel(event.op):
                 pass
             elif isinstance(event, StepFailed) and event.cancelled:
                 self._given_up.append(event)
             else:
-                self._advance(event, at)
+                self._advance(event, at, decoded)
         elif isinstance(event, WaitOpened):
             self._match(event)
         elif isinstance(event, WaitResolved):
@@ -195,12 +199,11 @@ class Replay:
             for event in batch.events:
                 self.fold(event, at)
 
-    def take_wishes(self) -> Sequence[Command]:
-        """The commands to plan now. They stay wishes until their events are folded."""
-        return list(self.wishes.values())
-
     def take_within(self, room: int) -> Sequence[Command]:
-        """As `take_wishes`, with no more than `room` steps; the others wait, in their order. Remote ones need none."""
+        """The commands to plan now, with no more than `room` steps; the others wait, in order. Remote ones need none.
+
+        They stay wishes until their events are folded.
+        """
         for op, command in list(self.wishes.items()):
             if isinstance(command, RunStep) and not command.spec.queue:
                 self.held[op] = command
@@ -225,14 +228,14 @@ class Replay:
 
     # --- the program hears of it ----------------------------------------------------------------------------------
 
-    def _advance(self, event: OfOp, at: float) -> None:
+    def _advance(self, event: OfOp, at: float, decoded: Any = UNDECODED) -> None:
         """Tell whoever asked for an op what came of it."""
         path = self.state.child_of(event.op) if self._children else ""
         if path:
             child, rules = self._children[path]
-            self._take(child.advance(replace(event, op=event.op[len(path) + 1 :]), at), path, rules, at)
+            self._take(child.advance(replace(event, op=event.op[len(path) + 1 :]), at, decoded), path, rules, at)
         else:
-            self._take(self.execution.advance(event, at), "", self._rules, at)
+            self._take(self.execution.advance(event, at, decoded), "", self._rules, at)
 
     def _take(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
         """Take in what an execution wishes for."""
@@ -318,12 +321,14 @@ class Replay:
     # --- wishes and what was recorded of them ---------------------------------------------------------------------
 
     def _match_cancel(self, op: str) -> bool:
-        return bool(self.wishes) and self.wishes.pop(f"cancel {op}", None) is not None
+        return self.wishes.pop(f"cancel {op}", None) is not None
 
     def _match_step(self, event: StepStarted) -> None:
         command = self.wishes.get(event.op) or self.held.get(event.op)
         # Without inputs: they were taken out of the journal with what they are of.
-        if type(command) is not RunStep or (event.inputs and not same_inputs(event.inputs, command.inputs_hash)):
+        if type(command) is not RunStep or (
+            event.inputs and event.inputs != command.inputs_hash and not same_inputs(event.inputs, command.inputs_hash)
+        ):
             self._diverge(recorded_op(event))
         if self.wishes.pop(event.op, None) is None:
             del self.held[event.op]

@@ -290,6 +290,14 @@ class RunState:
                     return op
         return ""
 
+    def deadline_of(self, op: str) -> float | None:
+        """When an op must have ended: the deadline of the run, or of a child around it."""
+        assert self.started is not None
+        found = [self.started.deadline]
+        while op := self.child_of(op):
+            found.append(self.ops[op].due)
+        return min((deadline for deadline in found if deadline is not None), default=None)
+
     @property
     def wake_at(self) -> float | None:
         """When an orchestrator should look at this run even if nothing else happens to it."""

@@ -585,7 +585,7 @@ class Orchestrator:
         stopped = [task for driver in drivers for task in driver.attempts.tasks()]
         self.services.runner.withdraw(everything=True)
         for driver in drivers:
-            driver.attempts.channels.flush()
+            driver.attempts.flush_channels()
             driver.attempts.cancel_running()
         if stopped:
             # Steps on the loop clean up before another process begins them.

@@ -45,6 +45,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.kernel.commands import (
+    UNDECODED,
     CancelOp,
     Checkpoint,
     Command,
@@ -80,7 +81,7 @@ from perdure.kernel.program import Program
 from perdure.kernel.state import REJECTED
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import add_note, describe, rebuild
-from perdure.kernel.values.value_versions import versions_in
+from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=Coroutine[Any, Any, Any])
@@ -178,7 +179,7 @@ class Body:
 
     # --- Execution ------------------------------------------------------------------------------------------------
 
-    def advance(self, event: AnyEvent, at: float) -> Sequence[Command]:
+    def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         """Take one fact in, and return what the body wishes for next."""
         if self._finish is not None:
             return ()
@@ -191,7 +192,9 @@ class Body:
             if found is None:
                 return ()
             future, spec = found
-            value = self.codec.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
+            value = decoded
+            if value is UNDECODED:
+                value = self.codec.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
             future._op = None
             if not future.done():
                 if not future._callbacks:
@@ -381,7 +384,9 @@ class Body:
         except NotSerializable:
             _check_arguments(source, spec.name, args, kwargs)
             raise
-        fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs) + versions_in(inputs)
+        fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs)
+        if VERSION_KEY in inputs:
+            fingerprint += versions_in(inputs)
         future = self._future(op, spec)
         future.site = site
         command = RunStep(op, spec, inputs, fingerprint, len(args), keywords, source)

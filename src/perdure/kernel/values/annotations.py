@@ -33,14 +33,10 @@ class Annotations:
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._native = frozenset(cls for cls in shapes.codecs if _is_native(cls))
+        # Types with a codec in place of the form that msgspec has of them.
+        self.native = frozenset(cls for cls in shapes.codecs if _is_native(cls))
         self._stand_ins: dict[object, type] = {}
         shapes.make_record = self._make_versioned
-
-    @property
-    def overrides(self) -> bool:
-        """Tell whether a codec replaces a form that msgspec has of its own, or a type has a version."""
-        return bool(self._native) or Versions.anywhere
 
     def unfit(self, annotation: Any) -> str | None:
         """Say why values cannot be decoded by this annotation, and what to do; None when they can."""
@@ -95,7 +91,7 @@ class Annotations:
 
     def rewrite(self, annotation: Any) -> Any:
         """Put stand-ins where msgspec would not ask; give the annotation itself where nothing needs one."""
-        if not self.overrides or not self._reaches(annotation, set()):
+        if not (self.native or Versions.anywhere) or not self._reaches(annotation, set()):
             return annotation
         if isinstance(annotation, type) and not get_args(annotation):
             return self._stand_in(annotation)

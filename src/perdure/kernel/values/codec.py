@@ -31,7 +31,7 @@ from perdure.kernel.values.models import is_model, model_from, model_json, order
 from perdure.kernel.values.raised import brief, pressed
 from perdure.kernel.values.signatures import schema_of
 from perdure.kernel.values.types import Shapes, TypeCodec, base_value, name_of
-from perdure.kernel.values.value_versions import CannotMigrate
+from perdure.kernel.values.value_versions import CannotMigrate, Versions
 
 __all__ = ["Codec", "TypeCodec"]
 
@@ -55,7 +55,9 @@ class Codec:
     def encode(self, value: object, what: str) -> bytes:
         """Encode a value as JSON, or raise NotSerializable with the path of what cannot be stored."""
         try:
-            data = self._encode(self._shapes.plain(value, False) if self._annotations.overrides else value)
+            data = self._encode(
+                self._shapes.plain(value, False) if self._annotations.native or Versions.anywhere else value
+            )
             # msgspec writes NaN as null, so a null may be a value that would be lost: only then is it worth a walk.
             lost = b"null" in data and value is not None and self._shapes.has_nan(value)
         except BaseException as problem:
@@ -81,7 +83,7 @@ class Codec:
 
     def _sorted(self, value: Any) -> bytes:
         shapes = self._shapes
-        if not self._annotations.overrides:
+        if not (self._annotations.native or Versions.anywhere):
             try:
                 data = self._encode_sorted(value)
             except Exception:

@@ -23,7 +23,8 @@ VERSION = "$version"
 FIRST = "1"
 # Where a type keeps what is declared about it: it is a property of the type, and goes where the type goes.
 _DECLARED = "__perdure_versions__"
-_MARK = re.compile(rb'"\$version":("[^"]*")')
+VERSION_KEY = b'"$version":'
+_MARK = re.compile(re.escape(VERSION_KEY) + rb'("[^"]*")')
 
 
 class Versions:

@@ -145,6 +145,7 @@ class _Prepared(msgspec.Struct):
     """The bindings of one append."""
 
     append: Append
+    next_seq: int
     at: float
     size: int
     events: list[tuple[Any, ...]]
@@ -163,7 +164,7 @@ def _prepare(append: Append) -> _Prepared:
             uses = [*uses, *((blob, run_id) for blob in references(batch.events))]
         rows.append((run_id, batch.seq, batch.at, checksum(run_id, batch.seq, batch.at, data), data.decode()))
     starts = [_prepare(start) for start in append.starts] if append.starts else []
-    return _Prepared(append, append.batches[-1].at, size, rows, starts, uses)
+    return _Prepared(append, batch.seq + len(batch.events), batch.at, size, rows, starts, uses)
 
 
 def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
@@ -197,11 +198,11 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
         append = one.append
         children.extend(append.children)
         if append.expected_next == 0:
-            creates.append((append.run_id, append.next_seq, one.at, one.size))
+            creates.append((append.run_id, one.next_seq, one.at, one.size))
             if append.row is not None:
                 inserts.append(run_bindings(append.row))
         else:
-            swaps.append((append.next_seq, one.at, one.size, append.run_id, append.expected_next))
+            swaps.append((one.next_seq, one.at, one.size, append.run_id, append.expected_next))
             if append.row is not None:
                 updates.append(run_bindings(append.row))
                 if isinstance(append.batches[0].events[0], InputReplaced):
