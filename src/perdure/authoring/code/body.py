@@ -532,7 +532,8 @@ class Body:
         if isinstance(invocation, Called):
             invocation.begun = True
         future = self.loop.create_op_future() if detached else self.loop.create_child_future()
-        self._keep(future, op, Child(id or op, invocation.returns, {} if program is None else program.errors))
+        future._op = op
+        self._futures[op] = (future, Child(id or op, invocation.returns, {} if program is None else program.errors))
         version = program.version if program is not None else ""
         fingerprint = inputs_hash(data) + versions_in(data)
         self._commands.append(
@@ -655,12 +656,9 @@ class Body:
 
     def _future(self, op: str, spec: StepSpec | Wait | None) -> OpFuture:
         future = self.loop.create_op_future()
-        self._keep(future, op, spec)
-        return future
-
-    def _keep(self, future: OpFuture, op: str, spec: StepSpec | Wait | Child | None) -> None:
         future._op = op
         self._futures[op] = (future, spec)
+        return future
 
     def _refuse(self) -> OpFuture:
         """What an op gives a body that is leaving memory: an exception, or nothing to go on with.
