@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,18 +11,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import UsageError
-from perdure.kernel.policies.queues import Line, Queue, Rate, Turns
+from perdure.kernel.policies.queues import Line, Queue, Rate, pick
 
 lines = st.dictionaries(
     st.sampled_from("abcdef"), st.tuples(st.one_of(st.none(), st.floats(1, 99)), st.integers(0, 5), st.integers(0, 2))
 )
 
 
+class Reader:
+    """A queue that waits in lists: the highest priority first."""
+
+    def __init__(self, priorities: Sequence[list[Line]], under_way: int = 0, starts: Sequence[float] = ()) -> None:
+        self._priorities, self._under_way, self._starts = priorities, under_way, starts
+        self.asked: list[str] = []
+
+    async def running(self, limit: int) -> int:
+        self.asked.append("running")
+        return self._under_way
+
+    async def started(self, rate: Rate) -> tuple[int, float | None]:
+        self.asked.append("started")
+        return len(self._starts), self._starts[-rate.count] if len(self._starts) >= rate.count else None
+
+    async def next_priority(self, below: int | None) -> int | None:
+        self.asked.append("next_priority")
+        return next((p for p in range(0, -len(self._priorities), -1) if below is None or p < below), None)
+
+    async def lines(self, priority: int, left: int, served: int) -> list[Line]:
+        self.asked.append("lines")
+        return self._priorities[-priority]
+
+    async def next_ready(self) -> float | None:
+        self.asked.append("next_ready")
+        return 77.0
+
+
+def picked(reader: Reader, queue: Queue, room: int) -> tuple[Sequence[str], float | None]:
+    """What is picked: nothing of it waits for anything here."""
+    try:
+        pick(reader, queue, room).send(None)
+    except StopIteration as done:
+        run_ids, until = done.value
+        return run_ids, until
+    raise AssertionError("it waits")
+
+
 def serve(priorities: list[list[Line]], room: int, per_key: int | None = None) -> list[str]:
-    turns = Turns(room, per_key)
-    for found in priorities:
-        turns.serve(found)
-    return turns.picked
+    return list(picked(Reader(priorities), Queue("q", per_key=per_key), room)[0])
 
 
 def one_by_one(priorities: list[list[Line]], room: int, per_key: int | None) -> list[str]:
@@ -67,6 +103,36 @@ def test_one_key_with_thousands_of_runs_waits_for_its_turn() -> None:
     big = Line("big", None, [f"b{i}" for i in range(10_000)])
     small = Line("small", 5.0, ["s"])
     assert serve([[big, small]], 4) == ["b0", "s", "b1", "b2"]
+
+
+LINES = [[Line("a", None, ["a0", "a1", "a2"])], [Line("b", None, ["b0"])]]
+
+
+@pytest.mark.parametrize(
+    ("queue", "under_way", "starts", "room", "expected"),
+    [
+        (Queue("q"), 9, [1.0], 9, (["a0", "a1", "a2", "b0"], 77.0)),
+        (Queue("q", concurrency=4), 2, [], 9, (["a0", "a1"], 77.0)),
+        (Queue("q", concurrency=4), 4, [], 9, ((), None)),
+        (Queue("q", rate=Rate(3, 10)), 0, [1.0, 2.0], 9, (["a0"], 77.0)),
+        # It is tried again when the start that fills the window has left it.
+        (Queue("q", rate=Rate(2, 10)), 0, [1.0, 2.0, 3.0], 9, ((), 12.0)),
+        (Queue("q", concurrency=1, rate=Rate(2, 10)), 1, [1.0, 2.0], 9, ((), None)),
+        (Queue("q"), 0, [], 0, ((), None)),
+    ],
+)
+def test_limits_leave_so_much_room(
+    queue: Queue, under_way: int, starts: list[float], room: int, expected: tuple[Sequence[str], float | None]
+) -> None:
+    assert picked(Reader(LINES, under_way, starts), queue, room) == expected
+
+
+def test_a_store_is_asked_no_more_than_is_needed() -> None:
+    full, unlimited = Reader(LINES, 4), Reader(LINES)
+    picked(full, Queue("q", concurrency=4, rate=Rate(1)), 9)
+    assert full.asked == ["running"]
+    picked(unlimited, Queue("q"), 2)
+    assert unlimited.asked == ["next_priority", "lines", "next_ready"]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""Queues as settings, and whose turn it is. Counts nothing itself: what is running is for a store to say."""
+"""Queues as settings, and whose turn it is. Counts nothing itself: a store answers what is running and what waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
 
 import msgspec
 
@@ -75,7 +76,7 @@ class Line(msgspec.Struct, frozen=True):
     running: int = 0
 
 
-class Turns:
+class _Turns:
     """Picks the runs that begin next: by priority, and within one priority the key served least recently goes first."""
 
     def __init__(self, room: int, per_key: int | None) -> None:
@@ -96,8 +97,8 @@ class Turns:
         return len(self._taken)
 
     def serve(self, lines: Sequence[Line]) -> None:
-        """Go round the lines of one priority until there is no room, or nobody is left. Called from the highest on."""
-        # Who had a turn at a higher priority a moment ago was served after all others.
+        """Go round the lines of one priority until there is no room, or no run is left. Called from the highest on."""
+        # A key that had a turn at a higher priority was served after all others.
         waiting = sorted(lines, key=lambda line: (self._last.get(line.key, -1), line.served or 0.0, line.key))
         turn = 0
         while waiting and self.left > 0:
@@ -111,6 +112,52 @@ class Turns:
 
     def _may(self, line: Line) -> bool:
         return self._per_key is None or line.running + self._taken.get(line.key, 0) < self._per_key
+
+
+class QueueReader(Protocol):
+    """What `pick` asks a store about one queue. Counting may stop where the limit makes more not matter."""
+
+    async def running(self, limit: int) -> int:
+        """How many runs have begun and not finished."""
+        ...
+
+    async def started(self, rate: Rate) -> tuple[int, float | None]:
+        """How many runs began in the window around now; and, if it is full, the start that must leave it first."""
+        ...
+
+    async def next_priority(self, below: int | None) -> int | None:
+        """The highest priority of queued runs, below one that has been served; None when there is none."""
+        ...
+
+    async def lines(self, priority: int, left: int, served: int) -> Sequence[Line]:
+        """The keys of one priority that may have a turn, with as many of their runs as they may need.
+
+        There is room for `left` runs, and `served` keys had a turn at a higher priority: they come last now, whatever
+        the store knows of when they were served. With enough other keys, the first run of each is enough.
+        """
+        ...
+
+    async def next_ready(self) -> float | None:
+        """When the first of the runs may begin whose time has not come yet."""
+        ...
+
+
+async def pick(reader: QueueReader, queue: Queue, room: int) -> tuple[Sequence[str], float | None]:
+    """The runs that begin next, at most `room`; and when to look again even if nothing happens."""
+    if queue.concurrency is not None:
+        room = min(room, queue.concurrency - await reader.running(queue.concurrency))
+    if queue.rate is not None and room > 0:
+        started, first = await reader.started(queue.rate)
+        if first is not None:
+            return (), first + queue.rate.seconds
+        room = min(room, queue.rate.count - started)
+    if room <= 0:
+        return (), None
+    turns = _Turns(room, queue.per_key)
+    priority: int | None = None
+    while turns.left > 0 and (priority := await reader.next_priority(priority)) is not None:
+        turns.serve(await reader.lines(priority, turns.left, turns.keys))
+    return turns.picked, await reader.next_ready()
 
 
 def check_queue(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from perdure.kernel.events import RunStatus
-from perdure.kernel.policies.queues import Line, Queue, Turns
+from perdure.kernel.policies.queues import Line, Queue, Rate, pick
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Full
 from perdure.ports.queues import Picks, QueueStats, Waiting
@@ -107,34 +107,8 @@ class MemoryQueues:
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """The runs that may begin now, highest priority first and key by key."""
-        found = self._queues.get(queue.name, _Queue())
-        if queue.concurrency is not None:
-            room = min(room, queue.concurrency - found.under_way)
-        if queue.rate is not None and room > 0:
-            started = found.started(now, queue.rate.seconds)
-            room = min(room, queue.rate.count - len(started))
-            if room <= 0:
-                return Picks((), started[-queue.rate.count] + queue.rate.seconds)
-        if room <= 0:
-            return Picks(())
-        turns = Turns(room, queue.per_key)
-        for priority in sorted(found.lines, reverse=True):
-            lines = []
-            for key, places in found.lines[priority].items():
-                ready = islice(places, bisect_right(places, now, key=_moment))
-                runs = list(islice((run_id for _, run_id, program in ready if program in programs), room))
-                if runs:
-                    lines.append(Line(key, found.served.get(key), runs, found.running.get(key, 0)))
-            turns.serve(lines)
-            if turns.left == 0:
-                break
-        later = [
-            line[at][0]
-            for keys in found.lines.values()
-            for line in keys.values()
-            if (at := bisect_right(line, now, key=_moment)) < len(line)
-        ]
-        return Picks(turns.picked, min(later, default=None))
+        reader = _Reader(self._queues.get(queue.name, _Queue()), now, programs)
+        return Picks(*await pick(reader, queue, room))
 
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""
@@ -148,6 +122,37 @@ class MemoryQueues:
             for name, queue in sorted(self._queues.items())
             if queue.queued or queue.under_way
         ]
+
+
+class _Reader:
+    """One queue at one moment, for runs of some programs."""
+
+    def __init__(self, queue: _Queue, now: float, programs: Sequence[str]) -> None:
+        self._queue, self._now, self._programs = queue, now, programs
+
+    async def running(self, limit: int) -> int:
+        return self._queue.under_way
+
+    async def started(self, rate: Rate) -> tuple[int, float | None]:
+        started = self._queue.started(self._now, rate.seconds)
+        return len(started), started[-rate.count] if len(started) >= rate.count else None
+
+    async def next_priority(self, below: int | None) -> int | None:
+        return max((one for one in self._queue.lines if below is None or one < below), default=None)
+
+    async def lines(self, priority: int, left: int, served: int) -> Sequence[Line]:
+        lines = []
+        for key, places in self._queue.lines[priority].items():
+            ready = islice(places, bisect_right(places, self._now, key=_moment))
+            runs = list(islice((run_id for _, run_id, program in ready if program in self._programs), left))
+            if runs:
+                lines.append(Line(key, self._queue.served.get(key), runs, self._queue.running.get(key, 0)))
+        return lines
+
+    async def next_ready(self) -> float | None:
+        lines = (line for keys in self._queue.lines.values() for line in keys.values())
+        later = ((line, bisect_right(line, self._now, key=_moment)) for line in lines)
+        return min((line[at][0] for line, at in later if at < len(line)), default=None)
 
 
 def _moment(place: Place) -> float:

@@ -7,12 +7,12 @@ picked is noted for a moment (see `offers`): others that serve the queue pick wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from perdure.kernel.policies.queues import Line, Queue, Turns
+from perdure.kernel.policies.queues import Line, Queue, Rate, pick
 from perdure.ports.queues import Picks, QueueStats, Waiting
+from perdure.stores.postgres.connection import Row
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.offers import OFFER_SECONDS, Offers
 from perdure.stores.postgres.runs import WAITING
@@ -138,7 +138,8 @@ class PostgresQueues:
         for _ in range(TRIES):
             rows = await self._database.ask(_HELD, queue.name, self._offers.taker)
             held = Held([run_id for run_id, _ in rows], [key for _, key in rows])
-            picks = await self._pick(queue, room, now, list(programs), held)
+            reader = await _Reader.of(self._database, queue, now, list(programs), held)
+            picks = Picks(*await pick(reader, queue, room))
             if held.run_ids and len(picks.run_ids) < room:
                 self._offers.look_again()
             if not picks.run_ids:
@@ -153,42 +154,53 @@ class PostgresQueues:
         rows = await self._database.ask(_TAKE, queue.name, self._offers.taker, list(run_ids), OFFER_SECONDS)
         return {run_id for run_id, _ in rows}
 
-    async def _pick(self, queue: Queue, room: int, now: float, programs: list[str], held: Held) -> Picks:
-        ask = self._database.ask
-        per = queue.rate.seconds if queue.rate is not None else 0.0
-        count = queue.rate.count if queue.rate is not None else 0
-        [(running, started, nth, priority, ready)] = await ask(
-            _ROOM, queue.name, queue.concurrency or 0, now - per, now + per, count, now
-        )
-        if queue.concurrency is not None:
-            room = min(room, queue.concurrency - running - len(held.run_ids))
-        if room > 0 and queue.rate is not None:
-            if count <= started:
-                return Picks((), nth + per)
-            room = min(room, count - started - len(held.run_ids))
-        if room <= 0:
-            return Picks(())
-        turns = Turns(room, queue.per_key)
-        while priority is not None and turns.left > 0:
-            turns.serve(await self._lines(turns, queue, priority, now, programs, held))
-            if turns.left > 0:
-                [(priority,)] = await ask(_NEXT_PRIORITY, queue.name, priority)
-        return Picks(turns.picked, ready)
-
-    async def _lines(
-        self, turns: Turns, queue: Queue, priority: int, now: float, programs: list[str], held: Held
-    ) -> list[Line]:
-        """The keys of one priority that may have a turn, with as many of their runs as they may need."""
-        # Keys that had a turn at a higher priority come last now, whatever the index says of them.
-        wanted: list[Any] = [queue.name, priority, queue.per_key, now, programs, turns.left + turns.keys]
-        found = await self._database.ask(_KEYS, *wanted, held.run_ids, held.keys)
-        if len(found) - turns.keys >= turns.left or not found:
-            return [Line(key, served, [head], running) for key, served, running, head in found]
-        keys = [key for key, _, _, _ in found]
-        rows = await self._database.ask(_LINES, queue.name, priority, now, programs, turns.left, keys, held.run_ids)
-        runs: dict[str, list[str]] = dict(rows)
-        return [Line(key, served, runs[key], running) for key, served, running, _ in found]
-
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""
         return [QueueStats(*row) for row in await self._database.ask(_STATS)]
+
+
+class _Reader:
+    """One queue at one moment, for runs of some programs. What can be is answered by one statement beforehand."""
+
+    def __init__(
+        self, database: Database, queue: Queue, now: float, programs: list[str], held: Held, found: Row
+    ) -> None:
+        self._ask, self._queue, self._now, self._programs, self._held = database.ask, queue, now, programs, held
+        self._running: int = found[0]
+        self._started: int = found[1]
+        self._nth: float | None = found[2]
+        self._priority: int | None = found[3]
+        self._ready: float | None = found[4]
+
+    @classmethod
+    async def of(cls, database: Database, queue: Queue, now: float, programs: list[str], held: Held) -> _Reader:
+        rate = queue.rate
+        per, count = (rate.seconds, rate.count) if rate is not None else (0.0, 0)
+        [found] = await database.ask(_ROOM, queue.name, queue.concurrency or 0, now - per, now + per, count, now)
+        return cls(database, queue, now, programs, held, found)
+
+    async def running(self, limit: int) -> int:
+        return self._running + len(self._held.run_ids)
+
+    async def started(self, rate: Rate) -> tuple[int, float | None]:
+        return self._started + len(self._held.run_ids), self._nth if self._started >= rate.count else None
+
+    async def next_priority(self, below: int | None) -> int | None:
+        if below is not None:
+            [(self._priority,)] = await self._ask(_NEXT_PRIORITY, self._queue.name, below)
+        return self._priority
+
+    async def lines(self, priority: int, left: int, served: int) -> Sequence[Line]:
+        name, now, programs, held = self._queue.name, self._now, self._programs, self._held
+        wanted = (name, priority, self._queue.per_key, now, programs, left + served)
+        found = await self._ask(_KEYS, *wanted, held.run_ids, held.keys)
+        if len(found) - served >= left or not found:
+            return [Line(key, at, [head], running) for key, at, running, head in found]
+        keys = [key for key, _, _, _ in found]
+        runs: dict[str, list[str]] = dict(
+            await self._ask(_LINES, name, priority, now, programs, left, keys, held.run_ids)
+        )
+        return [Line(key, at, runs[key], running) for key, at, running, _ in found]
+
+    async def next_ready(self) -> float | None:
+        return self._ready

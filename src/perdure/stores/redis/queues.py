@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from perdure.kernel.policies.queues import Line, Queue, Turns
+from perdure.kernel.policies.queues import Line, Queue, Rate, pick
 from perdure.ports.queues import Picks, QueueStats, Waiting
 from perdure.stores.redis.runs import waits
 from perdure.stores.redis.scripts import LINES, ROOM, STATS, WAITING
@@ -25,27 +26,8 @@ class RedisQueues:
         """The runs that may begin now, highest priority first and key by key."""
         rate = queue.rate
         window = (rate.count, repr(now - rate.seconds), repr(now + rate.seconds)) if rate is not None else ()
-        running, began, nth, later, priorities = await self._server.call(ROOM, (queue.name, repr(now), *window))
-        if queue.concurrency is not None:
-            room = min(room, queue.concurrency - running)
-        if rate is not None and room > 0:
-            room = min(room, rate.count - began)
-            if room <= 0:
-                return Picks((), float(nth) + rate.seconds)
-        if room <= 0:
-            return Picks(())
-        turns = Turns(room, queue.per_key)
-        for priority in priorities:
-            wanted = (queue.name, priority.decode(), queue.per_key, repr(now), programs, turns.left, turns.keys)
-            turns.serve(
-                [
-                    Line(key.decode(), float(served) or None, [run_id.decode() for run_id in runs], running_of_key)
-                    for key, served, running_of_key, runs in await self._server.call(LINES, wanted)
-                ]
-            )
-            if turns.left == 0:
-                break
-        return Picks(turns.picked, None if later is None else float(later))
+        found = await self._server.call(ROOM, (queue.name, repr(now), *window))
+        return Picks(*await pick(_Reader(self._server, queue, now, programs, found), queue, room))
 
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""
@@ -55,3 +37,31 @@ class RedisQueues:
             for name, queued, running, oldest in found
         ]
         return sorted(stats, key=lambda one: one.queue)
+
+
+class _Reader:
+    """One queue at one moment, for runs of some programs. All but the lines was answered by one script beforehand."""
+
+    def __init__(self, server: Server, queue: Queue, now: float, programs: Sequence[str], found: Sequence[Any]) -> None:
+        self._server, self._queue, self._now, self._programs = server, queue, now, programs
+        self._running, self._started, self._nth, self._ready, self._priorities = found
+
+    async def running(self, limit: int) -> int:
+        return int(self._running)
+
+    async def started(self, rate: Rate) -> tuple[int, float | None]:
+        return self._started, float(self._nth) if self._started >= rate.count else None
+
+    async def next_priority(self, below: int | None) -> int | None:
+        return next((int(one) for one in self._priorities if below is None or int(one) < below), None)
+
+    async def lines(self, priority: int, left: int, served: int) -> Sequence[Line]:
+        queue = self._queue
+        wanted = (queue.name, str(priority), queue.per_key, repr(self._now), self._programs, left, served)
+        return [
+            Line(key.decode(), float(at) or None, [run_id.decode() for run_id in runs], running)
+            for key, at, running, runs in await self._server.call(LINES, wanted)
+        ]
+
+    async def next_ready(self) -> float | None:
+        return None if self._ready is None else float(self._ready)

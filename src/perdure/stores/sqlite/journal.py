@@ -14,6 +14,7 @@ from perdure.errors import Corrupt
 from perdure.kernel.events import Batch, InputReplaced, encode_events, mentions_blob, references
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
+from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.queues import refusal
 from perdure.stores.sqlshared.entries import batches, checksum, cut
@@ -105,7 +106,7 @@ class SqlJournal:
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals; a damaged one comes as its error."""
-        wanted = msgspec.json.encode(run_ids).decode()
+        wanted = as_json(run_ids)
         journals: dict[str, list[Batch] | Exception] = {}
         try:
             rows = await self._rows(_READ_MANY, (wanted,), len(run_ids))
@@ -132,7 +133,7 @@ class SqlJournal:
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
         """The next number of each of these journals that there is."""
-        wanted = msgspec.json.encode(run_ids).decode()
+        wanted = as_json(run_ids)
         return dict(self._database.ask(_HEADS, (wanted,)))
 
     async def head(self, run_id: str) -> Head | None:

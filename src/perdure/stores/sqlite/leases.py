@@ -16,11 +16,11 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 import apsw
-import msgspec
 
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.inherited import keep_private, let_go
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
+from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
 
 try:
@@ -116,7 +116,7 @@ class SqlLeases:
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
         """Renew many leases in one statement."""
-        wishes = msgspec.json.encode(renewals).decode()
+        wishes = as_json(renewals)
         renewed = {row[0] for row in await self._database.execute(_RENEW_ALL, (wishes, now), routine=True)}
         return [renewal.key for renewal in renewals if renewal.key not in renewed]
 

@@ -7,15 +7,14 @@ the highest priority, not on the number of runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import apsw
-import msgspec
 
-from perdure.kernel.policies.queues import Line, Queue, Turns
+from perdure.kernel.policies.queues import Line, Queue, Rate, pick
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Full
 from perdure.ports.queues import Picks, QueueStats, Waiting
+from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlshared.skip_scans import FIRST_QUEUED, QUEUES
 
@@ -90,7 +89,6 @@ _STATS = """
         where began_at is not null and finished_at is null and queue <> '' group by queue
     ) group by name order by name
 """
-NO_LIMIT = -1
 ABOVE_ALL = 1 << 40
 
 
@@ -102,47 +100,50 @@ class SqlQueues:
 
     async def waiting(self, names: Sequence[str] | None) -> Sequence[Waiting]:
         """The queues that have queued runs."""
-        wanted = None if names is None else _json(names)
+        wanted = as_json(names)
         return [Waiting(*row) for row in self._database.ask(_WAITING, (wanted,))]
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """The runs that may begin now, highest priority first and key by key."""
-        ask, until = self._database.ask, None
-        if queue.concurrency is not None:
-            room = min(room, queue.concurrency - ask(_RUNNING, (queue.name, queue.concurrency))[0][0])
-        if queue.rate is not None and room > 0:
-            count, per = queue.rate.count, queue.rate.seconds
-            room = min(room, count - ask(_STARTED, (queue.name, now - per, now + per, count))[0][0])
-            if room <= 0:
-                until = ask(_NTH_START, (queue.name, now - per, now + per, count - 1))[0][0] + per
-        if room <= 0:
-            return Picks((), until)
-        turns = Turns(room, queue.per_key)
-        wanted = {"queue": queue.name, "now": now, "per_key": queue.per_key, "programs": _json(programs)}
-        priority = ABOVE_ALL
-        while turns.left > 0:
-            priority = ask(_NEXT_PRIORITY, {"queue": queue.name, "below": priority})[0][0]
-            if priority is None:
-                break
-            turns.serve(self._lines(turns, {**wanted, "priority": priority}))
-        (next_ready,) = ask(_NEXT_READY, (queue.name, now))[0]
-        return Picks(turns.picked, next_ready)
-
-    def _lines(self, turns: Turns, wanted: dict[str, Any]) -> list[Line]:
-        """The keys of one priority that may have a turn, with as many of their runs as they may need."""
-        # Keys that had a turn at a higher priority come last now, whatever the index says of them.
-        found = self._database.ask(_KEYS, {**wanted, "limit": turns.left + turns.keys})
-        if len(found) - turns.keys >= turns.left:
-            return [Line(key, served, [head], running) for key, served, running, head in found]
-        lines = []
-        for key, served, running, _ in found:
-            runs = self._database.ask(_LINE, {**wanted, "key": key, "limit": turns.left})
-            lines.append(Line(key, served, [run_id for (run_id,) in runs], running))
-        return lines
+        return Picks(*await pick(_Reader(self._database, queue, now, programs), queue, room))
 
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""
         return [QueueStats(*row) for row in await self._database.read(_STATS)]
+
+
+class _Reader:
+    """One queue at one moment, for runs of some programs."""
+
+    def __init__(self, database: Database, queue: Queue, now: float, programs: Sequence[str]) -> None:
+        self._ask, self._name, self._now = database.ask, queue.name, now
+        self._wanted = {"queue": queue.name, "now": now, "per_key": queue.per_key, "programs": as_json(programs)}
+
+    async def running(self, limit: int) -> int:
+        [(running,)] = self._ask(_RUNNING, (self._name, limit))
+        return int(running)
+
+    async def started(self, rate: Rate) -> tuple[int, float | None]:
+        window = (self._name, self._now - rate.seconds, self._now + rate.seconds)
+        [(started,)] = self._ask(_STARTED, (*window, rate.count))
+        return started, self._ask(_NTH_START, (*window, rate.count - 1))[0][0] if started >= rate.count else None
+
+    async def next_priority(self, below: int | None) -> int | None:
+        bindings = {"queue": self._name, "below": ABOVE_ALL if below is None else below}
+        priority: int | None = self._ask(_NEXT_PRIORITY, bindings)[0][0]
+        return priority
+
+    async def lines(self, priority: int, left: int, served: int) -> Sequence[Line]:
+        wanted = {**self._wanted, "priority": priority}
+        found = self._ask(_KEYS, {**wanted, "limit": left + served})
+        if len(found) - served >= left:
+            return [Line(key, at, [head], running) for key, at, running, head in found]
+        runs = {key: self._ask(_LINE, {**wanted, "key": key, "limit": left}) for key, _, _, _ in found}
+        return [Line(key, at, [run_id for (run_id,) in runs[key]], running) for key, at, running, _ in found]
+
+    async def next_ready(self) -> float | None:
+        ready: float | None = self._ask(_NEXT_READY, (self._name, self._now))[0][0]
+        return ready
 
 
 def refusal(db: apsw.Connection, queue: Queue, row: RunRow) -> Full | None:
@@ -160,7 +161,3 @@ def refusal(db: apsw.Connection, queue: Queue, row: RunRow) -> Full | None:
         if nth is not None:
             return Full(nth + per)
     return None
-
-
-def _json(values: Any) -> str:
-    return msgspec.json.encode(values).decode()

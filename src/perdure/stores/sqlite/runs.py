@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus
@@ -14,6 +11,7 @@ from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Ahead, Due, Late
+from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlshared.rows import RUN, RUN_AND_HEAD, listed, run_and_head, run_row, run_row_or_damage
 from perdure.stores.sqlshared.skip_scans import FIRST_QUEUED, OWNERS, PROGRAMS, QUEUES
@@ -98,14 +96,6 @@ _SERVED = " and (?3 is null or name in (select value from json_each(?3)))"
 _AHEAD = QUEUES + _NEXT_DUE + FIRST_QUEUED + _SERVED
 
 
-def _json(values: Any) -> str:
-    return msgspec.json.encode(values).decode()
-
-
-def _json_or_none(values: Sequence[str] | None) -> str | None:
-    return None if values is None else _json(values)
-
-
 class SqlRuns:
     """The rows of runs in one database file."""
 
@@ -126,10 +116,10 @@ class SqlRuns:
         """Runs that match, newest first."""
         bindings = {
             "cursor": filter.cursor,
-            "status": _json(filter.status) if filter.status else None,
+            "status": as_json(filter.status or None),
             "program": filter.program,
             "since": filter.since,
-            "tags": _json(filter.tags) if filter.tags else None,
+            "tags": as_json(filter.tags or None),
             "limit": filter.limit,
             "built_in": filter.built_in,
             "owner": filter.owner,
@@ -158,7 +148,7 @@ class SqlRuns:
         queues: Sequence[str] | None = None,
     ) -> Sequence[str]:
         """Ids of runs of these owners, programs and queues in this status, oldest first."""
-        bindings = (_json(owners), status.value, _json(programs), _json_or_none(queues), limit)
+        bindings = (as_json(owners), status.value, as_json(programs), as_json(queues), limit)
         return [run_id for (run_id,) in await self._database.read(_OWNED, bindings)]
 
     async def owners(self) -> Sequence[str]:
@@ -171,7 +161,7 @@ class SqlRuns:
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
-        return [run_row_or_damage(row) for row in self._database.ask(_FINISHED, (_json(run_ids),))]
+        return [run_row_or_damage(row) for row in self._database.ask(_FINISHED, (as_json(run_ids),))]
 
 
 class SqlTimers:
@@ -189,19 +179,19 @@ class SqlTimers:
         queues: Sequence[str] | None = None,
     ) -> Sequence[Due]:
         """Runs of these programs and queues due at `now`, earliest first."""
-        bindings = (now, _json(programs), _json(skip), _json_or_none(queues), limit)
+        bindings = (now, as_json(programs), as_json(skip), as_json(queues), limit)
         rows = self._database.ask(_DUE, bindings)
         return [Due(run_id, program, owner, at, bool(waiting)) for run_id, program, owner, at, waiting in rows]
 
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """The next due moment, and the queues with queued runs."""
-        rows = self._database.ask(_AHEAD, (_json(programs), _json(skip), _json_or_none(queues)))
+        rows = self._database.ask(_AHEAD, (as_json(programs), as_json(skip), as_json(queues)))
         found = dict(rows)
         return Ahead(found.pop(None), [Waiting(name, first) for name, first in found.items()])
 
     async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
         """Runs of these programs whose deadline has passed, and the next deadline."""
-        names = _json(programs)
-        found = self._database.ask(_LATE, (now, names, _json(skip), limit))
+        names = as_json(programs)
+        found = self._database.ask(_LATE, (now, names, as_json(skip), limit))
         [(ahead,)] = self._database.ask(_NEXT_DEADLINE, (now, names))
         return Late([run_id for (run_id,) in found], ahead)

@@ -8,12 +8,12 @@ from inspect import isawaitable
 from typing import Any, TypeVar
 
 import apsw
-import msgspec
 
 from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus, references
 from perdure.kernel.projection import RunRow
 from perdure.ports.upkeep import Collected, Ended, Load
+from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.journal import INSERT_RUN, NOTE_USES
 from perdure.stores.sqlshared.entries import one_batch
@@ -79,7 +79,7 @@ class SqlUpkeep:
 
     async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
         """Root runs of these statuses that ended before that moment, by run_id."""
-        rows = await self._database.read(_ENDED, (before, _json(statuses), after, limit))
+        rows = await self._database.read(_ENDED, (before, as_json(statuses), after, limit))
         return [
             Ended(run_id, id, program, RunStatus(status), at, size) for run_id, id, program, status, at, size in rows
         ]
@@ -122,7 +122,7 @@ class SqlUpkeep:
 
 
 def _remove(db: apsw.Connection, run_ids: Sequence[str]) -> Sequence[str]:
-    gone = [(run_id,) for (run_id,) in db.execute(_REMOVABLE, (_json(run_ids),))]
+    gone = [(run_id,) for (run_id,) in db.execute(_REMOVABLE, (as_json(run_ids),))]
     for statement in (
         _REMOVE_JOURNAL,
         _REMOVE_HEAD,
@@ -164,7 +164,3 @@ def _reproject(db: apsw.Connection, run_id: str, expected_next: int, rows: Seque
     db.execute(_REMOVE_ROW, (run_id,))
     db.executemany(INSERT_RUN, map(run_bindings, rows))
     return True
-
-
-def _json(values: Sequence[str]) -> str:
-    return msgspec.json.encode(values).decode()
