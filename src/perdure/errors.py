@@ -10,49 +10,49 @@
     │   ├── AlreadyExists
     │   ├── AnswerRejected
     │   ├── SignalRejected
-    │   ├── InvalidCapsule    a file is no capsule, or a damaged or forged one
+    │   ├── InvalidCapsule    a file is not a capsule, or was damaged or forged
     │   ├── InvalidLock
-    │   ├── InvalidSettings   a file of settings, or a variable; it lives in perdure.settings
-    │   ├── InvalidRule       a rule says something that makes no sense, or can match nothing
+    │   ├── InvalidSettings   in a settings file or an environment variable; defined in perdure.settings
+    │   ├── InvalidRule       a rule contradicts itself, or can never match
     │   ├── NoSuchRun
     │   ├── NoSuchOp
-    │   ├── ForkRefused       the past of a fork does not fit the code that would go on with it
-    │   ├── CannotRetry       only what failed or was cancelled can be retried
+    │   ├── ForkRefused       the current code would not have produced the kept part of the journal
+    │   ├── CannotRetry       only failed and cancelled runs can be retried
     │   ├── NotParked
     │   └── NoSuchSchedule
     ├── NotDurable            a workflow body suspended on something that cannot be replayed
-    ├── ValueProblem           a value cannot be kept
+    ├── ValueProblem          a value cannot be stored
     │   ├── NotSerializable
     │   ├── NotDecodable
     │   ├── PayloadTooLarge
     │   └── HistoryTooLarge
     ├── StepError             a step failed with an exception that cannot be rebuilt here
     ├── StepTimeout           an attempt took longer than its timeout (also a TimeoutError)
-    │   └── HeartbeatTimeout  an attempt gave no sign of life for too long
+    │   └── HeartbeatTimeout  an attempt sent no heartbeat for too long
     ├── ProcessDied           the process in which a step was executed died
-    ├── ExecutorBroken        the executor that the engine was given takes no more steps (also a RuntimeError)
-    ├── StepCancelled         a step was given up before it had an outcome
-    ├── OutcomeUnknown        an at-most-once step was under way when its process died
-    ├── CompensationFailed    something went wrong, and so did undoing it (also an ExceptionGroup)
+    ├── ExecutorBroken        the executor passed to the engine accepts no more steps (also a RuntimeError)
+    ├── StepCancelled         a step was cancelled before it had an outcome
+    ├── OutcomeUnknown        an at-most-once step was running when its process died
+    ├── CompensationFailed    a saga failed, and so did its compensations (also an ExceptionGroup)
     ├── SignalTimeout         no signal or answer came in time (also a TimeoutError)
-    ├── ApprovalRejected      a person was asked, and said no
-    ├── LockTimeout           a lock did not come free in time (also a TimeoutError)
-    ├── LockLost              a lock was taken away or ran out while it was held
+    ├── ApprovalRejected      the approver said no
+    ├── LockTimeout           a lock was not released in time (also a TimeoutError)
+    ├── LockLost              a lock expired or was force-released while it was held
     ├── DeadlineExceeded      the run did not finish before its deadline (also a TimeoutError)
-    ├── RunError              how a run ended, or why it stands still
+    ├── RunError              how a run ended, or why it is parked
     │   ├── RunFailed
-    │   ├── FailedByHand      somebody ended a parked run
+    │   ├── FailedByHand      an operator ended a parked run
     │   ├── RunCancelled
     │   └── RunParked
     ├── Diverged              a journal does not fit the code that replays it
     └── StoreError
-        ├── StoreUnavailable  busy, full or out of reach: try again
+        ├── StoreUnavailable  busy, full or unreachable: try again
         ├── NotAStore
         ├── SchemaMismatch
         ├── Corrupt           stored bytes are not what was written
-        └── NotOwner          a lease is held by somebody else
+        └── NotOwner          a lease has another owner
 
-Errors carry data and say what to do next. Of perdure they import only what a divergence is made of.
+Errors carry data and say what to do next. They import nothing of perdure but the data of a divergence.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class UnknownProgram(UsageError):
 
 
 class NoSuchResource(UsageError, KeyError):
-    """A step looks a resource up that is not where the step runs."""
+    """A step asked for a resource that the engine or process executing it does not have."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = name, reason
@@ -127,7 +127,7 @@ class NoSuchResource(UsageError, KeyError):
 
 
 class BrokenProgram(UnknownProgram):
-    """A program that is loaded when it is first needed cannot be loaded."""
+    """A program that is loaded lazily could not be loaded."""
 
     def __init__(self, name: str, place: str, reason: str) -> None:
         self.place, self.reason = place, reason
@@ -141,13 +141,14 @@ class UnknownVersion(UsageError):
     """A run needs a version of its program that this engine was not given."""
 
     def __init__(self, name: str, version: str, known: tuple[str, ...]) -> None:
-        self.name, self.version, self.known, heir = name, version, known, f"version {known[-1]}"
-        cure = f"register it beside {heir}, or let {heir} take over with accepts=({version!r},)"
+        self.name, self.version, self.known = name, version, known
+        newest = f"version {known[-1]}"
+        cure = f"register it beside {newest}, or let {newest} take over with accepts=({version!r},)"
         super().__init__(f"version {version} of {name} is not registered here: {cure}")
 
 
 class NotParked(UsageError):
-    """A run is to be resolved that does not stand still."""
+    """Only parked runs can be resolved."""
 
     def __init__(self, id: str, status: str) -> None:
         self.id, self.status = id, status
@@ -186,9 +187,9 @@ class SignalRejected(UsageError):
 
 
 class AnswerRejected(UsageError):
-    """An answer does not fit what was asked. The question stays open.
+    """An answer does not fit the question, which stays open.
 
-    `path` is where in the answer, such as `$.ok`; it is empty when the trouble is who answers.
+    `path` points into the answer, such as `$.ok`; it is empty when the person may not answer.
     """
 
     def __init__(self, name: str, path: str, reason: str) -> None:
@@ -198,7 +199,7 @@ class AnswerRejected(UsageError):
 
 
 class InvalidCapsule(UsageError):
-    """A file is no capsule, or one that was damaged or changed."""
+    """A file is not a capsule, or was damaged or changed."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -206,7 +207,7 @@ class InvalidCapsule(UsageError):
 
 
 class InvalidLock(UsageError):
-    """The key of a lock cannot be stored, or its ttl is no time to live."""
+    """A lock has an invalid key or ttl."""
 
     def __init__(self, key: str, reason: str, cure: str = "choose a short name, such as 'account:7'") -> None:
         self.key, self.reason, self.cure = key[:60], reason, cure
@@ -214,7 +215,7 @@ class InvalidLock(UsageError):
 
 
 class InvalidRule(UsageError):
-    """A rule says something that makes no sense, or can never match."""
+    """A rule contradicts itself, or can never match."""
 
     def __init__(self, where: str, reason: str) -> None:
         self.where, self.reason = where, reason
@@ -230,7 +231,7 @@ class NoSuchRun(UsageError):
 
 
 class NoSuchOp(UsageError):
-    """A run has no op at that path. `known` are those it has."""
+    """A run has no op at that path. `known` are the paths it has."""
 
     def __init__(self, op: str, known: Sequence[str] = ()) -> None:
         self.op, self.known = op, tuple(known)
@@ -239,18 +240,18 @@ class NoSuchOp(UsageError):
 
 
 class ForkRefused(UsageError):
-    """The past that a fork would have does not fit the code that would go on with it. Nothing was written."""
+    """The current code would not have produced the part of the journal that a fork keeps. Nothing was written."""
 
     def __init__(self, id: str, reason: str) -> None:
         self.id, self.reason = id, reason
         super().__init__(
-            f"run {id!r} cannot be forked there: {reason}. Fork it before that op: what is kept must be what the code "
-            "would do with the values it is given"
+            f"run {id!r} cannot be forked there: {reason}. Fork it before that op: the code must ask for exactly the "
+            "steps that the fork keeps"
         )
 
 
 class CannotRetry(UsageError):
-    """Only a run that failed or was cancelled can be retried, and only if it would get any further. Nothing was run."""
+    """Only a failed or cancelled run can be retried, and only if it would get further. Nothing was executed."""
 
     def __init__(self, id: str, status: str, hint: str, reason: str = "") -> None:
         self.id, self.status, self.reason = id, status, reason
@@ -296,7 +297,7 @@ class Diverged(PerdureError):
 
 
 class ValueProblem(PerdureError):
-    """A value cannot be kept."""
+    """A value cannot be stored."""
 
 
 class NotSerializable(ValueProblem):
@@ -309,7 +310,7 @@ class NotSerializable(ValueProblem):
 
 
 class NotDecodable(ValueProblem):
-    """A stored value does not fit the type that now asks for it."""
+    """A stored value does not fit the type it is read as."""
 
     def __init__(self, what: str, type: str, reason: str) -> None:
         self.what, self.type, self.reason = what, type, reason
@@ -317,7 +318,7 @@ class NotDecodable(ValueProblem):
 
 
 class PayloadTooLarge(ValueProblem):
-    """One value is above the limit of a single payload."""
+    """One value is larger than the limit for a single payload."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         self.what, self.size, self.limit = what, size, limit
@@ -334,7 +335,7 @@ class HistoryTooLarge(ValueProblem):
         self.id, self.size, self.limit = id, size, limit
         super().__init__(
             f"the journal of run {id!r} is {size:,} bytes, above the limit of {limit:,}; split the work into several "
-            "runs or go on in a fresh one with continue_as(...), or raise Limits(history=...)"
+            "runs or continue in a fresh one with continue_as(...), or raise Limits(history=...)"
         )
 
 
@@ -342,9 +343,9 @@ class HistoryTooLarge(ValueProblem):
 
 
 class StepBailed(BaseException):
-    """Unwinds a step that called `bail()`: the run ends there, on purpose. No policy tries it again.
+    """Unwinds a step that called `bail()`, which ends the run on purpose; the step is not retried.
 
-    Not an Exception, so that no handler of the step takes it for a failure.
+    Not an Exception, so that an `except Exception` in the step does not catch it.
     """
 
     def __init__(self, reason: str, output: Any = None) -> None:
@@ -358,7 +359,7 @@ class StepBailed(BaseException):
 class StepError(PerdureError):
     """A step failed with an exception that cannot be rebuilt here: its class is not known, or would end the process.
 
-    `attributes` are those of the exception that could be kept, as plain data.
+    `attributes` are the attributes of the exception that could be stored, as plain data.
     """
 
     def __init__(
@@ -377,13 +378,13 @@ class StepTimeout(PerdureError, TimeoutError):
 
 
 class HeartbeatTimeout(StepTimeout):
-    """An attempt of a step gave no sign of life for longer than it promised to."""
+    """An attempt of a step sent no heartbeat within its heartbeat timeout."""
 
     def __init__(self, op: str, seconds: float) -> None:
         self.op, self.seconds = op, seconds
         PerdureError.__init__(
             self,
-            f"{op} gave no sign of life for {seconds:g} s; call step_context().heartbeat() more often, "
+            f"{op} sent no heartbeat for {seconds:g} s; call step_context().heartbeat() more often, "
             "or allow it more time with @step(heartbeat=...)",
         )
 
@@ -397,18 +398,18 @@ class ProcessDied(PerdureError):
 
 
 class ExecutorBroken(PerdureError, RuntimeError):
-    """The executor that was given to the engine takes no more steps."""
+    """The executor passed to the engine accepts no more steps."""
 
     def __init__(self, executor: str, reason: str) -> None:
         self.executor, self.reason = executor, reason
         super().__init__(
-            f"the {executor} that was given as Engine(executor=...) takes no more steps: {reason}; make the engine "
-            "anew with another one, or leave it out: steps with cpu=True have processes that are replaced when they die"
+            f"the {executor} given as Engine(executor=...) accepts no more steps: {reason}; create a new engine with "
+            "another executor, or leave it out: steps with cpu=True have processes that are replaced when they die"
         )
 
 
 class StepCancelled(PerdureError):
-    """A step was given up before it had an outcome."""
+    """A step was cancelled before it had an outcome."""
 
     def __init__(self, op: str, reason: str) -> None:
         self.op, self.reason = op, reason
@@ -424,7 +425,7 @@ class SignalTimeout(PerdureError, TimeoutError):
 
 
 class ApprovalRejected(PerdureError):
-    """Somebody who was asked said no. `by` and `reason` are empty when they were not given."""
+    """The approver said no. `by` and `reason` are empty when they were not given."""
 
     def __init__(self, name: str, by: str = "", reason: str = "") -> None:
         self.name, self.by, self.reason = name, by, reason
@@ -432,41 +433,41 @@ class ApprovalRejected(PerdureError):
 
 
 class LockTimeout(PerdureError, TimeoutError):
-    """A lock did not come free in time."""
+    """A lock was not released in time."""
 
     def __init__(self, key: str, seconds: float) -> None:
         self.key, self.seconds = key, seconds
         cure = "`perdure locks ls` shows who holds it"
-        super().__init__(f"the lock {key!r} did not come free within {seconds:g} s; {cure}")
+        super().__init__(f"the lock {key!r} was not released within {seconds:g} s; {cure}")
 
 
 class LockLost(PerdureError):
-    """A lock was taken away, or ran out, while it was held: somebody else may have been inside too."""
+    """A lock expired or was force-released while it was held, so it may have had a second holder."""
 
     def __init__(self, key: str, token: int) -> None:
         self.key, self.token = key, token
         super().__init__(
-            f"the lock {key!r} (token {token}) was lost while it was held, so somebody else may have been inside too; "
+            f"the lock {key!r} (token {token}) was lost while it was held, so it may have had a second holder; "
             "let what the lock guards refuse tokens that are older than the newest it has seen"
         )
 
 
 class OutcomeUnknown(PerdureError):
-    """An at-most-once step was under way when its process died: it may or may not have taken effect."""
+    """An at-most-once step was running when its process died: it may or may not have taken effect."""
 
     def __init__(self, op: str, key: str) -> None:
         self.op, self.key = op, key
         super().__init__(
-            f"{op} was under way when its process died, and it must not run twice; find out whether it took effect "
+            f"{op} was running when its process died, and it must not run twice; find out whether it took effect "
             f"(its idempotency key is {key})"
         )
 
 
 class CompensationFailed(PerdureError, ExceptionGroup[Exception]):
-    """Compensations failed: its exceptions. Its cause is what made them necessary."""
+    """One or more compensations failed; the cause is the failure that they were to undo."""
 
-    def derive(self, excs: Sequence[Exception], /) -> CompensationFailed:  # type: ignore[override] # of these alone
-        """The same with some of the exceptions."""
+    def derive(self, excs: Sequence[Exception], /) -> CompensationFailed:  # type: ignore[override]
+        """A group of some of its exceptions."""
         return CompensationFailed(self.message, excs)
 
 
@@ -482,13 +483,13 @@ class DeadlineExceeded(PerdureError, TimeoutError):
 
 
 class RunError(PerdureError):
-    """How a run ended, or why it stands still."""
+    """How a run ended, or why it is parked."""
 
 
 class RunFailed(RunError):
     """The run failed with an exception that cannot be rebuilt here.
 
-    `attributes` are those of the exception that could be kept, as plain data.
+    `attributes` are the attributes of the exception that could be stored, as plain data.
     """
 
     def __init__(
@@ -505,7 +506,7 @@ class RunFailed(RunError):
 
 
 class FailedByHand(RunError):
-    """Somebody ended a parked run; the message is why."""
+    """An operator ended a parked run; the message is the reason."""
 
 
 class RunCancelled(RunError):
@@ -517,7 +518,7 @@ class RunCancelled(RunError):
 
 
 class RunParked(RunError):
-    """The run stands still until a person or a deploy resolves it. Nothing of it is lost."""
+    """The run is stopped until a person or a deploy resolves it. Nothing is lost."""
 
     def __init__(self, id: str, reason: str) -> None:
         self.id, self.reason = id, reason
@@ -528,11 +529,11 @@ class RunParked(RunError):
 
 
 class StoreError(PerdureError):
-    """The store could not do what was asked."""
+    """A request to the store failed."""
 
 
 class StoreUnavailable(StoreError):
-    """The store is busy, full or out of reach. Nothing was half-written."""
+    """The store is busy, full or unreachable. Nothing was half-written."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url, self.reason = url, reason
@@ -570,9 +571,9 @@ class Corrupt(StoreError):
 
 
 class NotOwner(StoreError):
-    """A lease is renewed or released by somebody who does not hold it."""
+    """A lease can be renewed and released only by its owner."""
 
     def __init__(self, key: str, owner: str, held_by: str | None) -> None:
         self.key, self.owner, self.held_by = key, owner, held_by
-        holder = f"{held_by!r} does" if held_by else "nobody does"
+        holder = f"{held_by!r} does" if held_by else "the lease is free"
         super().__init__(f"{owner!r} does not hold the lease {key!r}; {holder}")

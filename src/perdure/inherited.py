@@ -1,8 +1,8 @@
-"""What a process inherits from the one that made it, and what it must not do with it. Opens nothing.
+"""Refuse engines and runs in forked and spawned child processes, where they cannot work. Opens nothing.
 
-A forked child has a copy of everything but the threads: an engine of its parent would wait for ever for a loop that
-does not run there, and a lock on a file would outlive the parent as long as the child holds a copy of it. A spawned
-child imports the main module of its parent, and must not start runs while it does.
+A forked child has a copy of everything but the threads: its parent's engine would wait for ever for an event loop that
+does not run in the child, and a file lock would outlive the parent while the child holds a copy of the descriptor. A
+spawned child imports the main module of its parent, and must not start runs while it does.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import sys
 
 from perdure.errors import UsageError
 
-# What processes of `cpu=True` steps are called, and how one ends whose main module starts runs while it is imported.
+# The name of processes that execute `cpu=True` steps, and their exit code when importing the main module starts runs.
 CPU_PROCESS = "perdure-cpu"
 UNGUARDED = 79
 
-# Files that only the process which opened them may hold open.
+# File descriptors that forked children must not hold open.
 _private: set[int] = set()
 
 
 def keep_private(file: int) -> None:
-    """Let no forked child hold this file open. To be taken back with `let_go` before it is closed."""
+    """Close this file in forked children. Call `forget_private` before closing it here."""
     _private.add(file)
 
 
-def let_go(file: int) -> None:
-    """This file is about to be closed."""
+def forget_private(file: int) -> None:
+    """Undo `keep_private`: the file is about to be closed."""
     _private.discard(file)
 
 
@@ -35,7 +35,7 @@ def _in_child() -> None:
         return
     nothing = os.open(os.devnull, os.O_RDWR)
     for file in _private:
-        # Not closed: the number would be given to another file, which its owner would close one day.
+        # Redirected, not closed: a later file would get the number, and the copied engine would close it.
         os.dup2(nothing, file, inheritable=False)
     os.close(nothing)
     _private.clear()
@@ -46,23 +46,23 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_process(pid: int, what: str) -> None:
-    """Raise where this process is a fork of the one in which something was opened."""
+    """Raise UsageError in a fork of the process `pid`, which opened a `what`."""
     if pid not in (0, os.getpid()):
         raise UsageError(
-            f"this {what} was opened by process {pid}, and this is {os.getpid()}, a fork of it, in which nothing of it "
-            f"works; open one {what} per process, after the fork: in gunicorn's post_fork hook (or without --preload), "
+            f"this {what} was opened by process {pid} and does not work in {os.getpid()}, a fork of it; "
+            f"open one {what} per process, after the fork: in gunicorn's post_fork hook (or without --preload), "
             "in the function that a multiprocessing.Process executes, or start processes with the method 'spawn'"
         )
 
 
 def check_main() -> None:
-    """Raise where a new process imports the main module of the program that started it: this is no place for runs."""
+    """Raise while a spawned process imports its parent's main module, which must not start runs."""
     loaded = sys.modules.get("multiprocessing.process")
     process = loaded.current_process() if loaded is not None else None
     if process is None or not getattr(process, "_inheriting", False):
         return
     if process.name == CPU_PROCESS:
-        # No handler of the program may take it for something else; the engine that waits says what is wrong.
+        # Not caught by `except Exception`; the engine that started the process reports the exit code.
         raise SystemExit(UNGUARDED)
     raise UsageError(f"the process {process.name!r} {GUARD}")
 

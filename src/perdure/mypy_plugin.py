@@ -1,4 +1,4 @@
-"""A plugin of mypy: a `def` step called outside of async code has the type that its function returns.
+"""A mypy plugin: a `def` step called outside of async code has the type that its function returns.
 
     [tool.mypy]
     plugins = ["perdure.mypy_plugin"]

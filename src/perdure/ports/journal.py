@@ -14,14 +14,14 @@ from perdure.kernel.projection import RunRow
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Batches for one journal, and the row of its run if these change it.
+    """Batches for one journal, and the row of its run if the batches change it.
 
     The first batch gets number `expected_next`, and batches follow each other without a gap. `expected_next=0` creates
-    the journal. `fsync` asks that the commit survive power loss. `children` are the rows of runs that live in this
-    journal. `starts` are new journals, created with this append or not at all; one whose run_id or id exists already
-    has been started before, and is left as it is. `admit` are the limits of the run's queue, for the append by which it
-    begins: it is refused when, with what the store holds at that moment, there would be more than they allow.
-    `outside`: it does not come from where the run is executed, which a store that wakes others should wake.
+    the journal. `fsync`: the commit must survive power loss. `children` are the rows of child runs in this journal.
+    `starts` are new journals, created in the same commit; one whose run_id or id exists is skipped, so that a repeated
+    append is deduplicated. `admit` are the limits of the run's queue, given with the append that admits it: the store
+    refuses the append with Full if it would exceed them. `outside`: the append comes from a client, not from the
+    run's owner, and a store with notifications notifies the owner.
     """
 
     run_id: str
@@ -42,17 +42,17 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """All events are in the journal, as durable as was asked for."""
+    """All events are in the journal, as durable as requested."""
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """Nothing was written: the journal's next number is another one. None: a run of that id exists already."""
+    """Nothing was written: `next_seq` is not what the append expected; None: a run with that id exists."""
 
     next_seq: int | None
 
 
 class Full(msgspec.Struct, frozen=True):
-    """Nothing was written: the queue allows no further run now. `until`: when its rate does, if that is the reason."""
+    """Nothing was written: the queue admits no further run now. `until`: when its rate limit does, if that is why."""
 
     until: float | None = None
 
@@ -69,7 +69,7 @@ Outcome = Appended | Conflict | Full
 
 
 class Answer:
-    """Outcomes that are on their way: await them, or be called at the very moment, which saves a turn of the loop."""
+    """The outcomes of a pending append: await them, or use a callback, which saves a turn of the event loop."""
 
     __slots__ = ("_said", "_then")
 
@@ -78,13 +78,13 @@ class Answer:
         self._then: Callable[[Sequence[Outcome] | Exception], None] | None = None
 
     def say(self, said: Sequence[Outcome] | Exception) -> None:
-        """The outcomes are here, or what went wrong."""
+        """Set the outcomes or the error, and run the callback."""
         self._said = said
         if self._then is not None:
             self._then(said)
 
     def then(self, call: Callable[[Sequence[Outcome] | Exception], None]) -> None:
-        """Call with what is said, or was said already. There is one caller."""
+        """Call with the result, at once if there is one. There is one callback."""
         self._then = call
         if self._said is not None:
             call(self._said)
@@ -110,41 +110,41 @@ class Journal(Protocol):
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
         """Write each append wholly or not at all, in one commit; one outcome each, in order.
 
-        Answers at once where the backend can, so that nobody pays for a hop that is not needed. Raises
-        StoreUnavailable when nothing was written and a later try may succeed.
+        Returns the outcomes themselves where the backend can, and an awaitable otherwise: an embedded store should not
+        cost a turn of the event loop. Raises StoreUnavailable when nothing was written and a retry may succeed.
         """
         ...
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
-        """Put `batches` in the place of a whole journal whose next number is `expected_next`; wholly or not at all.
+        """Replace a whole journal whose next number is `expected_next` by `batches`, atomically.
 
-        For journals of runs that have ended. Rows stay as they are.
+        For journals of runs that have ended. Rows do not change.
         """
         ...
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
-        """The events from number `start` on, at most `limit` of them; empty when there are none."""
+        """At most `limit` events, from number `start` on; empty when there are none."""
         ...
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
-        """Whole journals. One that is damaged comes as its error, and the others come all the same."""
+        """Whole journals, by run_id. A damaged journal is returned as its error, beside the others."""
         ...
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
-        """The next number of each of these journals that there is."""
+        """The next number of each of these journals that exists."""
         ...
 
     async def head(self, run_id: str) -> Head | None:
-        """Where the journal ends, or None when there is none."""
+        """Where the journal ends, or None when it does not exist."""
         ...
 
 
 async def append_all(journal: Journal, appends: Sequence[Append]) -> Sequence[Outcome]:
-    """As `Journal.append`, for a caller that waits for the answer in any case."""
+    """As `Journal.append`, for a caller that awaits the outcomes in any case."""
     outcomes = journal.append(appends)
     return await outcomes if isinstance(outcomes, Awaitable) else outcomes
 
 
 async def append_one(journal: Journal, append: Append) -> bool:
-    """Whether a journal took an append."""
+    """Whether the append was written."""
     return isinstance((await append_all(journal, [append]))[0], Appended)

@@ -1,4 +1,4 @@
-"""Who may try. The journal decides who may write."""
+"""Who may try to advance a run. The journal decides who may write."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Protocol
 
 import msgspec
 
-# An orchestrator shows that it lives by a lease on its name. Its owner is the session: the process that holds the name.
+# An orchestrator's heartbeat renews a lease on its name. The owner of the lease is the session that holds the name.
 ORCHESTRATOR = "orchestrator:"
 
 
 def holder(name: str, session: str) -> str:
-    """The owner of the lease on the name of an orchestrator."""
+    """The owner of the lease on an orchestrator's name."""
     return f"{name}#{session}"
 
 
 def orchestrator_name(key: str) -> str:
-    """The name that a lease of an orchestrator is on."""
+    """The name of the orchestrator whose lease has this key."""
     return key.removeprefix(ORCHESTRATOR)
 
 
-# What it says of itself is a lease as well, of no use to others once the one on its name has ended.
+# An orchestrator's registration is a lease too. It means nothing once the lease on the name has expired.
 REGISTRATION = "registered:"
-# So is what its programs take, in parts: it is longer than the owner of a lease may be, and read once by each caller.
+# So are the signatures of its programs, in parts: together they are longer than the owner of a lease may be.
 SIGNATURES = "signatures:"
-# A writer that lost appends to a journal again and again asks the others for its turn by a lease on it.
+# A writer whose appends to a journal keep losing reserves its turn with a lease; other writers wait for it.
 TURN = "turn:"
 
 
 def part_prefix(name: str, digest: str) -> str:
-    """What the keys begin with of the parts that have what the programs of an orchestrator take."""
+    """The key prefix of the leases that hold the signatures of an orchestrator's programs."""
     return f"{SIGNATURES}{name}:{digest}:"
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an orchestrator says of itself: the owner of the lease is this as JSON, so that it is read with the lease.
+    """What an orchestrator publishes about itself. As JSON it is the owner of a lease, so that one read returns both.
 
-    `programs` are those it has, by name, and None when they are too many to be said. `serves` are the queues that it
-    serves alone, if it does so. `lease` is how long its name stays taken after its last heartbeat. `signatures` is the
-    digest of what its programs take, which is in leases of its own; empty where it is not said.
+    `programs` are the names of its programs, or None when there are too many. `serves` are the queues that it serves
+    exclusively, or None. `lease` is how long its name stays taken after its last heartbeat. `signatures` is the digest
+    of its programs' signatures, which are in leases of their own; empty when they are not published.
     """
 
     programs: tuple[str, ...] | None = None
@@ -57,14 +57,14 @@ class Acquired(msgspec.Struct, frozen=True):
 
 
 class HeldBy(msgspec.Struct, frozen=True):
-    """Somebody else holds it."""
+    """Another owner holds the lease."""
 
     owner: str
     expires: float
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A lease as it stands."""
+    """A lease in force."""
 
     key: str
     owner: str
@@ -73,7 +73,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """A wish to hold on to a lease for another `ttl` seconds."""
+    """A request to extend a lease by `ttl` seconds."""
 
     key: str
     owner: str
@@ -81,22 +81,22 @@ class Renewal(msgspec.Struct, frozen=True):
 
 
 class Leases(Protocol):
-    """Rights that run out. `now` is a parameter; expiry is `expires <= now`."""
+    """Leases with a time to live. `now` is a parameter; expiry is `expires <= now`."""
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
         ...
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
-        """Hold on to leases, in one call, each or not at all; returns the keys of those that are not their owner's."""
+        """Renew each lease that its owner still holds, in one call; returns the keys of the others."""
         ...
 
     async def release(self, key: str, owner: str) -> None:
-        """Give your lease back; raises NotOwner when it is not yours."""
+        """Release a lease; raises NotOwner when another owner holds it, or none."""
         ...
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds, and say how many leases that was."""
+        """Release every lease of `owner`, and return how many there were."""
         ...
 
     async def get(self, key: str, now: float) -> Lease | None:
@@ -108,21 +108,21 @@ class Leases(Protocol):
         ...
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose lease has ended since, each as soon as the backend says so.
+        """Yield the keys under `prefix` whose lease has ended, each as soon as the backend reports it.
 
-        A hint: it may come late, twice or not at all, and somebody may hold the lease again. A backend that cannot tell
-        yields nothing, and waits. Ends with StoreUnavailable when the backend is out of reach; watch again then.
+        A hint: it may come late, twice or not at all, and the lease may have a new owner. A backend without
+        notifications yields nothing, and waits. Raises StoreUnavailable when the backend is unreachable; watch again.
         """
         ...
 
 
 def registrations(leases: Iterable[Lease]) -> dict[str, Registration]:
-    """What orchestrators have said of themselves, by name; what cannot be read counts as unsaid."""
+    """The registrations in these leases, by orchestrator name; those that cannot be decoded are left out."""
     found = {}
     for lease in leases:
         try:
-            said = msgspec.json.decode(lease.owner, type=Registration)
+            registration = msgspec.json.decode(lease.owner, type=Registration)
         except msgspec.MsgspecError:
             continue
-        found[lease.key.removeprefix(REGISTRATION)] = said
+        found[lease.key.removeprefix(REGISTRATION)] = registration
     return found

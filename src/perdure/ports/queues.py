@@ -1,4 +1,4 @@
-"""Runs that wait for their turn, read from the projection. Whether one may begin, the journal decides."""
+"""Queued runs, read from the projection. The append that admits a run decides whether the limits allow it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from perdure.kernel.policies.queues import Queue
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A queue with queued runs, and the earliest moment at which one of them may begin."""
+    """A queue with queued runs, and the earliest time at which one of them may begin."""
 
     queue: str
     first: float
 
 
 class Picks(msgspec.Struct, frozen=True):
-    """The runs whose turn it is, in their order; and when to look again even if nothing happens."""
+    """The runs to admit next, in order, and when to poll again even if nothing changes."""
 
     run_ids: Sequence[str]
     until: float | None = None
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """A queue in numbers. `oldest`: since when the longest waiting of its queued runs waits."""
+    """Counts for one queue. `oldest` is when its longest waiting run was queued."""
 
     queue: str
     queued: int
@@ -37,13 +37,13 @@ class Queues(Protocol):
     """Queued runs, in fair order."""
 
     async def waiting(self, names: Sequence[str] | None) -> Sequence[Waiting]:
-        """The queues that have queued runs; only those of `names`, unless it is None."""
+        """The queues that have queued runs, limited to `names` unless it is None."""
         ...
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """At most `room` runs of these programs that the limits of the queue let begin at `now`.
 
-        Higher priorities first; within one, keys take turns, and the one served least recently is first.
+        Higher priorities first; within a priority, keys take turns, the least recently served key first.
         """
         ...
 

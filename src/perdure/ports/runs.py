@@ -18,7 +18,7 @@ class RunFilter(msgspec.Struct, frozen=True):
     """Which runs to list, newest first. `cursor` is the last run_id of the page before.
 
     Created from `since` on and before `until`. `parent` and `root` are run_ids; a run without a parent is its own root.
-    `id_prefix` is what an id begins with, and no pattern. `built_in`: runs of perdure's own programs too, whose names
+    `id_prefix` is a literal prefix, not a pattern. `built_in`: include runs of perdure's own programs, whose names
     begin with `perdure.`.
     """
 
@@ -28,7 +28,7 @@ class RunFilter(msgspec.Struct, frozen=True):
     since: float | None = None
     limit: int = 100
     cursor: str | None = None
-    # Only runs that ask somebody something now, with all that their children ask.
+    # Only root runs with open approvals, those of their children included.
     asking: bool = False
     built_in: bool = True
     owner: str | None = None
@@ -39,7 +39,7 @@ class RunFilter(msgspec.Struct, frozen=True):
     id_prefix: str | None = None
 
     def fits(self, row: RunRow) -> bool:
-        """Whether a row is one of those, for stores that have no query language."""
+        """Whether a row matches, for stores that have no query language."""
         return (
             (self.cursor is None or row.run_id < self.cursor)
             and (not self.status or row.status in self.status)
@@ -69,7 +69,7 @@ class Runs(Protocol):
         ...
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
-        """Runs that match, newest first."""
+        """The runs that match, newest first."""
         ...
 
     async def owned(
@@ -92,5 +92,5 @@ class Runs(Protocol):
         ...
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
-        """Those of `run_ids` that have ended or are parked; a damaged one comes as its error, which has its run_id."""
+        """The rows of those `run_ids` that have ended or are parked; a damaged row is returned as its Corrupt error."""
         ...

@@ -14,7 +14,7 @@ from perdure.ports.runs import Runs
 from perdure.ports.timers import Timers
 from perdure.ports.upkeep import Upkeep
 
-# What an acknowledged append with `fsync` outlives: the machine's loss of power, the death of the process, or neither.
+# What an acknowledged append with `fsync` survives: power loss, a killed process, or neither.
 Survives = Literal["power_loss", "kill", "nothing"]
 
 
@@ -63,9 +63,9 @@ class Store(Protocol):
         ...
 
     def version(self) -> object:
-        """A token that changes when anyone writes to the store, found without a statement where that is possible.
+        """A token that changes with every write to the store, read without a statement where that is possible.
 
-        Leases that are renewed here do not change it: being idle is to show life, and that is no reason to look.
+        A lease renewal must not change it, or the heartbeats of idle engines would make each other poll.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""When runs want to be looked at."""
+"""When runs are due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.ports.queues import Waiting
 
 
 class Due(msgspec.Struct, frozen=True):
-    """A run whose moment has come."""
+    """A run that is due."""
 
     run_id: str
     program: str
@@ -21,14 +21,14 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class Ahead(msgspec.Struct, frozen=True):
-    """What an orchestrator has to look after: the next moment at which a run is due, and queues with queued runs."""
+    """What an orchestrator has to do next: when a run is due, and which queues have queued runs."""
 
     next_due: float | None
     waiting: Sequence[Waiting] = ()
 
 
 class Late(msgspec.Struct, frozen=True):
-    """Runs whose deadline has passed, earliest first, and the next deadline after that moment."""
+    """Runs whose deadline has passed, earliest first, and the next deadline."""
 
     run_ids: Sequence[str]
     next_deadline: float | None
@@ -45,23 +45,23 @@ class Timers(Protocol):
         skip: Sequence[str],
         queues: Sequence[str] | None = None,
     ) -> Sequence[Due]:
-        """Runs of these programs due at `now`, earliest first, without those that owners in `skip` look after.
+        """Runs of these programs due at `now`, earliest first, without those of owners in `skip`.
 
         Only runs of these queues, unless `queues` is None.
         """
         ...
 
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
-        """The earliest moment at which such a run is due, and what `Queues.waiting` says.
+        """When the first such run is due, and the result of `Queues.waiting`.
 
-        Asked at once: whoever is idle asks for little.
+        One call for both, because every idle orchestrator makes it.
         """
         ...
 
     async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
-        """Runs of these programs that have not ended and whose deadline is `now` or before, in whatever status.
+        """Runs of these programs that have not ended and whose deadline is `now` or before, in any status.
 
-        Without those of owners in `skip`, and those that were imported to be looked at. The next deadline may be that
-        of a run which an owner in `skip` looks after, or which has ended.
+        Without runs of owners in `skip` and imported runs. The next deadline may be that of a run that has ended or
+        whose owner is in `skip`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Looking after a store: who has how much to do, what may go, and whether the projection says what the journal says."""
+"""Maintenance of a store: the load of each owner, pruning, blob collection, and rebuilding rows from journals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perdure.kernel.projection import RunRow
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The unfinished root runs of one owner; those that nobody owns, such as queued ones, have the owner None.
+    """The unfinished root runs of one owner. Runs without an owner, such as queued ones, count under None.
 
-    `running` are those in that status; `waiting` are all others: for a timer, an answer, their turn, or a person.
+    `running` counts the runs in that status, `waiting` all others.
     """
 
     owner: str | None
@@ -23,7 +23,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A root run that has ended. `size` is that of its journal, in bytes."""
+    """A root run that has ended. `size` is the size of its journal in bytes."""
 
     run_id: str
     id: str
@@ -34,53 +34,53 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """Blobs that are gone, or would be, and their bytes in all."""
+    """How many blobs were removed, or would be, and their total size."""
 
     blobs: int
     bytes: int
 
 
 class Upkeep(Protocol):
-    """What operators and the engine's own housekeeping ask of a store. None of it happens by itself."""
+    """What operators and the engine's maintenance services call. A store does none of it on its own."""
 
     async def loads(self) -> Sequence[Load]:
         """How many unfinished root runs each owner has, by name; None comes first."""
         ...
 
     async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
-        """Root runs of these statuses that ended before that moment, by run_id, from behind `after` on.
+        """Root runs in these statuses that ended before `before`, ordered by run_id, those after `after`.
 
-        One whose row is damaged is left out.
+        Runs whose row is damaged are left out.
         """
         ...
 
     async def remove(self, run_ids: Sequence[str]) -> Sequence[str]:
         """Remove runs that have ended, with their children, journals, heads and references to blobs, in one commit.
 
-        Returns the run_ids of those that were removed. A run that has not ended stays, and so does one under whose id
-        an earlier incarnation stays: that would become the latest.
+        Returns the run_ids that were removed. A run that has not ended stays. So does a run whose earlier incarnation
+        stays: the earlier one would become the latest under the id.
         """
         ...
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
-        """Remove at most `limit` blobs that no journal refers to and that nobody has put for `age` seconds.
+        """Remove at most `limit` blobs that no journal refers to and that were last put over `age` seconds ago.
 
-        The seconds are those of the store's own clock: a value is put some moments before the event that refers to it,
-        by whatever machine. A blob about which the store does not know enough stays.
+        `age` leaves time for the event that refers to a blob, which is appended after the blob is put. It is measured
+        by the store's own clock. A blob whose age is unknown stays.
         """
         ...
 
     async def keep(self, blob_id: str) -> None:
-        """Never collect this blob: somebody put it by hand, and what refers to it is not for the store to know."""
+        """Never collect this blob: a user put it, and the store cannot see what refers to it."""
         ...
 
     async def journals(self, after: str, limit: int) -> Sequence[str]:
-        """The run_ids of the journals there are, in order, from behind `after` on."""
+        """The run_ids of all journals, in order, those after `after`."""
         ...
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
-        """Put `rows` in the place of the rows of a journal, those of its children included.
+        """Replace the rows of a journal's run and its children by `rows`.
 
-        False, and nothing is changed, unless the next number of the journal is `expected_next`.
+        Returns False, and changes nothing, unless the next number of the journal is `expected_next`.
         """
         ...

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 
-from perdure.inherited import keep_private, let_go
+from perdure.inherited import forget_private, keep_private
 
 try:
     import fcntl
@@ -103,7 +103,7 @@ class Name:
     def release(self) -> None:
         """Leave the name to the next. Its file stays: who removed it could take the name of one that has just come."""
         if self._file is not None:
-            let_go(self._file)
+            forget_private(self._file)
             os.close(self._file)
             self._file = None
 

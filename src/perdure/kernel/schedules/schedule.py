@@ -1,8 +1,8 @@
-"""When a schedule fires, and what becomes of ticks that were missed. Starts nothing, and asks no clock.
+"""When a schedule fires, and which missed ticks it catches up. Starts nothing, and reads no clock.
 
-A *tick* is a moment at which a schedule is to start a run, in seconds since the epoch; it is due a little later where
-the schedule has jitter. `every` counts from the epoch in UTC, so it never drifts and two that look at it agree; cron
-expressions are counted in their time zone, see `kernel/cron`.
+A *tick* is a time at which a schedule starts a run, in seconds since the epoch; with jitter it is due a little later.
+`every` counts from the epoch in UTC, so it never drifts and all orchestrators agree on it; cron expressions are
+evaluated in their time zone, see `cron.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Overlap = Literal["skip", "allow", "buffer_one", "cancel_previous", "terminate_p
 LATE = 60.0
 # How many missed ticks `catch_up="all"` starts at most when it is given no limit.
 ALL_LIMIT = 1000
-# How many missed ticks are counted one by one; of more, the latest are found all the same.
+# How many missed ticks are counted one by one. Beyond that, only the latest are searched for, from the end.
 COUNTED = 200_000
 # The shortest `every`, in seconds.
 SHORTEST = 0.001
@@ -45,7 +45,7 @@ BACKFILL_LIMIT = 10_000
 
 
 class CatchUp(msgspec.Struct, frozen=True):
-    """What becomes of missed ticks: none of them is fired, the latest one, or all of them up to a limit."""
+    """Which missed ticks are fired: none, the latest, or all of them up to a limit."""
 
     mode: Literal["skip", "one", "all"] = "one"
     limit: int = 1
@@ -67,10 +67,10 @@ class ScheduleSpec(msgspec.Struct, frozen=True):
 
 
 class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A schedule as it was asked for: when, and which program with which input. `input` is JSON, as it is recorded.
+    """What a caller scheduled: when, and which program with which input (JSON, as it is recorded).
 
-    Its runs wait in `queue`, if it names one, and bear `tags`. What is left out is not written: the journals of
-    schedules that were made before there was a choice stay as they are.
+    Its runs wait in `queue`, if there is one, and carry `tags`. Defaults are omitted when it is encoded, so that the
+    journals of schedules from before a field existed replay unchanged.
     """
 
     spec: ScheduleSpec
@@ -80,7 +80,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_key: str = ""
     priority: int = 0
     tags: dict[str, str] = {}
-    # Seconds that each of its runs may take, and the other options of a start.
+    # In seconds, from the start of each run; then the other parameters of `start`.
     deadline: float | None = None
     max_concurrency: int | None = None
     durability: str = ""
@@ -119,7 +119,7 @@ def schedule_spec(
     jitter: float | timedelta | None = None,
     pause: bool = False,
 ) -> ScheduleSpec:
-    """Check everything that a caller can get wrong, and make a spec of it. Raises UsageError with the fix."""
+    """Make a spec of what the caller gave; raises UsageError with the fix."""
     if (every is None) == (cron is None):
         given = "neither was" if every is None else "both were"
         raise UsageError(f"a schedule needs either every=... or cron=..., and {given} given")
@@ -158,7 +158,7 @@ def _seconds(value: float | timedelta, what: str) -> float:
 
 
 def check_schedule_id(id: str) -> str:
-    """Return the id of a schedule; raise UsageError when the ids of its runs could not be made of it."""
+    """Return the id; raises UsageError when the ids of the schedule's runs, which contain it, would be invalid."""
     flaw = flaw_of(id, MAX_ID)
     if flaw is not None:
         raise UsageError(f"the id {id!r:.60} of a schedule {flaw}; choose a short name, such as 'nightly'")
@@ -169,7 +169,7 @@ def check_schedule_id(id: str) -> str:
 
 
 def ticks(spec: ScheduleSpec, after: float) -> Iterator[float]:
-    """The ticks after a moment, in their order; without an end unless the expression has one."""
+    """The ticks after `after`, in order; endless unless the cron expression ends."""
     if spec.every is not None:
         return _every(spec.every, after)
     assert spec.cron is not None
@@ -190,7 +190,7 @@ def _micros(at: float) -> int:
 
 
 def next_fire(spec: ScheduleSpec, after: float) -> float | None:
-    """The first tick after a moment, or None when there is none any more."""
+    """The first tick after `after`, or None."""
     return next(ticks(spec, after), None)
 
 
@@ -203,7 +203,7 @@ def missed(spec: ScheduleSpec, after: float, until: float) -> Iterator[float]:
 
 
 def between(spec: ScheduleSpec, start: float, end: float) -> list[float]:
-    """The ticks from `start` on and before `end`; raises UsageError when they are too many to be filled in at once."""
+    """The ticks from `start` on and before `end`; raises UsageError when there are too many for one backfill."""
     found: list[float] = []
     for tick in ticks(spec, start - 1e-6):
         if tick >= end:
@@ -218,17 +218,17 @@ def between(spec: ScheduleSpec, start: float, end: float) -> list[float]:
 
 
 def tick_id(id: str, tick: float) -> str:
-    """The id of the run that a tick starts, whoever fires it."""
+    """The id of the run that a tick starts. Two orchestrators that fire the same tick start one run."""
     return f"{id}@{stamp(tick)}"
 
 
 def stamp(at: float) -> str:
-    """A moment as it stands in ids: `2030-01-01T02:30:00Z`."""
+    """A time as it is written in ids: `2030-01-01T02:30:00Z`."""
     return datetime.fromtimestamp(_micros(at) / 1e6, UTC).isoformat().replace("+00:00", "Z")
 
 
 def fires_at(spec: ScheduleSpec, id: str, tick: float) -> float:
-    """When a tick is due: at its moment, or by the jitter later, which depends on the schedule and the tick alone."""
+    """When a tick is due: the tick plus its jitter, which depends only on the schedule and the tick."""
     return tick + spec.jitter * fraction(tick_id(id, tick)) if spec.jitter else tick
 
 
@@ -236,16 +236,16 @@ def fires_at(spec: ScheduleSpec, id: str, tick: float) -> float:
 
 
 class Due(msgspec.Struct, frozen=True):
-    """A tick to come, and when it is due."""
+    """A future tick, and when it is due."""
 
     tick: float
     at: float
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What is to be done about the ticks up to now: which to fire, and how many were skipped.
+    """Which of the ticks up to now to fire, and how many to skip.
 
-    Every tick up to `after` is accounted for; `ahead` are the next two.
+    All ticks up to `after` have been handled; `ahead` are the next two.
     """
 
     fire: tuple[float, ...]
@@ -272,7 +272,7 @@ def on_time(spec: ScheduleSpec, ahead: tuple[Due, ...], now: float) -> bool:
 
 
 def survey(spec: ScheduleSpec, id: str, after: float, until: float, now: float) -> Survey:
-    """Look at every tick after `after` that was due by `until`, and choose by the policy for missed ones."""
+    """Apply the catch-up policy to the ticks after `after` that were due by `until`."""
     latest, count = _due(spec, id, after, until, max(1, spec.catch_up.limit))
     fire = latest
     if spec.catch_up.mode == "skip" and latest and now - fires_at(spec, id, latest[-1]) > LATE:
@@ -285,7 +285,7 @@ def _due(spec: ScheduleSpec, id: str, after: float, now: float, wanted: int) -> 
     """The latest `wanted` of the ticks that are due by now, and how many are due in all."""
     count = 0
     if spec.every is not None:
-        # Their number follows from the time that went by; only the latest need be looked at.
+        # Ticks are evenly spaced: compute how many there were, and enumerate only the latest.
         first = max(after, now - (wanted + 2) * spec.every)
         count = max(0, _micros(first) // round(spec.every * 1e6) - _micros(after) // round(spec.every * 1e6))
         after = max(after, first)
@@ -296,14 +296,14 @@ def _due(spec: ScheduleSpec, id: str, after: float, now: float, wanted: int) -> 
         latest.append(tick)
         count += 1
         if spec.every is None and count == COUNTED:
-            # Far behind: go on near the end.
+            # Far behind: continue from the end.
             end = _latest(spec, id, tick, now, wanted)
             return [*latest, *end][-wanted:], count + len(end)
     return list(latest), count
 
 
 def _latest(spec: ScheduleSpec, id: str, after: float, now: float, wanted: int) -> list[float]:
-    """The latest ticks that are due by now, at least `wanted` if there are so many, found from the end."""
+    """The latest ticks that are due by now, at least `wanted` if there are that many."""
     span = 60.0
     while True:
         start = max(after, now - span)
@@ -313,18 +313,18 @@ def _latest(spec: ScheduleSpec, id: str, after: float, now: float, wanted: int) 
         span *= 4
 
 
-# --- what callers tell a schedule -----------------------------------------------------------------------------------
+# --- what callers send to a schedule --------------------------------------------------------------------------------
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Fire nothing until further notice. `at` is the moment it was said; ticks before it count as they did."""
+    """Fire nothing until resumed. Ticks before `at`, when the caller paused it, still fire."""
 
     at: float
     reason: str = ""
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
-    """Fire again; ticks of the pause are not caught up."""
+    """Fire again; ticks during the pause are not caught up."""
 
     at: float
 
@@ -345,7 +345,7 @@ class Backfill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Change(msgspec.Struct, frozen=True, tag=True):
-    """Be another schedule from now on."""
+    """Replace the definition."""
 
     at: float
     definition: Definition
@@ -354,11 +354,11 @@ class Change(msgspec.Struct, frozen=True, tag=True):
 Control = Pause | Resume | Trigger | Backfill | Change
 
 
-# --- what a schedule remembers --------------------------------------------------------------------------------------
+# --- the state of a schedule ----------------------------------------------------------------------------------------
 
 
 class Order(msgspec.Struct, frozen=True):
-    """A run to be started: of a tick, or by a trigger under an id of its own. `backfill`: of a tick long past."""
+    """A run to start: for a tick, or by a trigger under the id `run`. `backfill`: the tick comes from a backfill."""
 
     tick: float | None = None
     run: str = ""
@@ -366,7 +366,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Book(msgspec.Struct):
-    """All that a schedule remembers. Every tick up to `after` is accounted for; `previous` is the last run."""
+    """The state of a schedule. All ticks up to `after` have been handled; `previous` is the id of the last run."""
 
     after: float
     paused: bool = False
@@ -380,7 +380,7 @@ class Book(msgspec.Struct):
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """What became of an order. `ahead` are the next two ticks."""
+    """The outcome of an order. `ahead` are the next two ticks."""
 
     outcome: Literal["started", "existed", "skipped", "waits", "failed"]
     ahead: tuple[Due, ...]

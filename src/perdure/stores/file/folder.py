@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreUnavailable
-from perdure.inherited import keep_private, let_go
+from perdure.inherited import forget_private, keep_private
 from perdure.stores.file.lines import Change, Commit, read_commit, sealed
 
 try:
@@ -73,7 +73,7 @@ class Folder:
                 self._mark()
             self._check()
         except BaseException:
-            let_go(self._lock)
+            forget_private(self._lock)
             os.close(self._lock)
             self._lock = -1
             raise
@@ -117,7 +117,7 @@ class Folder:
         except StoreUnavailable as error:
             log.warning("%s", error)  # nothing is lost: the file of commits has it
         finally:
-            let_go(self._lock)
+            forget_private(self._lock)
             os.close(self._lock)
             if self._log is not None:
                 os.close(self._log.file)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import apsw
 
 from perdure.errors import NotOwner, StoreUnavailable
-from perdure.inherited import keep_private, let_go
+from perdure.inherited import forget_private, keep_private
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
@@ -214,7 +214,7 @@ class Presence:
         if file is None:
             return
         self._remove(self._path(owner))
-        let_go(file)
+        forget_private(file)
         os.close(file)
         try:
             os.rmdir(self._folder)
@@ -262,7 +262,7 @@ class Presence:
         """Let go of the lock and leave the file, which shows others at once that its holder has ended."""
         file = self._held.pop(owner, None)
         if file is not None:
-            let_go(file)
+            forget_private(file)
             os.close(file)
 
     def close(self) -> None:
