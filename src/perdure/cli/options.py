@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from perdure.cli.exits import Problem
+from perdure.kernel.policies.durations import parse_duration
 
 if TYPE_CHECKING:
     from perdure.kernel.policies.queues import Queue
@@ -31,9 +31,6 @@ AsJson = Annotated[
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]
 RunId = Annotated[str, Parameter(help="The run's id; its run_id does as well.")]
-
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 # The file of settings that the command in hand was given, if it was.
 _given: ContextVar[str | None] = ContextVar("config", default=None)
@@ -70,16 +67,16 @@ def engine_options(store: str, queues: Sequence[Queue] = ()) -> dict[str, Any]:
 
 def seconds(text: str, option: str) -> float:
     """A length of time, as options give it."""
-    span = _SPAN.fullmatch(text.strip())
-    if span is None:
+    length = parse_duration(text, bare=False)
+    if length is None or length < 0:
         raise Problem(f"{option} {text!r} is no length of time; write 30d, 12h, 90m, 45s or 2w")
-    return float(span[1]) * _SECONDS[span[2]]
+    return length
 
 
 def point(text: str, option: str) -> datetime:
     """A moment, as options give it: so long ago, or a date and time, which is local unless it names its zone."""
     try:
-        if _SPAN.fullmatch(text.strip()):
+        if parse_duration(text, bare=False) is not None:
             return datetime.now(UTC) - timedelta(seconds=seconds(text, option))
         return datetime.fromisoformat(text.strip()).astimezone()
     except (ValueError, OverflowError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
@@ -17,13 +16,13 @@ from perdure.cli.output import note, table, when, write_json
 from perdure.client.client import Client
 from perdure.client.schedules import ScheduleHandle, ScheduleView
 from perdure.kernel.invocation import Invocation
+from perdure.kernel.policies.durations import UNITS, parse_duration
 
 app = App(name="schedules", help="Make schedules, and look after them.")
 
 T = TypeVar("T")
 
 ScheduleId = Annotated[str, Parameter(help="The id of the schedule.")]
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @app.command(sort_key=1)
@@ -194,12 +193,12 @@ def _invocation(target: str, input: str | None) -> Invocation[Any]:
 
 
 def _duration(text: str, option: str) -> timedelta:
-    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
-    if match is None or (match[2] or "s") not in _UNITS:
-        raise Problem(f"{option} {text!r} is no duration; write seconds, or a number with one of {', '.join(_UNITS)}")
-    if float(match[1]) < 0:
+    seconds = parse_duration(text, bare=True)
+    if seconds is None:
+        raise Problem(f"{option} {text!r} is no duration; write seconds, or a number with one of {', '.join(UNITS)}")
+    if seconds < 0:
         raise Problem(f"{option} {text!r} must be more than zero, as in 15m")
-    return timedelta(seconds=float(match[1]) * _UNITS[match[2] or "s"])
+    return timedelta(seconds=seconds)
 
 
 def _moment(text: str) -> datetime:
@@ -224,8 +223,8 @@ def _length(every: timedelta | None) -> str:
     """A duration exactly, as `--every` takes it: `15m`."""
     seconds = 0.0 if every is None else every.total_seconds()
     for unit in ("d", "h", "m"):
-        if seconds % _UNITS[unit] == 0:
-            return f"{seconds / _UNITS[unit]:.0f}{unit}"
+        if seconds % UNITS[unit] == 0:
+            return f"{seconds / UNITS[unit]:.0f}{unit}"
     return f"{seconds:g}s"
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from perdure.kernel.policies.durations import ENDLESS, duration, parse_duration
 from perdure.kernel.policies.policy import suggest
 from perdure.settings.problems import InvalidSettings
 from perdure.settings.tree import Node
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 FLAGS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -44,16 +43,9 @@ def _count(value: Any, spoken: bool) -> int | None:
 
 def _seconds(value: Any, spoken: bool) -> float | None:
     if isinstance(value, str):
-        found = re.fullmatch(r"(-?[0-9]+(?:\.[0-9]+)?) ?([smhdw]?)", value)
-        if found is None or (not found[2] and not spoken):
-            return None
-        value = float(found[1]) * UNITS[found[2] or "s"]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+        return parse_duration(value, bare=spoken)
+    seconds = duration(value)
+    return seconds if seconds is not None and -ENDLESS < seconds < ENDLESS else None
 
 
 def _names(value: Any, spoken: bool) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from perdure.kernel.policies.durations import ENDLESS, duration
+from perdure.kernel.policies.durations import ENDLESS, duration, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,25 @@ def test_what_is_endless_or_no_number_is_within_no_bounds() -> None:
         seconds = duration(given)
         assert seconds is not None
         assert not -ENDLESS < seconds < ENDLESS
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("90m", 5400.0), ("1.5h", 5400.0), ("250ms", 0.25), ("2 min", 120.0), (" 30d ", 2_592_000.0)),
+        *(("2w", 1_209_600.0), ("-1s", -1.0), (".5s", 0.5), ("1e3s", 1000.0)),
+    ],
+)
+def test_a_text_is_a_number_with_its_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text, bare=False) == parse_duration(text, bare=True) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "soon", "5 x", "5.m", "1h30m", "\u0663s", "9" * 400 + "s", "inf", "nan"])
+def test_other_texts_are_none(text: str) -> None:
+    assert parse_duration(text, bare=True) is None
+
+
+def test_a_number_alone_is_seconds_only_where_that_is_meant() -> None:
+    assert parse_duration("30", bare=True) == 30.0
+    assert parse_duration("30", bare=False) is None
+    assert parse_duration("20261116", bare=False) is None  # a date

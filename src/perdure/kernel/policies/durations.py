@@ -1,13 +1,18 @@
-"""Lengths of time as callers give them. Refuses none: whoever was given one says what is wrong with it."""
+"""Lengths of time as callers give them, in code and as text. Refuses none: callers know their bounds and errors."""
 
 from __future__ import annotations
 
+import math
+import re
 from datetime import timedelta
 
 Duration = float | timedelta
 
 # From here on a length of time is no use: three thousand years.
 ENDLESS = 1e11
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_TEXT = re.compile(r"(-?[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?)\s*([a-z]*)")
 
 
 def duration(value: object) -> float | None:
@@ -19,3 +24,12 @@ def duration(value: object) -> float | None:
         return float(number)
     except OverflowError:  # an int with hundreds of digits
         return ENDLESS if number > 0 else -ENDLESS
+
+
+def parse_duration(text: str, *, bare: bool) -> float | None:
+    """The seconds of a text such as `90m`; None for what is no length of time. `bare`: a number alone is seconds."""
+    found = _TEXT.fullmatch(text.strip())
+    if found is None or (found[2] or "s") not in UNITS or not (bare or found[2]):
+        return None
+    seconds = float(found[1]) * UNITS[found[2] or "s"]
+    return seconds if math.isfinite(seconds) else None

@@ -34,7 +34,7 @@ class Rate:
     @property
     def seconds(self) -> float:
         """The length of the window."""
-        return self.per.total_seconds() if isinstance(self.per, timedelta) else float(self.per)
+        return duration(self.per) or 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ the scheme is `etcds` or one of the three files is named.
 
 from __future__ import annotations
 
-import math
 import os
 import ssl
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from perdure.errors import InvalidStoreUrl
+from perdure.kernel.policies.durations import parse_duration
 from perdure.kernel.policies.policy import suggest
 from perdure.stores.url import masked
 
@@ -126,10 +126,7 @@ def _endpoint(host: str, shown: str) -> str:
 
 
 def _seconds(text: str, shown: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
+    seconds = parse_duration(text, bare=True)
+    if seconds is None or seconds <= 0:
         raise _wrong(shown, f"timeout={text!r} must be a number of seconds above 0")
     return seconds
