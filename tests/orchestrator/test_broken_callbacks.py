@@ -117,7 +117,7 @@ class Fault:
         if isinstance(thing, str):
             return thing
         if isinstance(thing, Channel):
-            thing = thing._context
+            thing = thing._owner
         if isinstance(thing, Attempts | Outbox):
             thing = thing._state
         if isinstance(thing, Replay):

@@ -60,10 +60,10 @@ class StepContext:
     """One attempt of a step, seen from inside. All of it may be used from any thread."""
 
     __slots__ = (
+        "__weakref__",
         "_call",
         "_cancelled",
         "_channel",
-        "_owner",
         "_patches",
         "_resources",
         "_run",
@@ -73,6 +73,7 @@ class StepContext:
         "ends",
         "id",
         "locker",
+        "owner",
         "run_id",
         "shown",
     )
@@ -99,7 +100,9 @@ class StepContext:
         self.capped = False
         # When it gave its last sign of life, on the loop's clock.
         self.beat = 0.0
-        self._owner, self._call, self._run, self._resources = owner, call, run, resources
+        # The driver that the attempt belongs to; None in another process.
+        self.owner = owner
+        self._call, self._run, self._resources = call, run, resources
         self._patches = patches
         self._channel: Channel | None = None
         self._cancelled = False
@@ -107,16 +110,6 @@ class StepContext:
         self.locker: Locker | None = None
         # What earlier attempts had shown when this one was launched.
         self.shown: Shown | None = None
-
-    @property
-    def owner(self) -> AttemptOwner:
-        """The driver that the attempt belongs to now."""
-        assert self._owner is not None
-        return self._owner
-
-    @owner.setter
-    def owner(self, owner: AttemptOwner) -> None:
-        self._owner = owner
 
     @property
     def deadline(self) -> datetime | None:
@@ -132,6 +125,7 @@ class StepContext:
     def run(self) -> RunContext:
         """The run that this step is part of, as `run_context()` gives it; of a remote step the one that asked."""
         if self._run is None:
+            assert self.owner is not None
             assert self._call is not None
             state = self.owner.state
             self._run = context_of_run(state, state.child_of(self._call.command.op))
@@ -142,6 +136,7 @@ class StepContext:
         """What the body that called this step was told by `patched()`, by the ids that it asked about."""
         if self._patches is not None:
             return self._patches
+        assert self.owner is not None
         assert self._call is not None
         return self.owner.patches_of(self._call.command.op)
 
@@ -150,6 +145,7 @@ class StepContext:
         """What `Engine(resources={...})` gives the steps of the engine that runs this one, by name. Never stored."""
         if self._resources is not None:
             return self._resources
+        assert self.owner is not None
         return self.owner.services.resources
 
     # --- showing what there is before the end ---------------------------------------------------------------------
@@ -188,12 +184,12 @@ class StepContext:
         """The way out for what this attempt shows."""
         channel = self._channel
         if channel is None:
-            if self._owner is None or self._call is None:
+            if self.owner is None or self._call is None:
                 raise UsageError(
                     f"{what} of a step works in the engine's own process, and this step runs in another one "
                     "(cpu=True, or an executor of processes); return the value, or make it a step without cpu=True"
                 )
-            channel = self._channel = self._owner.channel(self, self._call)
+            channel = self._channel = self.owner.channel(self, self._call)
         return channel
 
     def cancel(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any, get_args
@@ -53,6 +54,7 @@ class Channel:
         "_next",
         "_op",
         "_own",
+        "_owner",
         "_pending",
         "_progress",
         "_progress_at",
@@ -70,8 +72,9 @@ class Channel:
     )
 
     def __init__(self, owner: AttemptOwner, context: StepContext, call: Call) -> None:
-        # The context knows the present owner of the attempt: it changes when another driver takes over.
-        self._services, self._context, self._call = owner.services, context, call
+        self._owner, self._services, self._call = owner, owner.services, call
+        # The context owns its channel, and is there whenever the step calls it.
+        self._context = weakref.ref(context)
         self._op = call.command.op
         self._mode = call.command.spec.stream or owner.services.stream
         self._lock = threading.Lock()
@@ -109,12 +112,12 @@ class Channel:
         if len(data) > limits.payload:
             raise PayloadTooLarge(f"a chunk of {op}", len(data), limits.payload)
         mode = self._mode
-        now = self._context.beat = services.loop.time()
+        now = self.beat()
         with self._lock:
             self._check_open()
             if not self._looked:
                 self._begin_again()
-            driver = self._context.owner
+            driver = self._owner
             size = driver.size + self._bytes + len(data)
             if size > limits.history:
                 raise HistoryTooLarge(driver.id, size, limits.history)
@@ -158,9 +161,12 @@ class Channel:
             valid = self._before + self._own
         return self._decoded(valid)
 
-    def beat(self) -> None:
-        """Say that the attempt is alive."""
-        self._context.beat = self._services.loop.time()
+    def beat(self) -> float:
+        """Note that the attempt is alive, and give the time of that on the loop's clock."""
+        now = self._services.loop.time()
+        if (context := self._context()) is not None:
+            context.beat = now
+        return now
 
     def progress(self, value: Any) -> None:
         """Say how far the attempt is."""
@@ -242,7 +248,7 @@ class Channel:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-        driver = self._context.owner
+        driver = self._owner
         try:
             if self.handed_over or not driver.accepts_reports(self._call):
                 return  # it comes back when its append has arrived, the run has caught up, or another driver took over
@@ -285,7 +291,7 @@ class Channel:
     def _record(self, events: list[Report]) -> None:
         if events:
             size = sum(_size(event) for event in events)
-            next_seq = self._context.owner.report(events, size)
+            next_seq = self._owner.report(events, size)
             with self._lock:
                 self._sent += [(next_seq, event) for event in events]
 
@@ -293,7 +299,7 @@ class Channel:
         """Record what could be shown later."""
         self._due |= self._mode.count > 0
         self._progress_at = -PROGRESS_SECONDS
-        if not self.handed_over and self._context.owner.expects(self._call):
+        if not self.handed_over and self._owner.expects(self._call):
             self._record(self._take(everything=False))
 
     def settle(self, succeeded: bool) -> None:
@@ -312,7 +318,7 @@ class Channel:
 
     def hand_over(self, owner: AttemptOwner) -> None:
         """Another driver takes over: wait until the attempt goes on there."""
-        self._context.owner = owner
+        self._owner = owner
         self.handed_over = True
 
     def record_again(self) -> None:
@@ -320,7 +326,7 @@ class Channel:
         with self._lock:
             sent, self._sent = self._sent, []
             self.handed_over = False
-        open_op = self._context.owner.state.ops.get(self._op)
+        open_op = self._owner.state.ops.get(self._op)
         count = open_op.shown.count if open_op is not None and open_op.shown is not None else 0
         lost: list[Report] = []
         with self._lock:

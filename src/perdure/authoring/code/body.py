@@ -18,7 +18,6 @@ from msgspec import Raw
 
 from perdure.authoring.code.loop import (
     AWAIT,
-    SHUT,
     BodyLoop,
     BodyTask,
     BodyTimer,
@@ -250,7 +249,9 @@ class Body:
         self._timers.clear()
         self._early.clear()
         self._made.clear()
-        self.loop, self._task = SHUT, None  # body, loop and task know each other, and would be left to the garbage
+        if self._task is not None:
+            self._task.remove_done_callback(self._ended)  # a task that waits is left to the garbage; not its body
+            self._task = None
 
     def _resolve_with(self, op: str, error: BaseException | None, value: Any = None) -> None:
         found = self._futures.pop(op, None)
@@ -763,7 +764,7 @@ def plain_error(error: BaseException) -> BaseException:
 def current_body() -> Body | None:
     """The body that is running, or None outside a workflow."""
     loop = events._get_running_loop()
-    return loop.body if type(loop) is BodyLoop else None
+    return loop.body() if type(loop) is BodyLoop else None
 
 
 def require_body(what: str) -> Body:

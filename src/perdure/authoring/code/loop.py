@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import types
 import warnings
+import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextvars import Context
@@ -41,6 +42,7 @@ _AS_COMPLETED: frozenset[CodeType] = frozenset(
     if isinstance(function, types.FunctionType)
 )
 _SHIELD = asyncio.shield.__code__
+_MAKE_GATHER = asyncio.tasks._GatheringFuture.__init__.__code__  # type: ignore[attr-defined]
 
 # `file:line` of a call, its code, whether the code does without what the call returns, so that it is not awaited, and
 # whether it says that this is meant.
@@ -87,7 +89,8 @@ class OpFuture(asyncio.Future[Any]):
         if self._op is not None:
             loop = self.get_loop()
             assert isinstance(loop, BodyLoop)
-            loop.body.cancel_op(self._op)
+            if (body := loop.body()) is not None:
+                body.cancel_op(self._op)
         return True
 
 
@@ -104,7 +107,8 @@ class ChildFuture(OpFuture):
             _failed(self)
             loop = self.get_loop()
             assert isinstance(loop, BodyLoop)
-            loop.body.cancel_child(self._op, msg)
+            if (body := loop.body()) is not None:
+                body.cancel_child(self._op, msg)
         return True
 
     def ended(self, value: Any, error: BaseException | None) -> None:
@@ -168,9 +172,17 @@ class ShieldFuture(_Watched, OpFuture):
 
 
 class GatherFuture(_Watched, asyncio.tasks._GatheringFuture):  # type: ignore[name-defined, misc]
-    """What asyncio.gather() returns in a body."""
+    """What asyncio.gather() returns in a body. It is numbered when it is first hashed."""
 
+    _number: int | None = None
     awaited = False
+
+    def __hash__(self) -> int:
+        if self._number is None:
+            loop = self.get_loop()
+            assert isinstance(loop, BodyLoop)
+            self._number = loop.number()
+        return self._number
 
 
 def _failed(future: asyncio.Future[Any]) -> None:
@@ -211,7 +223,8 @@ class BodyLoop(asyncio.AbstractEventLoop):
     """The loop of one body."""
 
     def __init__(self, body: Body) -> None:
-        self.body = body
+        # The body owns the loop: a strong reference back would leave both to the garbage collector.
+        self.body = weakref.ref(body)
         self.now = 0.0
         self.closing = False
         self.root = Scope("")
@@ -296,12 +309,15 @@ class BodyLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         timer = BodyTimer(when, callback, args, self, context)
         timer.op = self.scope().path("timer")
-        self.body.start_timer(timer.op, when, timer)
+        if (body := self.body()) is None:
+            raise Closing
+        body.start_timer(timer.op, when, timer)
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         assert isinstance(handle, BodyTimer)
-        self.body.cancel_op(handle.op)
+        if (body := self.body()) is not None:
+            body.cancel_op(handle.op)
 
     def time(self) -> float:
         return self.now
@@ -382,6 +398,13 @@ class BodyLoop(asyncio.AbstractEventLoop):
         return self.numbers
 
     def get_debug(self) -> bool:
+        # Every new future asks this of its loop. What gather() returns is made without asking the loop for a future,
+        # so here is the place to make it one of the body's own.
+        frame = sys._getframe(1)
+        if frame.f_code is _MAKE_GATHER:
+            future = frame.f_locals["self"]
+            future.__class__ = GatherFuture
+            self.combine(future, frame.f_back)
         return False
 
     def is_running(self) -> bool:
@@ -467,32 +490,6 @@ class Guard(Coroutine[Any, Any, Any]):
                 awaited._asyncio_future_blocking = False
             awaited = self._coro.throw(NotDurable(f"waiting for {_kind(awaited)}", waiting_line(self._coro)))
         return awaited
-
-
-def _hash_of_gather(future: Any) -> int:
-    """asyncio makes what gather() returns without asking the loop: in a body it is numbered when it first counts."""
-    loop = future._loop
-    if type(loop) is not BodyLoop:
-        return object.__hash__(future)
-    number: int | None = getattr(future, "_number", None)
-    if number is None:
-        number = future._number = loop.number()
-    return number
-
-
-asyncio.tasks._GatheringFuture.__hash__ = _hash_of_gather  # type: ignore[attr-defined]
-_make_gather = asyncio.tasks._GatheringFuture.__init__  # type: ignore[attr-defined]
-
-
-def _watch_gather(future: Any, children: Any, *, loop: Any) -> None:
-    """Nor does asyncio ask the loop whether what gather() returns is awaited."""
-    _make_gather(future, children, loop=loop)
-    if type(loop) is BodyLoop:
-        future.__class__ = GatherFuture
-        loop.combine(future, sys._getframe(1))
-
-
-asyncio.tasks._GatheringFuture.__init__ = _watch_gather  # type: ignore[attr-defined]
 
 
 def _close(coro: Coroutine[Any, Any, Any]) -> None:
@@ -629,10 +626,6 @@ def user_line(frame: FrameType | None) -> str:
 
 
 _DRAIN = BodyLoop.drain.__code__
-
-# The loop of every body that was closed.
-SHUT = BodyLoop(None)  # type: ignore[abstract, arg-type]
-SHUT.closing = True
 
 
 def waiting_frames(coro: Any) -> Iterator[FrameType]:

@@ -47,9 +47,9 @@ class Step(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, Never, R]:
         """Wish for the step (in a workflow), or call the function (anywhere else)."""
         loop = events._get_running_loop()
-        if type(loop) is BodyLoop:
-            # A future in the clothes of a coroutine: gather, create_task and wait take it without another task.
-            return loop.body.run_step(self.spec, args, kwargs, sys._getframe(1))  # type: ignore[return-value]
+        if type(loop) is BodyLoop and (body := loop.body()) is not None:
+            # A future in place of a coroutine: gather, create_task and wait take it without another task.
+            return body.run_step(self.spec, args, kwargs, sys._getframe(1))  # type: ignore[return-value]
         if self.spec.generator:
             return _all(self.fn(*args, **kwargs))  # type: ignore[no-any-return]
         return self.fn(*args, **kwargs)  # type: ignore[no-any-return]
