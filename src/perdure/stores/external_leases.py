@@ -9,7 +9,7 @@ from perdure.ports.store import Store, Survives
 
 
 class WithLeases:
-    """All of `store` but its leases. `close` lets go of what the leases hold open, when the store is closed."""
+    """All of `store` but its leases. `close` closes the connections of the leases when the store is closed."""
 
     def __init__(self, store: Store, leases: Leases, close: Callable[[], Awaitable[None]] | None = None) -> None:
         self._store, self._close = store, close
@@ -17,12 +17,12 @@ class WithLeases:
         self.journal, self.runs, self.timers = store.journal, store.runs, store.timers
         self.queues, self.blobs, self.upkeep, self.leases = store.queues, store.blobs, store.upkeep, leases
         self.open = store.open
-        # Of leases elsewhere nothing shows here: who waits for one watches it, or asks.
+        # External leases do not change `version()`; wait for them with `watch()` or by polling.
         self.version, self.trace, self.promise = store.version, store.trace, store.promise
 
     @property
     def survives(self) -> Survives:
-        """What the store promises."""
+        """As the store says."""
         return self._store.survives
 
     async def close(self) -> None:

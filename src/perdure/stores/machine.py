@@ -1,7 +1,7 @@
 """What the processes of one user on one machine share: a folder, and names that one of them has at a time.
 
-Locks on files are dropped by the system when a process ends, however it ends. What is not provable (another machine,
-another folder for temporary files) is never assumed.
+The operating system drops a process's file locks when it ends, however it ends. Nothing is assumed about processes that
+share no such folder: those on another machine, or with another folder for temporary files.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from perdure.inherited import forget_private, keep_private
 
 try:
     import fcntl
-except ImportError:  # Windows: no name lasts, and leases run out by time alone
+except ImportError:  # Windows: names are not stable, and leases end by time alone
     fcntl = None  # type: ignore[assignment]
 
-# How many processes of one program are told apart.
+# How many processes of one program get distinct names.
 SLOTS = 1000
 
 
@@ -93,7 +93,7 @@ class Name:
         return False
 
     def show(self) -> None:
-        """Keep those away who tidy up what was not touched for days."""
+        """Touch the lock file, so that cleaners of temporary folders leave it."""
         if self._file is not None:
             try:
                 os.utime(self._file)
@@ -101,7 +101,7 @@ class Name:
                 pass
 
     def release(self) -> None:
-        """Leave the name to the next. Its file stays: who removed it could take the name of one that has just come."""
+        """Release the name. Its file stays: removing it could take the name from a process that has just locked it."""
         if self._file is not None:
             forget_private(self._file)
             os.close(self._file)

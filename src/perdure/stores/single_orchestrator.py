@@ -1,6 +1,7 @@
-"""No leases, for a single orchestrator. Whoever asks to be the orchestrator is; that there is no second is a promise.
+"""No leases, for a single orchestrator. Every process that asks for a name gets it: the user promises that there is
+one.
 
-Locks are something else: runs of one orchestrator exclude each other too, so they stay where the store keeps them.
+Locks are real leases of the store: the runs of one orchestrator exclude each other too.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from collections.abc import AsyncIterator, Sequence
 
 from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Leases, Renewal
 
-# The leases by which orchestrators show that they live.
+# The leases that orchestrators renew as their heartbeat.
 NAMES = ORCHESTRATOR
 
 
 class NoLeases:
-    """Leases on names are always granted, and kept nowhere; all others are the store's."""
+    """Leases on names are always granted, and kept nowhere; all other leases are the store's."""
 
     def __init__(self, others: Leases) -> None:
         self._others = others
         self._names: dict[str, Lease] = {}
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
-        """A name is granted to whoever asks."""
+        """Grant a name; other keys are the store's."""
         if not key.startswith(NAMES):
             return await self._others.acquire(key, owner, ttl, now)
         held = self._names.get(key)
@@ -31,7 +32,7 @@ class NoLeases:
         return Acquired(owner, epoch, now + ttl)
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
-        """A name is renewed whatever came before."""
+        """Renew names without a check; other keys are the store's."""
         for renewal in renewals:
             if renewal.key.startswith(NAMES):
                 await self.acquire(renewal.key, renewal.owner, renewal.ttl, now)
@@ -39,12 +40,12 @@ class NoLeases:
         return await self._others.renew_all(rest, now) if rest else []
 
     async def release(self, key: str, owner: str) -> None:
-        """Give a lease back."""
+        """Release a lease."""
         if self._names.pop(key, None) is None:
             await self._others.release(key, owner)
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds."""
+        """Release every lease of `owner`."""
         mine = [key for key, lease in self._names.items() if lease.owner == owner]
         for key in mine:
             del self._names[key]
@@ -65,7 +66,7 @@ class NoLeases:
         return names + [held for held in await self._others.live(prefix, now) if not held.key.startswith(NAMES)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """Of names there is nothing to tell."""
+        """The leases that end; names never do."""
         if prefix.startswith(NAMES):
             await asyncio.Event().wait()
         async for key in self._others.watch(prefix):

@@ -1,4 +1,4 @@
-"""Who has a store open. Engines and clients may share the object: the first connects, the last disconnects."""
+"""Counts the users of a store object. Engines and clients may share it: the first connects, the last disconnects."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perdure.errors import UsageError
 
 
 class Users:
-    """Counts those that have opened a store and not closed it yet, in this process.
+    """Counts the engines and clients of this process that have the store open.
 
-    `one_loop`: its connections belong to the event loop in which they were made. Otherwise threads may share it, and
-    connects and disconnects without awaiting.
+    `one_loop`: its connections belong to the event loop in which they were made. Otherwise threads may share the store,
+    which connects and disconnects without awaiting.
     """
 
     def __init__(self, url: str, *, one_loop: bool) -> None:
@@ -30,7 +30,7 @@ class Users:
         if self._one_loop:
             self._check_loop()
         if self._pid != os.getpid():
-            # What a parent process has open is of no use here.
+            # The connections of a parent process are of no use in a fork.
             self._count, self._pid = 0, os.getpid()
             self._turns()
         async with self._turn():
@@ -64,6 +64,6 @@ class Users:
             raise UsageError(
                 f"this store object of {self._url} is open in another event loop; give each loop its own, by the URL"
             )
-        # What a loop had that ended without closing it is of no use either.
+        # Nor are those of an event loop that ended without closing the store.
         self._loop, self._count = loop, 0
         self._turns()

@@ -1,8 +1,8 @@
-"""Leases on a server, with the operating system as a witness of who on this machine has died.
+"""Leases on a server, with lock files that prove which holders on this machine are dead.
 
 As beside an SQLite file, each orchestrator keeps a lock on a small file, in a folder that all processes of its user on
-the machine share. A holder whose file can be locked by another process is dead, and its lease on its name is free at
-once. Of holders without such a file, on other machines or in other containers, nothing is known but the time.
+the machine share. A holder whose file another process can lock is dead, and its lease on its name is free at once.
+Holders without such a file, on other machines or in other containers, are dead only once their lease has expired.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Leases, 
 from perdure.stores.machine import shared_folder
 from perdure.stores.sqlite.leases import Presence
 
-# How often the files of the living are looked at; no statement is sent for that.
+# How often the lock files are polled; that sends no statement.
 WATCH_SECONDS = 0.5
 
 
@@ -38,7 +38,7 @@ class WitnessedLeases:
         return witness is not None and witness.gone(owner)
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
-        """Take a lease that is free, expired, of one who is dead, or already yours."""
+        """Take a lease that is free, expired, held by a dead process, or already yours."""
         witness = self._witness()
         if witness is not None and key.startswith(ORCHESTRATOR):
             witness.show(owner)
@@ -49,7 +49,7 @@ class WitnessedLeases:
             await self._free(key, result.owner)
 
     async def _free(self, key: str, owner: str) -> None:
-        """Give back the lease of one who is dead."""
+        """Release the lease of a dead holder."""
         try:
             await self._leases.release(key, owner)
         except NotOwner:
@@ -58,15 +58,15 @@ class WitnessedLeases:
             self._presence.forget(owner)
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
-        """Hold on to leases."""
+        """Renew leases."""
         return await self._leases.renew_all(renewals, now)
 
     async def release(self, key: str, owner: str) -> None:
-        """Give your lease back; raises NotOwner when it is not yours."""
+        """Release a lease; raises NotOwner when another owner holds it, or none."""
         await self._leases.release(key, owner)
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds."""
+        """Release every lease of `owner`."""
         try:
             released = await self._leases.release_all(owner)
         except StoreUnavailable:
@@ -87,7 +87,7 @@ class WitnessedLeases:
         return [lease for lease in await self._leases.live(prefix, now) if not self._gone(lease.key, lease.owner)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose lease has ended: as the backend says, and as soon as a holder here is dead."""
+        """The keys under `prefix` whose lease has ended: as the backend reports, or once a holder here is dead."""
         told: asyncio.Queue[str | BaseException] = asyncio.Queue()
         tasks = [asyncio.create_task(self._listen(prefix, told)), asyncio.create_task(self._look(prefix, told))]
         try:
@@ -116,7 +116,7 @@ class WitnessedLeases:
             known: dict[str, str] = {}
             seen: object = None
             while True:
-                # Who comes makes a file in the folder, and the time of the folder shows that.
+                # A new holder creates a file in the folder, which changes the folder's mtime.
                 current = witness.version()
                 if current != seen:
                     seen = current
@@ -130,6 +130,6 @@ class WitnessedLeases:
             told.put_nowait(error)
 
     def close(self) -> None:
-        """Stop being present under every name."""
+        """Release the lock files of all names."""
         if self._presence is not None:
             self._presence.close()

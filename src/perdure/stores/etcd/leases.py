@@ -135,7 +135,7 @@ class EtcdLeases:
         return lost
 
     async def release(self, key: str, owner: str) -> None:
-        """Give your lease back; raises NotOwner when it is not yours."""
+        """Release a lease; raises NotOwner when another owner holds it, or none."""
         unsure = False
         while True:
             [entry] = await self._read([self._held(key)])
@@ -150,7 +150,7 @@ class EtcdLeases:
             unsure = unsure or repeated
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds."""
+        """Release every lease of `owner`."""
         mine = [entry async for entry in self._scan(self._held("")) if _is_of(entry, owner)]
         given = 0
         for start in range(0, len(mine), MOST_OPS):

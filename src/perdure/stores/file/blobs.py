@@ -1,4 +1,4 @@
-"""Blobs as files, named by the hash of what is in them. When one was put is the time of its file."""
+"""Blobs as files, named by the hash of their content. A file's mtime is when its blob was last put."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class FileBlobs:
     async def put(self, data: bytes) -> str:
         """Store the bytes durably and return their id."""
         id = blob_id(data)
-        # Alone, as who collects is: by its time that one sees whether somebody is about to refer to it.
+        # Hold the write lock, as the collector does: it uses the file's mtime to spare blobs that an append is about to
+        # reference.
         with self._folder.writing():
             self._put(self.path(id), data)
         return id
@@ -69,11 +70,11 @@ class FileBlobs:
                         yield entry.name, found.st_mtime, found.st_size
 
     def remove(self, id: str) -> None:
-        """Remove a blob. While writing."""
+        """Remove a blob. The caller holds the write lock."""
         os.unlink(self.path(id))
 
     def keep(self, id: str) -> None:
-        """Remember that a blob is never collected. While writing."""
+        """Mark a blob as never to be collected. The caller holds the write lock."""
         self._make(self._folder.name(KEPT))
         self._folder.replace(self._folder.name(KEPT, id), b"")
 

@@ -1,8 +1,8 @@
-"""The directory of a file store: one writer at a time, commits that are whole or not there, news of what others wrote.
+"""The directory of a file store: one writer at a time, atomic commits, and what others have committed.
 
-A commit is one line in `commits.jsonl`, which is on the disk before anything else happens; then its lines go to the
-files of the runs. Whoever finds that a writer died in between writes them again. When the file of commits has grown,
-the files of the runs are brought to the disk and it begins anew, with the next generation.
+A commit is one line in `commits.jsonl`, a write-ahead log that is on the disk before anything else happens; then its
+lines go to the files of the runs. The next process that finds them missing, because the writer died in between, writes
+them again. When the log has grown, the files of the runs are synced and a new log begins, with the next generation.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ log = logging.getLogger("perdure")
 
 FORMAT = 1
 COMMITS, LOCK, RUNS, MARK = "commits.jsonl", "lock", "runs", "perdure.json"
-# The file of commits begins anew when it is longer than this.
+# A new log of commits begins when it is longer than this.
 LONGEST_LOG = 1024 * 1024
-# How long to wait for others who write.
+# How long to wait for the write lock.
 BUSY_SECONDS = 10.0
 
 
 class _Log:
-    """The file of commits as far as it was read."""
+    """The log of commits, and how far it has been read."""
 
     def __init__(self, file: int, generation: int, at: int) -> None:
         self.file, self.generation, self.at = file, generation, at
@@ -55,7 +55,7 @@ class Folder:
     # --- opening --------------------------------------------------------------------------------------------------
 
     def open(self, *, create: bool) -> None:
-        """Check that the directory is ours, or make it; take part in its locking."""
+        """Check that the directory is a file store, or create it, and open its lock file."""
         if fcntl is None:
             raise InvalidStoreUrl(
                 self.url, "this system has no file locks of the kind it needs; use 'sqlite:///runs.db'"
@@ -66,7 +66,7 @@ class Folder:
             if not os.path.exists(self.name(MARK)):
                 self._make_room(create)
             self._lock = os.open(self.name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        # A child that is forked while we write must not hold the lock after us.
+        # A child that is forked during a write must not keep the lock when this process is done.
         keep_private(self._lock)
         try:
             if not os.path.exists(self.name(MARK)):
@@ -85,13 +85,13 @@ class Folder:
         if not os.path.isdir(parent):
             raise InvalidStoreUrl(self.url, f"the directory {parent} does not exist; create it first")
         os.makedirs(self.path, exist_ok=True)
-        # The mark last: another process may just have made the store and begun to work.
+        # Look for the mark last: another process may just have created the store and begun to work.
         if set(os.listdir(self.path)) - {LOCK, RUNS, MARK + ".new"} and not os.path.exists(self.name(MARK)):
             raise NotAStore(self.url, "it is a directory with other things in it")
         sync_directory(parent)
 
     def _mark(self) -> None:
-        """Say whose directory this is, as the last of what makes it a store; several processes may begin at once."""
+        """Mark the directory as a store, as the last step of creating it; several processes may do so at once."""
         with self.writing():
             if not os.path.exists(self.name(MARK)):
                 os.makedirs(self.name(RUNS), exist_ok=True)
@@ -107,7 +107,7 @@ class Folder:
             raise SchemaMismatch(self.url, found, FORMAT)
 
     def close(self) -> None:
-        """Leave the directory; what was written is in the files of the runs, on the disk."""
+        """Close the directory; what was committed is synced to the files of the runs."""
         if self._lock < 0:
             return
         try:
@@ -115,7 +115,7 @@ class Folder:
                 with self.writing():
                     self._begin_log_anew()
         except StoreUnavailable as error:
-            log.warning("%s", error)  # nothing is lost: the file of commits has it
+            log.warning("%s", error)  # nothing is lost: the log of commits has it
         finally:
             forget_private(self._lock)
             os.close(self._lock)
@@ -127,7 +127,7 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Alone among all processes. Short: nothing is awaited inside."""
+        """Hold the write lock of the directory. Short: nothing is awaited inside."""
         if self._lock < 0:
             raise StoreUnavailable(self.url, "it is not open")
         with self._reported():
@@ -168,7 +168,7 @@ class Folder:
         return found.st_ino, found.st_size
 
     def news(self) -> list[Change] | None:
-        """What was committed since the last time; None when that is not known, and all must be read anew."""
+        """What was committed since the last call; None when that is unknown, and everything must be read again."""
         if self._log is None:
             return None
         changes: list[Change] = []
@@ -181,7 +181,7 @@ class Folder:
                         return changes
                 except FileNotFoundError:
                     moved = False
-                # One that was replaced gets no longer, so this is the rest of it.
+                # A log that was replaced no longer grows, so this is the rest of it.
                 for commit in self._rest(self._log):
                     changes += commit.changes
                 if not moved:
@@ -193,7 +193,7 @@ class Folder:
                     return None
 
     def all(self) -> Iterator[tuple[str, bytes]]:
-        """The runs and the contents of their files, after what a dead writer left undone was done. While writing."""
+        """The runs and the contents of their files, completing the commit of a dead writer. Under the write lock."""
         with self._reported():
             if self._log is not None:
                 os.close(self._log.file)
@@ -218,12 +218,12 @@ class Folder:
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def commit(self, changes: Sequence[Change], *, fsync: bool) -> None:
-        """Make all of these changes or none. While writing, and with all news known."""
+        """Make all of these changes or none. The caller holds the write lock and has read all commits."""
         with self._reported():
             assert self._log is not None
             self._cut_log()
             if any(change.kind == "append" and self.size(change.run) != change.offset for change in changes):
-                self._redo()  # a writer died before it was done
+                self._redo()  # a writer died in the middle of its commit
             data, start = sealed(Commit(list(changes))) + b"\n", self._log.at
             try:
                 write_all(self._log.file, data, start)
@@ -239,11 +239,12 @@ class Folder:
             if self._log.at > LONGEST_LOG:
                 self._begin_log_anew()
         except OSError as error:
-            # Committed all the same: the next to write to that file, or the next to open the store, does this again.
+            # The commit holds: the next writer to that file, or the next process that opens the store, applies it
+            # again.
             log.warning("%s: %s; what was committed is in %s", self.url, error, COMMITS)
 
     def cut(self, run: str, size: int) -> None:
-        """Take away what a power cut left of an append to a file."""
+        """Cut off the torn end that power loss left of an append to a file."""
         with self._reported():
             os.truncate(self.run(run), size)
 
@@ -264,7 +265,7 @@ class Folder:
                 os.close(file)
 
     def _redo(self) -> None:
-        """Make sure that the files of runs have what the file of commits says."""
+        """Apply what the log of commits says to the files of runs, where they lack it."""
         assert self._log is not None
         for commit in self._rest(_Log(self._log.file, 0, _header(self._log.file)[1])):
             for change in commit.changes:
@@ -279,7 +280,7 @@ class Folder:
         try:
             with open(self.run(change.run), "rb") as file:
                 if os.fstat(file.fileno()).st_size < change.offset:
-                    return True  # it was replaced by a shorter one or removed since, and that is done again too
+                    return True  # a later change replaced or removed the file, and is applied again too
                 file.seek(change.offset)
                 return file.read(len(line)) == line
         except FileNotFoundError:
@@ -299,7 +300,7 @@ class Folder:
         return _Log(file, generation, at)
 
     def _rest(self, log: _Log) -> Iterator[Commit]:
-        """The commits behind what was read; one that is not complete is not there yet."""
+        """The commits after what was read, without an incomplete one at the end."""
         size = os.fstat(log.file).st_size
         data = os.pread(log.file, size - log.at, log.at) if size > log.at else b""
         whole = data.rfind(b"\n") + 1
@@ -312,10 +313,10 @@ class Folder:
             yield commit
 
     def _cut_log(self) -> None:
-        """Take away what a writer that died left of a commit."""
+        """Cut off the incomplete commit of a writer that died."""
         assert self._log is not None
         for _ in self._rest(self._log):
-            pass  # read already, or about to be: this is called with all news known
+            pass  # read already, or about to be: the caller has read all commits
         if os.fstat(self._log.file).st_size > self._log.at:
             os.ftruncate(self._log.file, self._log.at)
 
@@ -337,7 +338,7 @@ class Folder:
         self.replace(self.name(COMMITS), b'{"generation":%d}\n' % generation)
 
     def replace(self, path: str, data: bytes) -> None:
-        """Put a whole file in the place of another, on the disk."""
+        """Replace a file atomically, and sync it to the disk."""
         file = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             write_all(file, data, 0)
@@ -357,7 +358,7 @@ class Folder:
 
 
 def _header(file: int) -> tuple[int, int]:
-    """The generation of a file of commits, 0 when it has none, and where its first commit begins."""
+    """The generation of a log of commits, 0 when it has none, and where its first commit begins."""
     first = os.pread(file, 100, 0).partition(b"\n")[0]
     try:
         return int(msgspec.json.decode(first, type=dict[str, int])["generation"]), len(first) + 1
@@ -366,7 +367,7 @@ def _header(file: int) -> tuple[int, int]:
 
 
 def write_all(file: int, data: bytes, at: int) -> None:
-    """Write at a place, however many calls it takes."""
+    """Write all bytes at an offset, however many calls it takes."""
     view = memoryview(data)
     while view:
         count = os.pwrite(file, view, at)
@@ -374,7 +375,7 @@ def write_all(file: int, data: bytes, at: int) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Bring a file to the disk, if it is still there."""
+    """Sync a file to the disk, if it still exists."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -386,7 +387,7 @@ def sync_file(path: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Bring the names in a directory to the disk."""
+    """Sync the entries of a directory to the disk."""
     file = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)

@@ -1,4 +1,4 @@
-"""Journals in files, one for each run. All of them are in memory too, where they are read and looked for."""
+"""Journals in files, one for each run. All of them are in memory too, which answers every read."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from perdure.stores.memory.store import MemoryJournal, MemoryRuns
 
 log = logging.getLogger("perdure")
 
-# More than this is read whole by every process that opens the store: another backend does better.
+# Every process that opens the store reads all of it: beyond this size another backend does better.
 MANY_RUNS, MANY_BYTES = 5_000, 64 * 1024 * 1024
 
 
 class FileJournal(MemoryJournal):
-    """A journal in memory that writes what it does to files, and learns from them what others did."""
+    """A journal in memory that writes its commits to files, and reads those of other processes from them."""
 
     def __init__(self, folder: Folder) -> None:
         super().__init__()
         self._folder = folder
         self._stale = True
-        # The length of each file, as it is when all that was committed is in it.
+        # The length of each file once all commits are applied to it.
         self._sizes: dict[str, int] = {}
         self.damaged: dict[str, Corrupt] = {}
-        # What is being committed: each append, and the rows as they were before it.
+        # The appends that are being committed, each with its rows as they were before.
         self._done: list[tuple[Append, dict[str, RunRow | None]]] = []
 
-    # --- what others wrote ------------------------------------------------------------------------------------------
+    # --- the commits of other processes -----------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Learn what others have written."""
+        """Read the commits of other processes."""
         if not self._stale and self._learn():
             return
         with self._folder.writing():
             self._load()
 
     def _learn(self) -> bool:
-        """Whether what others wrote is known now; if not, all must be read anew."""
+        """Read the commits of other processes; False when everything must be read again."""
         news = self._folder.news()
         if news is None:
             self._stale = True
@@ -64,7 +64,7 @@ class FileJournal(MemoryJournal):
             self._sizes[change.run] = change.offset + len(data) + 1
 
     def _load(self) -> None:
-        """Read everything. While writing."""
+        """Read everything. The caller holds the write lock."""
         for name in ("batches", "head_of", "rows", "latest", "children", "_sizes", "damaged"):
             getattr(self, name).clear()
         self.queues.clear()
@@ -83,7 +83,7 @@ class FileJournal(MemoryJournal):
             )
 
     def _load_run(self, run_id: str, data: bytes) -> int:
-        """Take in the file of a run; returns how long it is without an end that is not whole."""
+        """Load the file of a run; returns its length without a torn line at the end."""
         whole = data.rfind(b"\n") + 1
         path = self._folder.run(run_id)
         if whole < len(data):
@@ -100,14 +100,14 @@ class FileJournal(MemoryJournal):
         return whole
 
     def _take_anyway(self, run_id: str, line: bytes) -> None:
-        """What a line says of rows may still be read: a run that cannot go on is listed all the same."""
+        """Load the rows of a line whose events are damaged: the run cannot continue, and is still listed."""
         try:
             self._take(run_id, read_line(line))
         except ValueError:
             pass
 
     def _take(self, run_id: str, line: Line) -> None:
-        """What a line says holds. Raises ValueError when it does not follow what was before."""
+        """Load a line. Raises ValueError when it does not continue the journal."""
         head = self.head_of.get(run_id)
         if line.batches and head is not None and line.batches[0].seq != head.next_seq and run_id not in self.damaged:
             raise ValueError(f"it begins with number {line.batches[0].seq}, and {head.next_seq} was the next")
@@ -124,7 +124,7 @@ class FileJournal(MemoryJournal):
             self.put_row(merged(self.rows.get(key), change))
 
     def put_row(self, row: RunRow) -> None:
-        """This is the row of a run now."""
+        """Set the row of a run."""
         self.rows[row.run_id] = row
         if row.root:
             self.children[row.id] = row.run_id
@@ -136,7 +136,7 @@ class FileJournal(MemoryJournal):
             self.queues.put(row)
 
     def forget(self, run_id: str) -> None:
-        """A run is gone, with its children."""
+        """Remove a run, with its children."""
         self._forget_rows(run_id)
         for known in (self.batches, self.head_of, self._sizes, self.damaged):
             cast("dict[str, object]", known).pop(run_id, None)
@@ -172,7 +172,7 @@ class FileJournal(MemoryJournal):
         return outcome
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
-        """Put batches in the place of a whole journal."""
+        """Replace a whole journal by these batches."""
         with self._folder.writing():
             self.be_fresh()
             outcome = await super().rewrite(run_id, expected_next, batches)
@@ -183,7 +183,7 @@ class FileJournal(MemoryJournal):
         return outcome
 
     def commit(self, changes: Sequence[Change], *, fsync: bool = True) -> None:
-        """Write what memory already says. While writing. If that fails, memory is read anew from what there is."""
+        """Write what memory already has, under the write lock. If that fails, memory is loaded again from the files."""
         if not changes:
             return
         try:
@@ -202,7 +202,7 @@ class FileJournal(MemoryJournal):
         return self._sizes.get(run_id, 0)
 
     def be_fresh(self) -> None:
-        """Know what others have written. While writing."""
+        """Read the commits of other processes. The caller holds the write lock."""
         if self._stale or not self._learn():
             self._load()
 
@@ -223,7 +223,7 @@ class FileJournal(MemoryJournal):
         return found | {run_id: self.damaged[run_id] for run_id in run_ids if run_id in self.damaged}
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
-        """The next number of each of these journals that there is."""
+        """The next number of each of these journals that exists."""
         self.refresh()
         return await super().heads(run_ids)
 
@@ -234,7 +234,7 @@ class FileJournal(MemoryJournal):
 
 
 class FileRuns(MemoryRuns):
-    """The rows of runs. One whose file is damaged from its beginning has none, and says so."""
+    """The rows of runs. A run whose file is damaged from its beginning has no row, and raises its error."""
 
     def __init__(self, journal: FileJournal) -> None:
         super().__init__(journal)

@@ -1,4 +1,4 @@
-"""Leases in one small file, under a lock. The system says who is alive, as beside an SQLite file."""
+"""Leases in one small file, under a lock. Lock files prove which holders are alive, as beside an SQLite file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.stores.sqlite.leases import WITNESSED, Presence
 
 T = TypeVar("T")
 
-# How long a lease that nobody holds is remembered by itself; after that only the highest epoch of such is.
+# How long a released lease keeps its own epoch; after that, only the highest epoch of such leases is kept.
 KEPT_SECONDS = 86400.0
 
 
@@ -49,7 +49,7 @@ class FileLeases:
                     del leases[held.key]
                 elif held.owner and self._gone(held.owner):
                     leases[held.key] = msgspec.structs.replace(held, expires=min(held.expires, now))
-            # One that was forgotten is taken with a higher epoch than it can have had.
+            # A lease that was swept is taken with a higher epoch than it can have had.
             leases.setdefault(key, Lease(key, "", saved.floor, 0.0))
             before = leases[key].owner
             answer = await MemoryLeases(leases).acquire(key, owner, ttl, now)
@@ -63,13 +63,13 @@ class FileLeases:
         return await self._change(lambda memory: memory.renew_all(renewals, now), changed=False)
 
     async def release(self, key: str, owner: str) -> None:
-        """Give your lease back; raises NotOwner when it is not yours."""
+        """Release a lease; raises NotOwner when another owner holds it, or none."""
         if not owner:
             raise NotOwner(key, owner, None)
         await self._change(lambda memory: memory.release(key, owner), changed=True)
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds."""
+        """Release every lease of `owner`."""
         count = await self._change(lambda memory: memory.release_all(owner), changed=True)
         self._presence.hide(owner)
         return count
@@ -85,7 +85,7 @@ class FileLeases:
         return [lease for lease in held if not self._gone(lease.owner)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """Files tell nobody: who waits looks at the store's version."""
+        """Yields nothing: files do not notify. Poll the store's version."""
         await asyncio.Event().wait()
         yield ""
 
@@ -95,7 +95,7 @@ class FileLeases:
         return self._saved().changes
 
     def close(self) -> None:
-        """Stop being present under every name."""
+        """Release the lock files of all names."""
         self._presence.close()
 
     def _gone(self, owner: str) -> bool:
@@ -104,7 +104,7 @@ class FileLeases:
     async def _change(self, change: Callable[[MemoryLeases], Awaitable[T]], *, changed: bool) -> T:
         with self._folder.writing():
             saved, leases = self._open()
-            # Nothing in memory waits for anything.
+            # Nothing suspends here: memory answers at once, and the lock is held briefly.
             result = await change(MemoryLeases(leases))
             self._save(saved, leases, changed=changed)
         return result

@@ -1,7 +1,7 @@
-"""What is written in a line, and whether it is still what was written. Touches no file.
+"""The lines of a file store and their checksums. Touches no file.
 
-The file of a run has a line per append: its events as they are, and of each row what has changed. The file of commits
-has a line per commit, with the lines that it wrote. Each ends with a checksum of what stands before it.
+The file of a run has a line per append: its events, and the fields of each row that changed. The log of commits has a
+line per commit, with the lines that it wrote. Each ends with a checksum of what stands before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Fields = dict[str, Raw]
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A batch of events. `when` is `at` for people; nobody else reads it."""
+    """A batch of events. `when` is `at` for people; no code reads it."""
 
     seq: int
     at: float
@@ -32,7 +32,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One append to the file of a run. `replaced`: what earlier lines say of rows holds no more."""
+    """One append to the file of a run. `replaced`: the rows of earlier lines are void."""
 
     batches: list[Written] = []
     rows: dict[str, Fields] = {}
@@ -78,7 +78,7 @@ def fields(row: RunRow) -> Fields:
 
 
 def changed(before: RunRow | None, after: RunRow) -> Fields:
-    """The fields of a row that are not as they were."""
+    """The fields of a row that have changed."""
     old = fields(before) if before is not None else {}
     return {name: value for name, value in fields(after).items() if old.get(name) != value}
 
@@ -95,7 +95,7 @@ def sealed(content: Line | Commit) -> bytes:
     """One line with its checksum, without its end."""
     body = msgspec.json.encode(content)
     if b"\n" in body or b"\r" in body:
-        # Between tokens alone: inside a string they are escaped.
+        # These are between tokens: inside a string they are escaped.
         body = body.replace(b"\n", b" ").replace(b"\r", b" ")
     start = body[:-1] if body != b"{}" else b'{"batches":[]'
     return start + CHECK + b'%08x"}' % crc32(start)

@@ -40,7 +40,7 @@ class FileStore:
         self.upkeep = FileUpkeep(self._folder, self.journal, self.blobs, memory)
 
     async def open(self, *, migrate: bool) -> None:
-        """Make the directory where there is none, and read all that is in it."""
+        """Create the directory if it does not exist, and read all of it."""
         async with self._users.coming() as first:
             if not first:
                 return
@@ -52,21 +52,21 @@ class FileStore:
                 raise
 
     async def close(self) -> None:
-        """Disconnect, when the last of those who opened it leaves."""
+        """Disconnect when the last user of the store closes it."""
         async with self._users.leaving() as last:
             if last:
                 self.leases.close()
                 self._folder.close()
 
     def promise(self, durability: Durability) -> None:
-        """Whatever is asked for: a commit is on the disk before it is acknowledged."""
+        """Accept every durability: a commit is on the disk before it is acknowledged."""
 
     def version(self) -> object:
         """Changes when any process commits, and when a lease changes hands."""
         try:
             changes = self.leases.changes
         except (Corrupt, OSError):
-            changes = -1  # whoever asks for a lease is told
+            changes = -1  # the next call for a lease raises the error
         return self._folder.version(), changes
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
@@ -75,7 +75,7 @@ class FileStore:
 
 
 class _Fresh:
-    """A port in memory that first learns what others have written."""
+    """A port in memory that first reads the commits of other processes."""
 
     def __init__(self, port: Any, journal: FileJournal) -> None:
         self._port, self._journal = port, journal

@@ -1,4 +1,4 @@
-"""Upkeep of files: what goes from memory goes from the disk with it."""
+"""Upkeep of files: what is removed from memory is removed from the disk too."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FileUpkeep:
         return gone
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
-        """Remove blobs that no journal refers to and that nobody has put for `age` seconds."""
+        """Remove blobs that no journal refers to and that were last put over `age` seconds ago."""
         with self._folder.writing():
             self._journal.be_fresh()
             before = time.time() - age
@@ -62,12 +62,12 @@ class FileUpkeep:
             self._blobs.keep(blob_id)
 
     async def journals(self, after: str, limit: int) -> Sequence[str]:
-        """The run_ids of the journals there are, in order."""
+        """The run_ids of all journals, in order."""
         self._journal.refresh()
         return await self._memory.journals(after, limit)
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
-        """Put rows in the place of those of a journal."""
+        """Replace the rows of a journal's run and its children."""
         with self._folder.writing():
             self._journal.be_fresh()
             if not await self._memory.reproject(run_id, expected_next, rows):

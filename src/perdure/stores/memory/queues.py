@@ -77,7 +77,7 @@ class MemoryQueues:
         self._queues.setdefault(row.queue, _Queue()).put(row)
 
     def remove(self, row: RunRow) -> None:
-        """A run of a queue is gone from the store."""
+        """A run of a queue was removed from the store."""
         self._queues[row.queue].remove(row.run_id)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""A store in memory. Keeps encoded events, as a disk would, so that nothing is shared with who wrote them."""
+"""A store in memory. Keeps encoded events, as a disk would, so that no object is shared with the writer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MemoryStore:
         """Everything stays for as long as the store object does."""
 
     def promise(self, durability: Durability) -> None:
-        """Who asks for memory knows that it is gone with the process."""
+        """Accept every durability: a user of this store knows that it is gone with the process."""
 
     def version(self) -> object:
         """Changes with every append, and when a lease changes hands."""
@@ -100,12 +100,12 @@ class MemoryJournal:
             self.rows[child.run_id] = child
             self.children[child.id] = child.run_id
         for start in append.starts:
-            self._append(start)  # one that is there already was started before
+            self._append(start)  # a run that exists was started before: skip it
         self.commits += 1
         return Appended()
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
-        """Put batches in the place of a whole journal."""
+        """Replace a whole journal by these batches."""
         head = self.head_of.get(run_id)
         if head is None or head.next_seq != expected_next:
             return Conflict(head.next_seq if head else 0)
@@ -135,7 +135,7 @@ class MemoryJournal:
         return {run_id: await self.read(run_id) for run_id in run_ids if run_id in self.head_of}
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
-        """The next number of each of these journals that there is."""
+        """The next number of each of these journals that exists."""
         return {run_id: self.head_of[run_id].next_seq for run_id in run_ids if run_id in self.head_of}
 
     async def head(self, run_id: str) -> Head | None:
@@ -152,7 +152,7 @@ class MemoryJournal:
         del self.rows[row.run_id]
 
     def count(self, what: str) -> None:
-        """Tell the tracer."""
+        """Report a call to the tracer."""
         if self.callback is not None:
             self.callback(what)
 
@@ -218,7 +218,7 @@ class MemoryTimers:
 
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
-        # By run_id, as far as they were asked for: a deadline is that of the start, and stays.
+        # By run_id, as far as they have been read: a run's deadline is that of its start, and never changes.
         self._deadlines: dict[str, float | None] = {}
 
     async def due(
@@ -265,7 +265,7 @@ class MemoryTimers:
 
 
 class MemoryLeases:
-    """Leases that run out by time."""
+    """Leases that expire by time."""
 
     def __init__(self, leases: dict[str, Lease] | None = None) -> None:
         self._leases = {} if leases is None else leases
@@ -294,7 +294,7 @@ class MemoryLeases:
         return lost
 
     async def release(self, key: str, owner: str) -> None:
-        """Give your lease back; raises NotOwner when it is not yours."""
+        """Release a lease; raises NotOwner when another owner holds it, or none."""
         self.changes += 1
         # Without an owner, not gone: the next holder's epoch must be higher.
         self._leases[key] = msgspec.structs.replace(self._own(key, owner), owner="")
@@ -303,7 +303,7 @@ class MemoryLeases:
                 ended.put_nowait(key)
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds."""
+        """Release every lease of `owner`."""
         keys = [key for key, lease in self._leases.items() if lease.owner == owner]
         for key in keys:
             await self.release(key, owner)
@@ -320,7 +320,7 @@ class MemoryLeases:
         return [lease for lease in held if lease.key.startswith(prefix)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose lease was given back."""
+        """The keys under `prefix` whose lease was released."""
         ended: asyncio.Queue[str] = asyncio.Queue()
         self._watchers[ended] = prefix
         try:

@@ -1,4 +1,4 @@
-"""Upkeep in memory. What refers to which blob is found out when somebody asks."""
+"""Upkeep in memory. References to blobs are searched for at each collection."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class MemoryUpkeep:
         return [row for row in self._journal.rows.values() if row.root == run_id]
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
-        """Remove blobs that no journal refers to and that nobody has put for `age` seconds."""
+        """Remove blobs that no journal refers to and that were last put over `age` seconds ago."""
         used = self.used() | self._kept
         before = time.time() - age
         gone = [blob for blob, at in self._blobs.put_at.items() if at <= before and blob not in used][:limit]
@@ -85,11 +85,11 @@ class MemoryUpkeep:
         self._kept.add(blob_id)
 
     async def journals(self, after: str, limit: int) -> Sequence[str]:
-        """The run_ids of the journals there are, in order."""
+        """The run_ids of all journals, in order."""
         return sorted(run_id for run_id in self._journal.head_of if run_id > after)[:limit]
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
-        """Put rows in the place of those of a journal."""
+        """Replace the rows of a journal's run and its children."""
         head = self._journal.head_of.get(run_id)
         if head is None or head.next_seq != expected_next:
             return False

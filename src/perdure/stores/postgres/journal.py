@@ -342,7 +342,7 @@ class PostgresJournal:
     # --- the rest -------------------------------------------------------------------------------------------------
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
-        """Put batches in the place of a whole journal."""
+        """Replace a whole journal by these batches."""
         one = prepare(Append(run_id, expected_next, batches))
         entries = by_column((entry[1:] for entry in one.events), 4)
         database = self._database
@@ -368,7 +368,7 @@ class PostgresJournal:
         )
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
-        """Whole journals; a damaged one comes as its error."""
+        """Whole journals; a damaged journal is returned as its error."""
         journals: dict[str, list[Batch] | Exception] = {}
         if not run_ids:
             return journals
@@ -382,7 +382,7 @@ class PostgresJournal:
         return journals
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
-        """The next number of each of these journals that there is."""
+        """The next number of each of these journals that exists."""
         self._database.wakes.asked(run_ids)
         rows = await self._database.ask(_HEADS, list(run_ids))
         return dict(rows)

@@ -11,7 +11,7 @@ from perdure.stores.postgres.database import Database
 
 # Who may try must know soon that nobody answers: a lease that cannot be renewed is as good as lost.
 PATIENCE_SECONDS = 3.0
-# How often rows that nobody uses are looked for: all of them are read for that.
+# How often unused rows are swept: a sweep reads all of them.
 SWEEP_SECONDS = 3600.0
 
 # Takes the lease if it is free, expired or ours. Epochs come from one sequence for all leases: whoever takes a lease
@@ -101,7 +101,7 @@ class PostgresLeases:
         return [one.key for one in renewals if one.key not in renewed]
 
     async def release(self, key: str, owner: str) -> None:
-        """Give your lease back; raises NotOwner when it is not yours."""
+        """Release a lease; raises NotOwner when another owner holds it, or none."""
         wakes = self._database.wakes
         told = (self._database.channel, wakes.of_leases([key]))
         rows, again = ([], False) if not owner else await self._insist(_RELEASE, key, owner, *told)
@@ -114,7 +114,7 @@ class PostgresLeases:
         raise NotOwner(key, owner, (holder[0][0] or None) if holder else None)
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds."""
+        """Release every lease of `owner`."""
         rows = await self._ask(_RELEASE_ALL, owner)
         if rows:
             wakes = self._database.wakes

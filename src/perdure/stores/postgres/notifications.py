@@ -27,7 +27,7 @@ INTEREST_SECONDS = 12.0
 # While nobody can be heard, everything may have changed every so often.
 BLIND_SECONDS = 1.0
 WORK, NEWS, LEASES, BEAT = "w", "n", "l", "b"
-# How much later than it ends a lease is taken for ended: a heartbeat may be on its way.
+# How long after its expiry a lease counts as ended: a heartbeat may be under way.
 LATE_SECONDS = 0.2
 ALL = "*"
 
@@ -140,7 +140,7 @@ class Wakes:
                 except TimeoutError:
                     assert first is not None
                     key = first
-                    # It may have been heard of meanwhile.
+                    # A heartbeat may have arrived meanwhile.
                     if self._ends.get(key, 0.0) > loop.time():
                         continue
                 self._ends.pop(key, None)

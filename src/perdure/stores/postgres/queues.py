@@ -110,7 +110,7 @@ _STATS = """
 """
 
 
-# How often it is tried again when others were faster.
+# How often to try again when other stores took the runs first.
 TRIES = 3
 
 

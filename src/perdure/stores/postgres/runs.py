@@ -48,7 +48,7 @@ _FILTER = """
 _LIST = RUN_AND_HEAD + " where " + _FILTER
 _LIST_ASKING = RUN_AND_HEAD + " where r.approvals > 0 and r.root = '' and " + _FILTER
 _LIST_PARKED = RUN_AND_HEAD + " where r.status = 'parked' and " + _FILTER
-# The run_ids of the runs in a tree begin with that of its root and a slash, which the zero comes next to.
+# The run_ids of a tree begin with the root's run_id and '/'; '0' is the character after '/'.
 _LIST_TREE = RUN_AND_HEAD + " where r.run_id >= $10 and r.run_id < $10 || '0' and " + _FILTER
 _GET = RUN + " where r.run_id = $1"
 _OF_EACH = "select f.* from unnest($1::text[]) as w (id) cross join lateral ("
@@ -70,7 +70,7 @@ _NEXT_DUE = """
         order by r.wake_at limit 1)
     union all
 """
-# One that has ended without its deadline being forgotten has no `wake_at`, as one that was imported. The row without a
+# A run that has ended, or was imported, has no `wake_at`, though its deadline may still be listed. The row without a
 # run is the next deadline.
 _LATE = """
     (select d.run_id, d.deadline from perdure_deadlines d join perdure_runs r on r.run_id = d.run_id
@@ -182,7 +182,7 @@ class PostgresRuns:
         return [program for (program,) in await self._database.ask(PROGRAMS)]
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
-        """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
+        """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""
         self._database.wakes.asked(run_ids)
         return [run_row_or_damage(row) for row in await self._database.ask(_FINISHED, list(run_ids))]
 

@@ -147,7 +147,7 @@ class PostgresStore:
         return await self.migrations.apply()
 
     async def close(self) -> None:
-        """Disconnect, when the last of those who opened it leaves."""
+        """Disconnect when the last user of the store closes it."""
         async with self._users.leaving() as last:
             if last:
                 self._offers.close()

@@ -1,4 +1,4 @@
-"""Upkeep in PostgreSQL: what may go, and rows that are made anew from their journals."""
+"""Upkeep in PostgreSQL: pruning, blob collection, and rows rebuilt from their journals."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ENDED = """
     where r.root = '' and r.finished_at < $1 and r.status = any($2::text[]) and r.run_id > $3
     order by r.run_id limit $4
 """
-# Those that go now as well do not stand in the way of a later incarnation. Children are named after their root and an
-# op path: '0' comes after '/'.
+# An earlier incarnation that is removed in the same call does not keep a later one. A child's run_id is its root's, '/'
+# and its op path; '0' is the character after '/'.
 _REMOVE = """
     with gone as materialized (
         select r.run_id from perdure_runs r
@@ -104,7 +104,7 @@ class PostgresUpkeep:
         return [run_id for (run_id,) in await self._database.ask(_REMOVE, list(run_ids))]
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
-        """Remove blobs that no journal refers to and that nobody has put for `age` seconds."""
+        """Remove blobs that no journal refers to and that were last put over `age` seconds ago."""
         found = await self._database.ask(_UNUSED if dry_run else _COLLECT, age, limit)
         return Collected(len(found), sum(size for _, size in found))
 
@@ -113,11 +113,11 @@ class PostgresUpkeep:
         await self._database.ask(_KEEP, blob_id)
 
     async def journals(self, after: str, limit: int) -> Sequence[str]:
-        """The run_ids of the journals there are, in order."""
+        """The run_ids of all journals, in order."""
         return [run_id for (run_id,) in await self._database.ask(_JOURNALS, after, limit)]
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
-        """Put rows in the place of those of a journal."""
+        """Replace the rows of a journal's run and its children."""
         fill, values = self._database.fill, by_column(map(bindings, rows), WIDTH)
 
         async def replace(connection: Connection) -> bool:

@@ -77,7 +77,7 @@ class RedisJournal:
             delay = min(2 * delay, LAST_RETRY)
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
-        """Put batches in the place of a whole journal."""
+        """Replace a whole journal by these batches."""
         append = Append(run_id, expected_next, batches)
         texts = Texts()
         one = _prepare(append, texts)
@@ -101,7 +101,7 @@ class RedisJournal:
         return cut(decode(run_id, head, entries, start, whole=limit is None), start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
-        """Whole journals; a damaged one comes as its error."""
+        """Whole journals; a damaged journal is returned as its error."""
         journals: dict[str, list[Batch] | Exception] = {}
         for first in range(0, len(run_ids), READ_AT_ONCE):
             some = run_ids[first : first + READ_AT_ONCE]
@@ -115,7 +115,7 @@ class RedisJournal:
         return journals
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
-        """The next number of each of these journals that there is."""
+        """The next number of each of these journals that exists."""
         if not run_ids:
             return {}
         answers = await self._server.call(HEADS, list(run_ids))

@@ -39,7 +39,7 @@ class RedisLeases:
         return [key.decode() for key in lost]
 
     async def release(self, key: str, owner: str) -> None:
-        """Give your lease back; raises NotOwner when it is not yours."""
+        """Release a lease; raises NotOwner when another owner holds it, or none."""
         repeated = False
         try:
             answer = await self._server.once(RELEASE, (key, owner))
@@ -54,7 +54,7 @@ class RedisLeases:
             raise NotOwner(key, owner, held_by or None)
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds."""
+        """Release every lease of `owner`."""
         commits, given = await self._server.call(RELEASE_ALL, owner)
         self._news.heard(commits)
         return int(given)

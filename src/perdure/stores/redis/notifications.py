@@ -18,7 +18,7 @@ log = logging.getLogger("perdure")
 POLL_SECONDS = 15.0
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 REFUSED_RETRY = 3600.0
-# How much later than it ends a lease is taken for ended: a heartbeat may be on its way.
+# How long after its expiry a lease counts as ended: a heartbeat may be under way.
 LATE_SECONDS = 0.2
 
 
@@ -171,7 +171,7 @@ class News:
                 except TimeoutError:
                     assert first is not None
                     key = first
-                    # It may have been heard of meanwhile.
+                    # A heartbeat may have arrived meanwhile.
                     if self._ends.get(key, 0.0) + LATE_SECONDS > time.time():
                         continue
                     self._ends.pop(key, None)

@@ -54,7 +54,7 @@ class RedisRuns:
         found: list[tuple[RunRow, Head]] = []
         cursor = filter.cursor
         if filter.root is not None:
-            # The run_ids of the runs in a tree begin with that of its root and a slash, which the zero comes next to.
+            # The run_ids of a tree begin with the root's run_id and '/'; '0' is the character after '/'.
             beyond = filter.root + "0"
             cursor = beyond if cursor is None else min(cursor, beyond)
         while len(found) < filter.limit:
@@ -93,7 +93,7 @@ class RedisRuns:
         return sorted(name.decode() for name in await self._server.ask("HKEYS", self._key("programs")))
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
-        """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
+        """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""
         if not run_ids:
             return []
         found = await self._server.call(FINISHED, list(run_ids))

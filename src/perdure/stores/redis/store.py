@@ -76,7 +76,7 @@ class RedisStore:
         return hints if setup.survives_power_loss else [setup.promise, *hints], commits
 
     async def close(self) -> None:
-        """Disconnect, when the last of those who opened it leaves."""
+        """Disconnect when the last user of the store closes it."""
         async with self._users.leaving() as last:
             if last:
                 self.leases.close()

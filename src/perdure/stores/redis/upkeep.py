@@ -1,4 +1,4 @@
-"""Looking after a store in Redis. Nothing of this is in anybody's way for long: all of it comes in small parts."""
+"""Looking after a store in Redis. Everything is done in small parts, so that no script blocks the server for long."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class RedisUpkeep:
         await self._server.call(KEEP_BLOB, blob_id)
 
     async def journals(self, after: str, limit: int) -> Sequence[str]:
-        """The run_ids of the journals there are, in order."""
+        """The run_ids of all journals, in order."""
         key = f"{self._server.address.prefix}journals"
         found = await self._server.ask("ZRANGEBYLEX", key, f"({after}", "+", "LIMIT", 0, limit)
         return [run_id.decode() for run_id in found]
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
-        """Put rows in the place of those of a journal."""
+        """Replace the rows of a journal's run and its children."""
         texts = Texts()
         packed = [pack(row, texts) for row in rows]
         commits, done = await self._server.call(REPROJECT, (run_id, expected_next, packed), *texts.all)

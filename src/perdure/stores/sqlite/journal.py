@@ -94,7 +94,7 @@ class SqlJournal:
         return result
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
-        """Put batches in the place of a whole journal."""
+        """Replace a whole journal by these batches."""
         prepared = _prepare(Append(run_id, expected_next, batches))
         outcome = self._database.write(lambda db: _rewrite(db, prepared))
         return await outcome if isinstance(outcome, Awaitable) else outcome
@@ -105,7 +105,7 @@ class SqlJournal:
         return cut(batches(run_id, rows, start, limit is None), start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
-        """Whole journals; a damaged one comes as its error."""
+        """Whole journals; a damaged journal is returned as its error."""
         wanted = as_json(run_ids)
         journals: dict[str, list[Batch] | Exception] = {}
         try:
@@ -132,7 +132,7 @@ class SqlJournal:
         return await self._database.read(sql, (*bindings, None))
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
-        """The next number of each of these journals that there is."""
+        """The next number of each of these journals that exists."""
         wanted = as_json(run_ids)
         return dict(self._database.ask(_HEADS, (wanted,)))
 
@@ -250,7 +250,7 @@ def _write_one(db: apsw.Connection, one: _Prepared) -> Outcome:
     finally:
         db.execute("release one")
     for start in one.starts:
-        _write_one(db, start)  # one that is there already was started before
+        _write_one(db, start)  # a run that exists was started before: skip it
     return APPENDED
 
 

@@ -30,9 +30,9 @@ except ImportError:  # Windows: leases run out by time alone
 
 T = TypeVar("T")
 
-# How often rows that nobody uses are looked for: all of them are read for that.
+# How often unused rows are swept: a sweep reads all of them.
 SWEEP_SECONDS = 3600.0
-# How often the files of the living are looked at; no statement is sent for that.
+# How often the lock files are polled; that sends no statement.
 WATCH_SECONDS = 0.5
 # The keys whose holders show themselves by a file.
 WITNESSED = "orchestrator:"
@@ -121,12 +121,12 @@ class SqlLeases:
         return [renewal.key for renewal in renewals if renewal.key not in renewed]
 
     async def release(self, key: str, owner: str) -> None:
-        """Give your lease back; raises NotOwner when it is not yours."""
+        """Release a lease; raises NotOwner when another owner holds it, or none."""
         if not owner or not await self._database.execute(_RELEASE, (key, owner)):
             raise NotOwner(key, owner, self._holder(key))
 
     async def release_all(self, owner: str) -> int:
-        """Give back everything `owner` holds."""
+        """Release every lease of `owner`."""
         try:
             released = await self._database.execute(_RELEASE_ALL, (owner,))
         except StoreUnavailable:
@@ -150,7 +150,7 @@ class SqlLeases:
         known: dict[str, str] = {}
         seen: object = None
         while True:
-            # Who comes makes a file in the folder, and the time of the folder shows that.
+            # A new holder creates a file in the folder, which changes the folder's mtime.
             current = self._presence.version()
             if current != seen:
                 seen, before = current, known
@@ -176,7 +176,7 @@ class SqlLeases:
         return await result if isawaitable(result) else result
 
     def close(self) -> None:
-        """Stop being present under every name."""
+        """Release the lock files of all names."""
         self._presence.close()
 
 
@@ -266,7 +266,7 @@ class Presence:
             os.close(file)
 
     def close(self) -> None:
-        """Stop being present under every name."""
+        """Release the lock files of all names."""
         for owner in list(self._held):
             self.hide(owner)
 

@@ -36,8 +36,7 @@ _FILTER = """
     order by r.run_id desc limit :limit
 """
 LIST_FILTER = " where " + _FILTER
-# A condition that only sometimes holds uses no index: those that ask and those that stand still have statements of
-# their own.
+# An optional condition uses no index: open approvals and parked runs have statements of their own.
 _ASKING = """
     where r.run_id in (
         select run_id from perdure_runs indexed by perdure_runs_by_approvals where approvals > 0 and root = '')
@@ -45,7 +44,7 @@ _ASKING = """
 """
 ASKING_FILTER = _ASKING + _FILTER
 PARKED_FILTER = " where r.status = 'parked' and " + _FILTER
-# The run_ids of the runs in a tree begin with that of its root and a slash, which the zero comes next to.
+# The run_ids of a tree begin with the root's run_id and '/'; '0' is the character after '/'.
 TREE_FILTER = " where r.run_id >= :root and r.run_id < :root || '0' and " + _FILTER
 ENDED = """
     where r.run_id in (select value from json_each(?)) and (r.finished_at is not null or r.status = 'parked')
@@ -80,7 +79,7 @@ _NEXT_DUE = """
         order by wake_at limit 1)
     union all
 """
-# One that has ended without its deadline being forgotten has no `wake_at`, as one that was imported.
+# A run that has ended, or was imported, has no `wake_at`, though its deadline may still be listed.
 _LATE = """
     select d.run_id from perdure_deadlines d join perdure_runs r on r.run_id = d.run_id
     where d.program in (select value from json_each(?2)) and d.deadline <= ?1 and r.wake_at is not null
@@ -160,7 +159,7 @@ class SqlRuns:
         return [program for (program,) in await self._database.read(PROGRAMS)]
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
-        """Those of `run_ids` that have ended or are parked; a damaged one comes as its error."""
+        """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""
         return [run_row_or_damage(row) for row in self._database.ask(_FINISHED, (as_json(run_ids),))]
 
 

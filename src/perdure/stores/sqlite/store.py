@@ -58,7 +58,7 @@ class SqliteStore:
                 self._database.open(migrate=migrate and self._auto_migrate)
 
     async def close(self) -> None:
-        """Disconnect, when the last of those who opened it leaves."""
+        """Disconnect when the last user of the store closes it."""
         async with self._users.leaving() as last:
             if last:
                 self.leases.close()

@@ -1,4 +1,4 @@
-"""Upkeep in an SQLite file: what may go, and rows that are made anew from their journals."""
+"""Upkeep in an SQLite file: pruning, blob collection, and rows rebuilt from their journals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _REMOVE_JOURNAL = "delete from perdure_journal where run_id = ?"
 _REMOVE_HEAD = "delete from perdure_heads where run_id = ?"
 _REMOVE_USES = "delete from perdure_blob_uses where run_id = ?"
 _REMOVE_ROW = "delete from perdure_runs where run_id = ?"
-# Children are named after their root and an op path: '0' comes after '/'.
+# A child's run_id is its root's, '/' and its op path; '0' is the character after '/'.
 _REMOVE_CHILDREN = "delete from perdure_runs where run_id > ?1 || '/' and run_id < ?1 || '0' and root = ?1"
 _UNNOTED = """
     select run_id, position, seq, at, checksum, cast(events as blob)
@@ -89,7 +89,7 @@ class SqlUpkeep:
         return await self._write(lambda db: _remove(db, run_ids))
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
-        """Remove blobs that no journal refers to and that nobody has put for `age` seconds."""
+        """Remove blobs that no journal refers to and that were last put over `age` seconds ago."""
         # Some entries per commit, so that others get their turn at the write lock.
         while await self._write(_note_some):
             pass
@@ -104,11 +104,11 @@ class SqlUpkeep:
         await self._write(lambda db: db.execute(NOTE_USES, (blob_id, "")).fetchall())
 
     async def journals(self, after: str, limit: int) -> Sequence[str]:
-        """The run_ids of the journals there are, in order."""
+        """The run_ids of all journals, in order."""
         return [run_id for (run_id,) in await self._database.read(_JOURNALS, (after, limit))]
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
-        """Put rows in the place of those of a journal."""
+        """Replace the rows of a journal's run and its children."""
         try:
             return await self._write(lambda db: _reproject(db, run_id, expected_next, rows))
         except apsw.ConstraintError as error:
