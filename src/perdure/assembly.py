@@ -38,11 +38,11 @@ from perdure.inherited import check_main, check_process
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import Invocation, Recorded, check_invocation
+from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue, check_queue
 from perdure.kernel.policies.reuse import Reuse
-from perdure.kernel.policies.rule_names import check_program, engine_strangers
+from perdure.kernel.policies.rule_names import check_program, unknown_rule_names
 from perdure.kernel.policies.rules import RulesLike, rules_of
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
@@ -208,7 +208,7 @@ class Engine(Client):
         for program in programs:
             check_program(program)
         if self._rules.rules and programs:
-            for stranger in engine_strangers(self._rules, programs):
+            for stranger in unknown_rule_names(self._rules, programs):
                 log.warning("%s", stranger)
 
     async def open(self) -> Self:
@@ -447,7 +447,7 @@ class Engine(Client):
             self._lasting.show()
 
     def _program(self, invocation: Invocation[Any]) -> Program | None:
-        if isinstance(invocation, Recorded):
+        if isinstance(invocation, EncodedInvocation):
             return self._programs.get(invocation.name)
         own = invocation.program
         if own is not None:

@@ -17,7 +17,7 @@ from perdure.authoring.code.program import CodeProgram
 from perdure.errors import Diverged
 from perdure.kernel.divergence.explain import recorded_op
 from perdure.kernel.divergence.model import Divergence
-from perdure.kernel.divergence.recorder import Tracing, explained, follow
+from perdure.kernel.divergence.recorder import Recorder, explained, follow
 from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
@@ -112,7 +112,7 @@ def replay(code: Code, batches: Sequence[Batch]) -> Divergence | None:
     try:
         follow(first, batches)
     except Diverged as error:
-        said = explained(error, opened(Tracing), batches, Programs(code.programs.values()))
+        said = explained(error, opened(Recorder), batches, Programs(code.programs.values()))
         assert isinstance(said, Diverged)
         return said.divergence
     finally:

@@ -31,7 +31,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.ids import inputs_hash
-from perdure.kernel.patches import NO_PAST, Past
+from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.plan import Call, Plan, adopt, failed, plan, wake
 from perdure.kernel.policies.retry import Retry
 from perdure.kernel.program import Program
@@ -68,7 +68,7 @@ class Table(Program):
     name: str = "table"
     version: str = "1"
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past = NO_PAST) -> TableExecution:
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> TableExecution:
         return TableExecution(self, codec)
 
 

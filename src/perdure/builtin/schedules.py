@@ -23,7 +23,7 @@ from perdure.client.client import Client
 from perdure.engine.step_context import step_context
 from perdure.errors import AlreadyExists, NotDecodable, SignalTimeout
 from perdure.kernel.events import RunStatus
-from perdure.kernel.invocation import Recorded
+from perdure.kernel.invocation import EncodedInvocation
 from perdure.kernel.policies.retry import Retry
 from perdure.kernel.projection import RunRow
 from perdure.kernel.schedules import schedule as kernel
@@ -113,7 +113,9 @@ class Runs:
         tick = {"tick": stamp(order.tick)} if order.tick is not None else {}
         try:
             _ = await self._client.start(
-                Recorded(definition.program, definition.input.encode(), errand.id, order.tick, definition.rules),
+                EncodedInvocation(
+                    definition.program, definition.input.encode(), errand.id, order.tick, definition.rules
+                ),
                 id=id,
                 tags={**definition.tags, "schedule": errand.id, **tick},
                 queue=definition.queue or None,

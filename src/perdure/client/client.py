@@ -28,7 +28,7 @@ from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunSta
 from perdure.kernel.ids import check_id
 from perdure.kernel.ids import run_id as make_run_id
 from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import Invocation, Recorded, check_invocation
+from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.durations import Duration
@@ -223,7 +223,7 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         put apart.
         """
         if starting.program is None and starting.recorded is starting.started:
-            if not isinstance(starting.invocation, Recorded):
+            if not isinstance(starting.invocation, EncodedInvocation):
                 await self._signatures.check(starting.invocation.name, bytes(starting.started.input))
 
     def _identified(self, starting: _Starting[Any]) -> tuple[str, RunStarted, RunStarted]:
@@ -333,19 +333,19 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
             not_before=None if delay is None else now + seconds(delay, "delay"),
             deadline=moment_of(deadline, now, "deadline"),
             max_concurrency=at_least_one(max_concurrency),
-            rules=invocation.rules if isinstance(invocation, Recorded) else run_rules(rules, program),
+            rules=invocation.rules if isinstance(invocation, EncodedInvocation) else run_rules(rules, program),
             queue=place.queue,
             queue_key=place.key,
             priority=place.priority,
-            schedule=invocation.schedule if isinstance(invocation, Recorded) else "",
-            scheduled_at=invocation.scheduled_at if isinstance(invocation, Recorded) else None,
+            schedule=invocation.schedule if isinstance(invocation, EncodedInvocation) else "",
+            scheduled_at=invocation.scheduled_at if isinstance(invocation, EncodedInvocation) else None,
         )
-        if program is not None and not isinstance(invocation, Recorded) and not self._begins_here(started):
+        if program is not None and not isinstance(invocation, EncodedInvocation) and not self._begins_here(started):
             # It is read elsewhere, and later, where the caller hears of nothing: what does not fit is refused here.
             program.check_input(started.input, self.codec)
         if inline:
             return started, started
-        if program is None and not isinstance(invocation, Recorded):
+        if program is None and not isinstance(invocation, EncodedInvocation):
             await self._signatures.check(invocation.name, data)
         blob = await self.payloads.offload(data, what)
         return started, _with(started, input=Raw(b"null"), input_blob=blob)

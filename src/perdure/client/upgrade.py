@@ -10,7 +10,7 @@ import msgspec
 from perdure.client.base import Connection
 from perdure.errors import PerdureError, StoreUnavailable, UsageError
 from perdure.kernel.events import FINISHED, Batch, RunStatus
-from perdure.kernel.history.upgrade import Fit, Verdict, judge
+from perdure.kernel.history.upgrade import Compatibility, Fit, check_compatibility
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.codec import Codec
@@ -70,7 +70,7 @@ def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:
 
 async def _judge(
     client: Connection, programs: Programs, codec: Codec, row: RunRow, batches: Sequence[Batch] | Exception
-) -> Verdict:
+) -> Compatibility:
     try:
         if isinstance(batches, Exception):
             raise batches
@@ -79,9 +79,9 @@ async def _judge(
     except StoreUnavailable:
         raise
     except PerdureError as error:
-        return Verdict(Fit.BREAKS, str(error))
+        return Compatibility(Fit.BREAKS, str(error))
     # In a callback: a body must not be driven inside a task.
     loop = asyncio.get_running_loop()
-    verdict: asyncio.Future[Verdict] = loop.create_future()
-    loop.call_soon(lambda: verdict.set_result(judge(programs, codec, row.run_id, started, whole)))
+    verdict: asyncio.Future[Compatibility] = loop.create_future()
+    loop.call_soon(lambda: verdict.set_result(check_compatibility(programs, codec, row.run_id, started, whole)))
     return await verdict

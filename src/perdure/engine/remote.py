@@ -26,7 +26,7 @@ from perdure.kernel.events import (
     StepSucceeded,
 )
 from perdure.kernel.ids import REMOTE, inputs_hash
-from perdure.kernel.patches import NO_PAST, Past
+from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.retry import Retry
 from perdure.kernel.program import Program
 from perdure.kernel.values.codec import Codec
@@ -48,7 +48,7 @@ class RemoteStep(Program):
         self._spec = dataclasses.replace(spec, queue="")
         self._report = report
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past = NO_PAST) -> Performance:
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> Performance:
         """A fresh execution that has been fed nothing yet."""
         assert started.remote is not None
         return Performance(self._spec, started, started.remote, self._report)

@@ -112,7 +112,7 @@ def check_arguments(name: str, args: Iterable[object]) -> None:
             raise UsageError(f"{name}(...) is given the coroutine {given.__name__}(...), which is not awaited")
 
 
-class Recorded(Invocation[Any]):
+class EncodedInvocation(Invocation[Any]):
     """An invocation whose input has been encoded before; its program need not be known here."""
 
     __slots__ = ("_input", "rules", "schedule", "scheduled_at")

@@ -1,4 +1,4 @@
-"""What a journal says before it is replayed: which patches it bears, and how far the code must follow it."""
+"""What replay must know of a journal in advance: its patch marks, and how far the code must follow it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ PATCH = "patch"
 LARGE = 4096
 
 
-class Past:
-    """The past of one execution: of a run, or of a child in its journal."""
+class PatchHistory:
+    """The recorded history of one execution: of a run, or of a child in its journal."""
 
     __slots__ = ("_completed", "_forks", "_last", "_marks", "_path", "_retried", "_state", "_taken")
 
@@ -48,29 +48,29 @@ class Past:
         completed: frozenset[str] = frozenset(),
     ) -> None:
         self._state, self._marks, self._last, self._path = state, marks, last, path
-        # Where the past of other runs ends, by the numbers of the events that say so.
+        # RunForked events by number: the events before each were recorded by the origin of a fork.
         self._forks = forks
-        # The ops whose large values the journal has taken.
+        # The ops whose large values are in the journal.
         self._taken = taken
-        # What a run was that is tried again: it may get what it had before wherever it is, so it stays that.
+        # The context of the run that this one retries; the retry keeps it, so that code that reads it repeats its path.
         self._retried = retried
-        # The executions that have completed, by the op paths of children; that of the run itself is empty.
+        # The executions that have completed, by the op path of the child; the run itself is "".
         self._completed = completed
 
     @property
     def replaying(self) -> bool:
-        """Whether something that the program wished for stands later in the journal: it must wish for that again."""
+        """Whether the journal holds later commands of the program, which it must repeat."""
         if self._state is None:
             return False
-        # What a run had before it was tried again is what it must wish for again as well.
+        # A retried run must also ask again for the steps whose outcomes it kept.
         return self._state.next_seq <= self._last or (self._state.kept is not None and bool(self._state.kept.effects))
 
     def marked(self, op: str) -> bool:
-        """Whether the journal bears a mark for this op, wherever it stands."""
+        """Whether the journal holds a patch mark for this op, at any position."""
         return self._path + op in self._marks
 
     def took(self, op: str) -> bool:
-        """Whether the journal holds a large value of this op: it was within the limits then."""
+        """Whether the journal holds a large value of this op, which was within the limits when it was recorded."""
         return self._path + op in self._taken
 
     @property
@@ -78,9 +78,9 @@ class Past:
         """Whether the journal says that this execution has completed."""
         return self._path[:-1] in self._completed
 
-    def within(self, path: str) -> Past:
-        """The past of the child at an op path."""
-        return Past(
+    def within(self, path: str) -> PatchHistory:
+        """The history of the child at an op path."""
+        return PatchHistory(
             self._state,
             self._marks,
             self._last,
@@ -92,7 +92,7 @@ class Past:
         )
 
     def context(self) -> RunContext | None:
-        """The run that the code is part of now: while it repeats the past of another run, that one."""
+        """The run that the code sees as its own: the origin while it repeats the past of an origin, else this run."""
         state = self._state
         if state is None or state.started is None:
             return None
@@ -102,12 +102,12 @@ class Past:
 
 _COMMANDS = events_with(Trait.COMMAND)
 
-# The past of a run that begins now.
-NO_PAST = Past()
+# For a run that has no journal yet.
+NO_HISTORY = PatchHistory()
 
 
-def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
-    """The past that `batches` tell of, for the replay that folds them into `state`."""
+def patch_history(state: RunState, batches: Iterable[Batch]) -> PatchHistory:
+    """The history in `batches`, for the replay that folds them into `state`."""
     marks, taken, completed, last, forks = set(), set(), set(), -1, []
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
@@ -126,7 +126,7 @@ def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
             elif type(event) is RunForked:
                 forks.append((number, event))
     retried = retried_as(batches) if forks else None
-    return Past(
+    return PatchHistory(
         state,
         frozenset(marks),
         last,
@@ -138,7 +138,7 @@ def past_of(state: RunState, batches: Iterable[Batch]) -> Past:
 
 
 def retried_as(batches: Iterable[Batch]) -> RunContext | None:
-    """What a run was whose journal this goes on for, if it was tried again, and not forked since."""
+    """The context of the run that this journal retries, if it does and has not been forked since."""
     found: RunContext | None = None
     for batch in batches:
         forked = next((event for event in batch.events if isinstance(event, RunForked)), None)
@@ -156,7 +156,7 @@ def commanded(event: AnyEvent) -> bool:
     if isinstance(event, WaitResolved):
         return event.by == "cancelled"
     if isinstance(event, ValueRecorded):
-        return event.kind != "lock"  # a lock's new token is the owner's word
+        return event.kind != "lock"  # a lock's new token comes from the owner
     if isinstance(event, StepFailed):
         return event.cancelled
     return isinstance(event, CancelRequested) and bool(event.child)

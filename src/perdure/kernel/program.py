@@ -11,15 +11,15 @@ from msgspec import Raw
 
 from perdure.errors import UsageError
 from perdure.kernel.commands import UNDECODED, Command
-from perdure.kernel.divergence.source_map import NOTHING, Mentions
+from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import AnyEvent, RunStarted
-from perdure.kernel.policies.rule_names import UNKNOWN, Reach
+from perdure.kernel.policies.rule_names import UNKNOWN, StepNames
 from perdure.kernel.policies.rules import NONE, Rules
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature
 
 if TYPE_CHECKING:
-    from perdure.kernel.patches import Past
+    from perdure.kernel.patches import PatchHistory
 
 
 class Execution(Protocol):
@@ -60,7 +60,7 @@ class Program(Protocol):
     - `accepts`, `rules`, `defined`: runs of older versions, policies of its steps, a definition that replaces another.
     - `returns`, `errors`: results and exceptions of its runs come back as the types they were.
     - `encode_input`, `check_input`, `takes`, `signature`: arguments are kept by name and refused where they are wrong.
-    - `reach`, `mentions`, `source_hash`, `children`: what its code can be seen to do, for advice, capsules and tests.
+    - `step_names`, `source_map`, `source_hash`, `children`: what its code does, for advice, capsules and tests.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Program(Protocol):
     # Where and when it was defined, for a program that may be defined again in one process.
     defined: Defined | None = None
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past) -> Execution:
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory) -> Execution:
         """A fresh execution that has been fed nothing yet; `past` is what its journal says beforehand."""
         ...
 
@@ -97,13 +97,13 @@ class Program(Protocol):
         """How it is called, for messages."""
         return "(...)"
 
-    def reach(self) -> Reach:
+    def step_names(self) -> StepNames:
         """The steps that it can be seen to call: a rule for another name is a mistake."""
         return UNKNOWN
 
-    def mentions(self) -> Mentions:
+    def source_map(self) -> SourceMap:
         """At which lines of its source it names ops: an explanation of a divergence points there."""
-        return NOTHING
+        return NO_SOURCE
 
     def source_hash(self) -> str:
         """A fingerprint of its source, which a capsule keeps; empty where there is none."""

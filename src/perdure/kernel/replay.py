@@ -52,7 +52,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.history.edits import with_inputs
-from perdure.kernel.patches import NO_PAST, PATCH, Past, past_of
+from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory, patch_history
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution, Program
 from perdure.kernel.projection import child_run_id
@@ -77,7 +77,7 @@ class Family:
         programs: Programs,
         codec: Codec,
         rules: Callable[[Program], Resolve | None] = lambda program: None,
-        past: Past = NO_PAST,
+        past: PatchHistory = NO_HISTORY,
     ) -> None:
         self.programs, self.codec, self.rules, self.past = programs, codec, rules, past
 
@@ -386,7 +386,7 @@ def open_replay(
     Raises UnknownProgram or UnknownVersion where no program fits.
     """
     program, state = programs.find(started.program, started.version), RunState(run_id)
-    past = past_of(state, batches)
+    past = patch_history(state, batches)
     execution = program.open(run_id, started, codec, past)
     return kind(state, execution, rules(program), Family(programs, codec, rules, past))
 

@@ -43,7 +43,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.history.kept_outcomes import Keeping
+from perdure.kernel.history.kept_outcomes import KeptOutcomes
 from perdure.kernel.ids import address, signal_key
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.values.failures import Failure
@@ -232,7 +232,7 @@ class RunState:
         self.stirred = False
         self.values: dict[str, Raw] = {}
         # For a run that is tried again: what it had before and has not asked for again.
-        self.kept: Keeping | None = None
+        self.kept: KeptOutcomes | None = None
         self.finished: RunFinished | None = None
         self.finished_at: float | None = None
         # How many events are over and done with, for a snapshot to leave out, and where the last snapshot was taken.
@@ -369,7 +369,7 @@ class RunState:
                 self._moved(event.op, 0, 1)
         self.held = 0
         if self.kept is not None and event.attempt == 1:
-            self.kept.asked(event)
+            self.kept.consume(event)
         if not op.running and op.kind == "step":
             op.running = True
             self.running += 1
@@ -419,7 +419,7 @@ class RunState:
         op = self.ops[event.op] = OpenOp(event.kind, event.source)
         op.name, op.due = event.name, event.deadline
         if self.kept is not None:
-            self.kept.asked(event)
+            self.kept.consume(event)
         if event.kind == "signal":
             op.name = address(self.child_of(event.op), event.name)
             self.waits.setdefault(op.name, deque()).append(event.op)
@@ -475,7 +475,7 @@ class RunState:
     def _child_started(self, event: ChildStarted, at: float) -> None:
         if event.detached:
             if self.kept is not None:
-                self.kept.asked(event)
+                self.kept.consume(event)
             return
         incarnation = 1
         if event.id:
@@ -578,7 +578,7 @@ class RunState:
 
     def _outcome_kept(self, event: OutcomeKept, at: float) -> None:
         if self.kept is None:
-            self.kept = Keeping()
+            self.kept = KeptOutcomes()
         self.kept.add(event)
 
     def _run_finished(self, event: RunFinished, at: float) -> None:

@@ -20,7 +20,7 @@ from perdure.engine.steps import StepRunner
 from perdure.engine.turns import Turns
 from perdure.engine.writer import Source, Writer
 from perdure.errors import Corrupt, Diverged, StoreUnavailable
-from perdure.kernel.divergence.recorder import Tracing, explained, follow
+from perdure.kernel.divergence.recorder import Recorder, explained, follow
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus, journal_size
 from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.kernel.policies.durability import durability
@@ -199,7 +199,7 @@ class Orchestrator:
             follow(replay, batches)
         except Diverged as error:
             replay.close()
-            again = self._open(started, run_id, batches, Tracing)
+            again = self._open(started, run_id, batches, Recorder)
             raise explained(error, again, batches, self.programs) from None
         except BaseException:
             replay.close()

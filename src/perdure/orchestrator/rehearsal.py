@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perdure.kernel.events import Batch, RunClaimed, RunStarted
-from perdure.kernel.history.retry_points import rehearse as rehearse_retry
+from perdure.kernel.history.retry_points import check_retry as rehearse_retry
 from perdure.kernel.values.raised import contained
 
 if TYPE_CHECKING:

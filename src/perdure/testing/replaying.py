@@ -23,7 +23,7 @@ from perdure.errors import UnknownProgram, UsageError
 from perdure.kernel.commands import FINISH, Finish
 from perdure.kernel.events import AnyEvent, Batch, InputReplaced, RunClaimed, RunFinished, RunStarted, moment
 from perdure.kernel.history.capsule import Capsule, decode_capsule, inflated
-from perdure.kernel.patches import past_of
+from perdure.kernel.patches import patch_history
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution, Program
 from perdure.kernel.replay import Family, Replay
@@ -74,7 +74,7 @@ class Replaying:
         program = pick(self.programs, started.program, started.version)
         programs = Programs([program, *(other for other in self.programs if other is not program)])
         state = RunState(self.capsule.run_id)
-        past = past_of(state, [Batch(0, 0.0, [event for _, _, event in self._events])])
+        past = patch_history(state, [Batch(0, 0.0, [event for _, _, event in self._events])])
         execution = program.open(self.capsule.run_id, started, self.codec, past)
         self._replay = Replay(state, execution, family=Family(programs, self.codec, past=past))
         self._next = 0

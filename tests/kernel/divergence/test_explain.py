@@ -1,4 +1,4 @@
-"""Telling changes apart, from a journal, from what the code asks for, and from what it mentions."""
+"""Telling changes apart, from a journal, from what the code asks for, and from what it source_map."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from perdure.errors import Diverged
 from perdure.kernel.commands import Finish, OpenWait, RecordValue, RunStep, SetState, StartChild, StartTimer, StepSpec
 from perdure.kernel.divergence.explain import Evidence, explain, recorded_op, wished_op
 from perdure.kernel.divergence.model import Divergence, OpView
-from perdure.kernel.divergence.recorder import Tracing, explained, follow
-from perdure.kernel.divergence.source_map import Arms, Mentions
+from perdure.kernel.divergence.recorder import Recorder, explained, follow
+from perdure.kernel.divergence.source_map import Arms, SourceMap
 from perdure.kernel.events import (
     NULL,
     ChildStarted,
@@ -39,8 +39,8 @@ def op(path: str, line: int, inputs: str = "", kind: str = "step") -> OpView:
     return OpView(kind, path, name, inputs, f"shop.py:{line}")
 
 
-def mentions(**lines: int) -> Mentions:
-    return Mentions({name: (f"shop.py:{line}",) for name, line in lines.items()}, {}, {}, True)
+def source_map(**lines: int) -> SourceMap:
+    return SourceMap({name: (f"shop.py:{line}",) for name, line in lines.items()}, {}, {}, True)
 
 
 # --- one form for what was recorded and what is wished for ------------------------------------------------------------
@@ -82,42 +82,42 @@ def test_without_any_knowledge_of_the_code_the_inputs_tell_a_new_name_from_a_new
 
 
 def test_a_name_that_the_code_still_mentions_was_not_renamed() -> None:
-    evidence = Evidence(op("a:0", 1, "h"), [op("b:0", 1, "h")], mentions=mentions(a=2, b=1))
+    evidence = Evidence(op("a:0", 1, "h"), [op("b:0", 1, "h")], source_map=source_map(a=2, b=1))
     assert explain(evidence).change == "inserted"
 
 
 def test_what_the_journal_has_later_was_not_inserted() -> None:
     recorded, now = op("a:0", 1, "h"), op("b:0", 1, "h")
     after = [op("b:0", 2, "h")]
-    assert explain(Evidence(recorded, [now], after=after, mentions=mentions(a=2, b=1))).change == "reordered"
-    assert explain(Evidence(recorded, [now], after=after, mentions=mentions(b=1))).change == "removed"
+    assert explain(Evidence(recorded, [now], after=after, source_map=source_map(a=2, b=1))).change == "reordered"
+    assert explain(Evidence(recorded, [now], after=after, source_map=source_map(b=1))).change == "removed"
 
 
 def test_one_line_that_asks_again_and_again_is_a_loop() -> None:
     again = [op("a:0", 1), op("a:1", 1)]
-    fewer = Evidence(op("a:2", 1), [op("b:0", 2)], before=again, after=[op("b:0", 2)], mentions=mentions(a=1, b=2))
+    fewer = Evidence(op("a:2", 1), [op("b:0", 2)], before=again, after=[op("b:0", 2)], source_map=source_map(a=1, b=2))
     assert explain(fewer).change == "fewer"
     asked = [*again, op("a:2", 1)]
-    more = Evidence(op("b:0", 2), [asked[-1]], before=again, asked=asked, mentions=mentions(a=1, b=2))
+    more = Evidence(op("b:0", 2), [asked[-1]], before=again, asked=asked, source_map=source_map(a=1, b=2))
     assert explain(more).change == "more"
 
 
 def test_what_is_wished_for_in_passing_is_not_what_the_code_is_at() -> None:
-    found = explain(Evidence(op("a:0", 1), [op("now:0", 1, kind="now"), op("b:0", 2)], mentions=mentions(a=3, b=2)))
+    found = explain(Evidence(op("a:0", 1), [op("now:0", 1, kind="now"), op("b:0", 2)], source_map=source_map(a=3, b=2)))
     assert found.current is not None
     assert found.current.path == "b:0"
 
 
 def test_what_a_child_wishes_for_says_nothing_about_its_parent() -> None:
     child = op("c:0", 1, kind="child")
-    found = explain(Evidence(op("a:0", 2), [op("c:0/b:0", 9)], before=[child], mentions=mentions(a=3)))
+    found = explain(Evidence(op("a:0", 2), [op("c:0/b:0", 9)], before=[child], source_map=source_map(a=3)))
     assert found.current is None
 
 
 def test_arms_of_an_if_exclude_each_other() -> None:
     arms: dict[str, Arms] = {"shop.py:2": ((1, 0),), "shop.py:4": ((1, 1),)}
-    known = Mentions({"a": ("shop.py:2",), "b": ("shop.py:4",)}, {}, arms, True)
-    assert explain(Evidence(op("a:0", 2), [op("b:0", 4)], mentions=known)).change == "branch"
+    known = SourceMap({"a": ("shop.py:2",), "b": ("shop.py:4",)}, {}, arms, True)
+    assert explain(Evidence(op("a:0", 2), [op("b:0", 4)], source_map=known)).change == "branch"
 
 
 def test_the_end_says_what_the_code_failed_with() -> None:
@@ -135,7 +135,9 @@ def test_the_end_says_what_the_code_failed_with() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_every_pair_has_words(kind: str, other: str, known: bool) -> None:
     found = explain(
-        Evidence(op("a:0", 1, kind=kind), [op("b:0", 2, kind=other)], mentions=mentions(b=2) if known else Mentions())
+        Evidence(
+            op("a:0", 1, kind=kind), [op("b:0", 2, kind=other)], source_map=source_map(b=2) if known else SourceMap()
+        )
     )
     assert found.change in CHANGES
     assert found.fix
@@ -168,7 +170,7 @@ def test_any_journal_fits_any_program_or_is_explained(story: Story, other: Story
     except Diverged as raised:
         error = raised
     if error is not None:
-        found = explained(error, opened(Tracing), journal, Programs())
+        found = explained(error, opened(Recorder), journal, Programs())
         assert isinstance(found, Diverged)
         assert (found.seq, found.op) == (error.seq, error.op)
         assert found.change in CHANGES

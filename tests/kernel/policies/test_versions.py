@@ -10,7 +10,7 @@ from perdure import UnknownProgram, UnknownVersion, UsageError, workflow
 from perdure.kernel.events import NULL as NOTHING
 from perdure.kernel.events import AnyEvent, Batch, RunClaimed, SignalReceived, StepStarted, StepSucceeded, ValueRecorded
 from perdure.kernel.ids import version_order
-from perdure.kernel.patches import past_of
+from perdure.kernel.patches import patch_history
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.state import RunState
 
@@ -111,7 +111,7 @@ def test_a_run_is_being_replayed_as_long_as_a_wish_of_its_program_stands_later_i
         # From outside, and no wish of the program's.
         SignalReceived("s"),
     ]
-    past = past_of(state, [Batch(0, 0.0, events[:3]), Batch(3, 0.0, events[3:])])
+    past = patch_history(state, [Batch(0, 0.0, events[:3]), Batch(3, 0.0, events[3:])])
     replaying = []
     for event in events:
         state.fold(event, 0.0)

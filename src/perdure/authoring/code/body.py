@@ -75,7 +75,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.ids import inputs_hash
 from perdure.kernel.invocation import Invocation, check_arguments
-from perdure.kernel.patches import NO_PAST, PATCH, Past
+from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory
 from perdure.kernel.program import Program
 from perdure.kernel.state import REJECTED
 from perdure.kernel.values.codec import Codec
@@ -148,7 +148,7 @@ class Body:
         codec: Codec,
         encode_input: EncodeInput,
         version: str = "",
-        past: Past = NO_PAST,
+        past: PatchHistory = NO_HISTORY,
     ) -> None:
         self._encode_input = encode_input
         self.run_id = run_id

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from perdure.kernel.commands import StepSpec
-from perdure.kernel.policies.rule_names import Reach
+from perdure.kernel.policies.rule_names import StepNames
 
 # More than any workflow is made of by hand.
 MOST = 1000
@@ -28,12 +28,12 @@ _OPEN_ENDS = {"getattr", "globals", "locals", "vars", "eval", "exec", "__import_
 _BY_NAME = {"step_inline", "call"}
 
 
-def reach(fn: Callable[..., Any]) -> Reach:
+def called_steps(fn: Callable[..., Any]) -> StepNames:
     """The steps that `fn` calls, as far as its code tells."""
     walk = Walk()
     walk.visit(fn, frozenset())
     walk.finish()
-    return Reach(frozenset(walk.steps), frozenset(walk.texts), walk.complete)
+    return StepNames(frozenset(walk.steps), frozenset(walk.texts), walk.complete)
 
 
 def workflows(fn: Callable[..., Any]) -> list[Any]:

@@ -13,13 +13,13 @@ from typing import Any
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body
-from perdure.authoring.code.call_graph import reach, workflows
-from perdure.authoring.code.source_map import mentions
+from perdure.authoring.code.call_graph import called_steps, workflows
+from perdure.authoring.code.source_map import read_source_map
 from perdure.errors import NotDecodable, NotSerializable
-from perdure.kernel.divergence.source_map import Mentions
+from perdure.kernel.divergence.source_map import SourceMap
 from perdure.kernel.events import RunStarted
-from perdure.kernel.patches import NO_PAST, Past
-from perdure.kernel.policies.rule_names import Reach
+from perdure.kernel.patches import NO_HISTORY, PatchHistory
+from perdure.kernel.policies.rule_names import StepNames
 from perdure.kernel.policies.rules import NONE
 from perdure.kernel.program import Defined, Program
 from perdure.kernel.values.codec import Codec
@@ -58,8 +58,8 @@ class CodeProgram(Program):
         self.returns = hints.get("return", Any)
         self.errors: Mapping[str, type[BaseException]] = {}
         self.rules = NONE
-        self._reach: Reach | None = None
-        self._mentions: Mentions | None = None
+        self._step_names: StepNames | None = None
+        self._source_map: SourceMap | None = None
 
     @property
     def signature(self) -> str:
@@ -75,11 +75,11 @@ class CodeProgram(Program):
             )
         )
 
-    def reach(self) -> Reach:
+    def step_names(self) -> StepNames:
         """The steps that the function can be seen to call."""
-        if self._reach is None:
-            self._reach = reach(self._fn)
-        return self._reach
+        if self._step_names is None:
+            self._step_names = called_steps(self._fn)
+        return self._step_names
 
     def source_hash(self) -> str:
         """A fingerprint of the function as it is written; empty where its source is not at hand."""
@@ -88,17 +88,17 @@ class CodeProgram(Program):
         except (OSError, TypeError, SyntaxError, TokenError):  # the last two: the file has changed since
             return ""
 
-    def mentions(self) -> Mentions:
+    def source_map(self) -> SourceMap:
         """At which lines the function, and what it calls, names ops."""
-        if self._mentions is None:
-            self._mentions = mentions(self._fn)
-        return self._mentions
+        if self._source_map is None:
+            self._source_map = read_source_map(self._fn)
+        return self._source_map
 
     def children(self) -> Sequence[Program]:
         """The workflows that the function can be seen to call."""
         return workflows(self._fn)
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec, past: Past = NO_PAST) -> Body:
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""
 
         def make() -> Coroutine[Any, Any, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.authoring.code.call_graph import Walk, codes_of, is_users
 from perdure.authoring.code.loop import short
 from perdure.kernel.commands import StepSpec
-from perdure.kernel.divergence.source_map import Arms, Mentions
+from perdure.kernel.divergence.source_map import Arms, SourceMap
 from perdure.kernel.program import Program
 
 # What the functions of perdure and asyncio are called in op paths.
@@ -37,13 +37,13 @@ _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
 _PARSING = threading.Lock()
 
 
-def mentions(fn: Callable[..., Any]) -> Mentions:
+def read_source_map(fn: Callable[..., Any]) -> SourceMap:
     """What the code of `fn`, and of what it calls, mentions."""
     walk = _Mentions()
     walk.visit(fn, frozenset())
     walk.finish()
     lines = {name: tuple(dict.fromkeys(places)) for name, places in walk.lines.items()}
-    return Mentions(lines, walk.code, walk.arms, True)
+    return SourceMap(lines, walk.code, walk.arms, True)
 
 
 class _Mentions(Walk):

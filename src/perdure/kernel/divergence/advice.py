@@ -1,4 +1,4 @@
-"""The words for a change that does not fit a journal: its title, and the code that lets old runs keep their path."""
+"""The title of a divergence, and code that lets old runs keep their path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VERSION = (
     'Or keep the old code for such runs: give the new one a version, @workflow(version="..."), and\n'
     "register both; or put the old code back. The run then goes on by itself."
 )
-# How long a line of code may be to be shown as it is.
+# Longer source lines are not quoted.
 _LONGEST = 80
 
 
@@ -58,7 +58,7 @@ def _title(change: str, recorded: OpView, current: OpView | None) -> str:
 
 
 def fix_for(change: str, recorded: OpView, current: OpView | None, condition: tuple[str, str] | None = None) -> str:
-    """What to write, so that runs which began before the change keep their path. `condition` decides the branch."""
+    """What to write so that runs from before the change keep their path. `condition` is the `if` that changed."""
     if current is not None and current.kind == "end" and current.name == "failed":
         return f"Mend the error and deploy again.\n{_VERSION}"
     name = f"{_slug(change, recorded, current)}"
@@ -68,7 +68,7 @@ def fix_for(change: str, recorded: OpView, current: OpView | None, condition: tu
 
 
 def _with_import(code: str) -> str:
-    """Say where `patched` comes from: a workflow that does not know the name would fail."""
+    """The code with a comment that says where to import `patched` from."""
     first, _, rest = code.partition("\n")
     return f"{first}  # from perdure import patched\n{rest}" if first.endswith(":") else code
 
@@ -106,7 +106,7 @@ def _code(change: str, name: str, recorded: OpView, current: OpView | None) -> s
     if recorded.kind == "cancel":
         return f'if not patched("{name}"):\n    ...  # give {recorded.path} up, as before'
     if change == "removed" and recorded.kind == "timer" and recorded.name != "sleep":
-        # One and the same in the journal.
+        # The journal does not distinguish a sleep from a timeout.
         return f'if not patched("{name}"):\n    ...  # the sleep or the timeout that was at {recorded.source}'
     if change == "removed":
         return f'if not patched("{name}"):\n    {old}{_was_at(recorded)}'
@@ -133,7 +133,7 @@ def _code(change: str, name: str, recorded: OpView, current: OpView | None) -> s
             else _either(name, new, old, recorded)
         )
     if current is not None and current.kind == recorded.kind and new != _call(current):
-        # The line as it is, with what the run asked for in it.
+        # The current line, with what the run asked for in it.
         old = new.replace(current.name, recorded.name) if change == "renamed" else _with_other_arguments(new, current)
         if ids := _ids(recorded, current):
             old = new.replace(ids[1], ids[0]) if all(ids) else _call(recorded)
@@ -141,7 +141,7 @@ def _code(change: str, name: str, recorded: OpView, current: OpView | None) -> s
 
 
 def _with_other_arguments(code: str, op: OpView) -> str:
-    """The statement with the arguments of the call left open."""
+    """The statement with `...` for the arguments of the call."""
     start = code.find(f"{op.name}(")
     if start < 0:
         return _call(op)
@@ -158,18 +158,18 @@ def _moved(recorded: OpView, current: OpView) -> bool:
 
 
 def _ids(recorded: OpView, current: OpView) -> tuple[str, str] | None:
-    """The ids of two children that are given the same, and are not called the same."""
+    """The ids of two children that differ only in their ids."""
     (old, _, was), (new, _, now) = recorded.inputs.partition(" "), current.inputs.partition(" ")
     return (was, now) if "child" in recorded.kind and old == new and was != now else None
 
 
 def _alone(code: str, op: OpView) -> bool:
-    """Whether a statement asks for nothing but this op."""
+    """Whether a statement asks only for this op."""
     _, found, call = code.rpartition("await ")
     return (not found or call.startswith((op.name, *_ASKING))) and not code.startswith("async with")
 
 
-# The functions that take the name of an op as their argument, or stand for it.
+# Functions of perdure and asyncio that ask for an op.
 _ASKING = ("sleep", "asyncio.sleep", "wait_signal", "approval", "child", "step_inline", "checkpoint", "perdure.")
 
 
@@ -224,7 +224,7 @@ _CALLS = {
 
 
 def _call(op: OpView) -> str:
-    """The code that asks for an op, as far as its name tells."""
+    """Code that asks for an op, made from its name."""
     if op.kind in _CALLS:
         return _CALLS[op.kind]
     match op.kind:
@@ -244,7 +244,7 @@ def _call(op: OpView) -> str:
 
 
 def _statement(op: OpView) -> str:
-    """The line that asks for an op, where it is a statement of its own; else what its name tells."""
+    """The line that asks for an op if it is a whole statement, else code made from its name."""
     code = op.code
     whole = code and len(code) <= _LONGEST and not code.endswith((":", ",", "(", "[")) and _balanced(code)
     if code.startswith("async with") and code.endswith(":") and _balanced(code):

@@ -1,8 +1,8 @@
-"""Say what has changed where a journal no longer fits the code, and what to write. Never looks at the code itself.
+"""Classify the change that made a journal diverge from the code, and suggest a fix. Never reads the code itself.
 
-The evidence is what the journal holds before and after the op at which replay fails, what the code has asked for, and
-what it can be seen to mention: see source_map.py. From one run alone some changes look the same (a step that was put in
-before another, and one that came later and was moved up); then the words are those that fit the run.
+The evidence is the op at which replay fails, the ops before and after it in the journal, the commands of the code, and
+the source map of the program. Some changes look the same from one run (a step inserted before another; a later step
+moved up); then the explanation is the one that fits this run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perdure.kernel.commands import (
 )
 from perdure.kernel.divergence.advice import fix_for, title_for
 from perdure.kernel.divergence.model import Divergence, OpView
-from perdure.kernel.divergence.source_map import NOTHING, Mentions
+from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
@@ -41,31 +41,33 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.ids import op_name
 
-# Nothing waits for these: where they stand beside something else, that is what the code is at.
+# Ops that the code does not wait for. If it also waits for something, that is where it stands.
 _IN_PASSING = frozenset({"now", "uuid", "random", "state", "unlock", "patch"})
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What is known where a journal does not fit."""
+    """What is known about a divergence at the op `recorded`.
+
+    `wishes` are pending commands that the journal does not hold, `before` and `after` the ops around `recorded` in the
+    journal, `asked` all ops that the code asked for, each in order.
+    """
 
     recorded: OpView
-    # What the code wishes for and the journal does not hold yet, in order.
     wishes: Sequence[OpView] = ()
-    # The ops that the journal holds before and after that one, and all that the code has asked for.
     before: Sequence[OpView] = ()
     after: Sequence[OpView] = ()
     asked: Sequence[OpView] = ()
-    mentions: Mentions = NOTHING
+    source_map: SourceMap = NO_SOURCE
 
 
 def recorded_op(event: AnyEvent) -> OpView | None:
-    """The op that an event says has begun; None for other events."""
+    """The op that an event begins, or None."""
     if isinstance(event, StepStarted):
         return OpView("step", event.op, op_name(event.op), event.inputs, event.source) if event.attempt == 1 else None
     if isinstance(event, WaitOpened):
         if event.kind == "timer":
             return OpView("timer", event.op, op_name(event.op), source=event.source)
-        # A lock is asked for by its key, which is no part of the path.
+        # The key of a lock is not part of its path.
         inputs = event.name if event.kind == "lock" else ""
         return OpView(event.kind, event.op, op_name(event.op), inputs, event.source)
     if isinstance(event, ChildStarted):
@@ -79,7 +81,7 @@ def recorded_op(event: AnyEvent) -> OpView | None:
 
 
 def given_up_op(event: StepFailed | WaitResolved | CancelRequested) -> OpView:
-    """What the program did when it gave an op up."""
+    """The cancellation of an op by the program."""
     path = event.child if isinstance(event, CancelRequested) else event.op
     return OpView("cancel", path, op_name(path))
 
@@ -134,43 +136,43 @@ def _where(traceback: str) -> str:
     return ""
 
 
-# --- telling changes apart ------------------------------------------------------------------------------------------
+# --- classification -------------------------------------------------------------------------------------------------
 
 
 def explain(evidence: Evidence) -> Divergence:
-    """What has changed, both sides of it, and the fix."""
-    mentions = evidence.mentions
+    """Classify the change, and name both sides and the fix."""
+    source_map = evidence.source_map
     current = _current(evidence)
     change = _change(evidence, current)
     last: OpView | None = None
     if current is not None and current.kind != "end":
-        current = msgspec.structs.replace(current, code=mentions.code.get(current.source, ""))
+        current = msgspec.structs.replace(current, code=source_map.code.get(current.source, ""))
     elif current is None or not current.source:
         last = _last(evidence)
     recorded = evidence.recorded
     title = title_for(change, recorded, current)
-    fix = fix_for(change, recorded, current, mentions.condition(recorded, current) if change == "branch" else None)
+    fix = fix_for(change, recorded, current, source_map.condition(recorded, current) if change == "branch" else None)
     return Divergence(change, recorded.path, title, recorded, current, fix, last)
 
 
 def _last(evidence: Evidence) -> OpView | None:
-    """What the same execution has asked for last, with the line."""
+    """The last op that the same execution asked for, with its line."""
     runs = {op.path for op in (*evidence.before, *evidence.asked) if op.kind == "child"}
     mine = _asker(evidence.recorded.path, runs)
     asked = [op for op in evidence.asked if op.kind not in ("end", "cancel") and _asker(op.path, runs) == mine]
     if not asked:
         return None
-    return msgspec.structs.replace(asked[-1], code=evidence.mentions.code.get(asked[-1].source, ""))
+    return msgspec.structs.replace(asked[-1], code=evidence.source_map.code.get(asked[-1].source, ""))
 
 
 def _current(evidence: Evidence) -> OpView | None:
-    """What the code is at in place of the recorded op."""
+    """The op that the code asks for in place of the recorded one."""
     recorded = evidence.recorded
     wishes = list(evidence.wishes)
     same = _at(recorded.path, wishes)
     if same is not None:
         return same
-    # What other runs in this journal wish for says nothing about this one.
+    # Commands of other runs in this journal say nothing about this one.
     runs = {op.path for op in (*evidence.before, *evidence.asked) if op.kind == "child"}
     wishes = [wish for wish in wishes if _asker(wish.path, runs) == _asker(recorded.path, runs)]
     waited_for = [wish for wish in wishes if wish.kind not in _IN_PASSING and wish.kind != "cancel"]
@@ -197,16 +199,16 @@ def _change(evidence: Evidence, current: OpView | None) -> str:
 
 
 def _same_place(evidence: Evidence, current: OpView) -> str:
-    recorded, mentions = evidence.recorded, evidence.mentions
+    recorded, source_map = evidence.recorded, evidence.source_map
     if current.kind != recorded.kind:
         return "type"
     if current.name != recorded.name:
         return "renamed"
-    # Another call of the same step has taken its number: one before it is gone, or they changed places.
+    # Another call of the same step has its number: an earlier call was removed, or two were swapped.
     later = [op for op in evidence.after if op.name == recorded.name and _scope(op) == _scope(recorded)]
     if any(op.inputs == current.inputs for op in later):
         lines = {op.source for op in [*evidence.before, recorded, *later] if op.name == recorded.name}
-        if mentions.known and len(mentions.of(recorded)) < len(lines):
+        if source_map.known and len(source_map.of(recorded)) < len(lines):
             return "removed"
         looped = len(lines) == 1 and not any(op.inputs == recorded.inputs for op in evidence.wishes)
         return "inputs" if looped else "reordered"
@@ -219,34 +221,34 @@ def _another_scope(recorded: OpView, current: OpView) -> str:
 
 
 def _nothing_instead(evidence: Evidence, current: OpView | None) -> str:
-    recorded, mentions = evidence.recorded, evidence.mentions
+    recorded, source_map = evidence.recorded, evidence.source_map
     if current is not None and current.name == "failed":
         return "removed"
     if _repeats(recorded, evidence.before):
         return "fewer"
-    if mentions.known and not mentions.of(recorded):
+    if source_map.known and not source_map.of(recorded):
         return "removed"
-    if mentions.known and len(mentions.of(recorded)) < _lines(evidence):
+    if source_map.known and len(source_map.of(recorded)) < _lines(evidence):
         return "removed"
     if current is None:
-        return "fewer"  # the code waits for something else first: less happens side by side
-    return "branch" if mentions.conditional(recorded) else "removed"
+        return "fewer"  # the code waits for something else first: fewer ops run concurrently
+    return "branch" if source_map.conditional(recorded) else "removed"
 
 
 def _passed_over(evidence: Evidence, current: OpView) -> str:
-    """The code is at something that the journal has later."""
-    recorded, mentions = evidence.recorded, evidence.mentions
+    """The code asks for an op that comes later in the journal."""
+    recorded, source_map = evidence.recorded, evidence.source_map
     if _repeats(recorded, evidence.before):
         return "fewer"
-    if mentions.known and len(mentions.of(recorded)) < _lines(evidence):
+    if source_map.known and len(source_map.of(recorded)) < _lines(evidence):
         return "removed"
-    if mentions.exclusive(recorded, current):
+    if source_map.exclusive(recorded, current):
         return "branch"
-    if mentions.stands_before(recorded, current):
-        return "branch" if mentions.conditional(recorded) else "removed"
-    # One more line asks for it than the journal knows of: it is that one.
+    if source_map.stands_before(recorded, current):
+        return "branch" if source_map.conditional(recorded) else "removed"
+    # More lines ask for this op than the journal has sources for: one of them is new.
     known = {op.source for op in (*evidence.before, *evidence.after) if _names(op) == _names(current)}
-    return "inserted" if len(mentions.of(current)) > len(known) else "reordered"
+    return "inserted" if len(source_map.of(current)) > len(known) else "reordered"
 
 
 def _names(op: OpView) -> tuple[str, str]:
@@ -254,39 +256,39 @@ def _names(op: OpView) -> tuple[str, str]:
 
 
 def _something_new(evidence: Evidence, current: OpView) -> str:
-    recorded, mentions = evidence.recorded, evidence.mentions
-    gone = mentions.known and len(mentions.of(recorded)) < _lines(evidence)
+    recorded, source_map = evidence.recorded, evidence.source_map
+    gone = source_map.known and len(source_map.of(recorded)) < _lines(evidence)
     if not gone and _repeats(current, [op for op in evidence.asked if op.path != current.path]):
         return "more"
-    if mentions.exclusive(recorded, current):
+    if source_map.exclusive(recorded, current):
         return "branch"
-    if not mentions.known:
+    if not source_map.known:
         return "renamed" if _fits(current, recorded) else "inserted"
     if gone and current.kind != recorded.kind:
         return "type" if not _repeats(recorded, evidence.before) else "fewer"
     if gone:
         return "renamed" if _fits(current, recorded) else "removed"
-    if _repeats(recorded, evidence.before) and not _before_it(mentions, current, recorded):
+    if _repeats(recorded, evidence.before) and not _before_it(source_map, current, recorded):
         return "fewer"
-    if mentions.conditional(recorded) and mentions.stands_before(recorded, current):
+    if source_map.conditional(recorded) and source_map.stands_before(recorded, current):
         return "branch"
     return "inserted"
 
 
-def _before_it(mentions: Mentions, current: OpView, recorded: OpView) -> bool:
-    """Whether the code asks for `current` on the way to the recorded op."""
-    return any(_line(current.source) <= _line(source) for source in mentions.of(recorded))
+def _before_it(source_map: SourceMap, current: OpView, recorded: OpView) -> bool:
+    """Whether the source has `current` before the recorded op."""
+    return any(_line(current.source) <= _line(source) for source in source_map.of(recorded))
 
 
 def _lines(evidence: Evidence) -> int:
-    """From how many lines the journal shows the recorded op's name to have been asked for; lines move, so at least."""
+    """How many lines asked for the recorded op's name when the journal was written."""
     recorded = evidence.recorded
     ops: Iterable[OpView] = [*evidence.before, recorded, *evidence.after]
     return len({op.source for op in ops if op.name == recorded.name and op.kind == recorded.kind})
 
 
 def _repeats(op: OpView, others: Iterable[OpView]) -> bool:
-    """Whether one line asked for an op of this name before, as a loop does."""
+    """Whether the same line asked for an op of this name before, as a loop does."""
     return any(
         other.name == op.name and other.kind == op.kind and other.source == op.source and _scope(other) == _scope(op)
         for other in others

@@ -1,4 +1,4 @@
-"""What a journal that no longer fits its code is explained with: plain data. Imports nothing of perdure."""
+"""The explanation of a divergence, as plain data. Imports nothing of perdure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class OpView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An op as a journal has it, or as the code asks for it. `code` is the line that asks, where it can be read."""
+    """An op as a journal has it, or as the code asks for it. `code` is the source line, if it can be read."""
 
     kind: str
     path: str
@@ -21,7 +21,7 @@ class OpView(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the code no longer does what a journal holds, what has changed, and what to write.
+    """Where the code departs from a journal, what has changed, and the fix.
 
     `change` is `inserted`, `removed`, `renamed`, `reordered`, `inputs`, `type`, `fewer`, `more` or `branch`.
     """
@@ -32,7 +32,7 @@ class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
     recorded: OpView
     current: OpView | None
     fix: str
-    # What the code asked for last, where it asks for nothing in place of the recorded op.
+    # The last op that the code asked for, if it asks for none in place of the recorded one.
     last: OpView | None = None
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Replay once more, with an eye on everything the code asks for, to explain why a journal does not fit it."""
+"""Replay a journal a second time and record every command of the code, to explain why the journal does not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure.errors import Diverged, NotDecodable, PerdureError
 from perdure.kernel.commands import CancelOp, Command, Finish
 from perdure.kernel.divergence.explain import Evidence, explain, recorded_op, wished_op
 from perdure.kernel.divergence.model import OpView
-from perdure.kernel.divergence.source_map import NOTHING
+from perdure.kernel.divergence.source_map import NO_SOURCE
 from perdure.kernel.events import Batch, ChildStarted
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
@@ -20,8 +20,8 @@ from perdure.kernel.values.failures import rebuild, type_name
 _UNDECODABLE = type_name(NotDecodable)
 
 
-class Tracing(Replay):
-    """A replay that remembers what the program has asked for, and keeps the evidence when it diverges."""
+class Recorder(Replay):
+    """A replay that records the program's commands, and the evidence where it diverges."""
 
     __slots__ = ("asked", "found")
 
@@ -38,13 +38,13 @@ class Tracing(Replay):
         super()._take(commands, path, rules, at)
 
     def evidence(self, recorded: OpView) -> Evidence:
-        """As in Replay, with what was asked for."""
+        """As in Replay, with the recorded commands."""
         self.found = msgspec.structs.replace(super().evidence(recorded), asked=self.asked)
         return self.found
 
 
 def follow(replay: Replay, batches: Sequence[Batch]) -> None:
-    """Take a whole journal in. Raises Diverged where the program does not fit, NotDecodable where a value does not."""
+    """Fold a whole journal. Raises Diverged if the program does not fit it, NotDecodable if a value does not."""
     replay.fold_all(batches)
     replay.settle()
     unread = undecodable(replay)
@@ -53,18 +53,18 @@ def follow(replay: Replay, batches: Sequence[Batch]) -> None:
 
 
 def explained(error: Diverged, trace: Replay, batches: Sequence[Batch], programs: Programs) -> PerdureError:
-    """A divergence with all that can be said of it: from the journal to its end, and from what the code mentions.
+    """The same divergence, explained with the rest of the journal and the source map of the program.
 
-    `trace` is a Tracing of the same run that has seen nothing yet. Where the code goes elsewhere because it cannot read
-    a value, it is that value which is the matter.
+    `trace` is an unused Recorder of the same run. Returns NotDecodable instead if the code took another path because it
+    could not decode a recorded value.
     """
-    assert isinstance(trace, Tracing)
+    assert isinstance(trace, Recorder)
     try:
         trace.fold_all(batches)
         trace.settle()
     except Diverged as again:
         if again.seq != error.seq:
-            return error  # the program does not do the same thing twice
+            return error  # the program is not deterministic
     except Exception:
         return error
     finally:
@@ -78,7 +78,7 @@ def explained(error: Diverged, trace: Replay, batches: Sequence[Batch], programs
     before: list[OpView] = []
     after: list[OpView] = []
     started = trace.state.started
-    # Which program of which version each execution in the journal is one of, by its path.
+    # The program and version of each execution in the journal, by its op path.
     children = {"": (started.program, started.version) if started is not None else ("", "")}
     seq = 0
     for batch in batches:
@@ -91,20 +91,20 @@ def explained(error: Diverged, trace: Replay, batches: Sequence[Batch], programs
             seq += 1
     asker = max((path for path in children if not path or error.op.startswith(path + "/")), key=len)
     program = _program(programs, *children[asker])
-    mentions = NOTHING if program is None else program.mentions()
-    evidence = msgspec.structs.replace(evidence, before=before, after=after, mentions=mentions)
+    source_map = NO_SOURCE if program is None else program.source_map()
+    evidence = msgspec.structs.replace(evidence, before=before, after=after, source_map=source_map)
     return Diverged(error.seq, explain(evidence))
 
 
 def _program(programs: Programs, name: str, version: str) -> Program | None:
-    """The program that a run of this version goes on with, where there is one."""
+    """The program that continues a run of this version, if there is one."""
     return programs.find(name, version) if programs.serves(name, version) else None
 
 
 def undecodable(replay: Replay) -> NotDecodable | None:
-    """Whether the program is about to fail because it cannot read a value that the journal has long held.
+    """The error with which the program is about to fail because it cannot decode a recorded value.
 
-    What came from outside and nobody has answered yet is no such value: its fate is the program's to decide.
+    None while an external event is unprocessed: how the program handles its value is not a divergence.
     """
     if replay.state.stirred or replay.state.finished is not None:
         return None

@@ -1,4 +1,4 @@
-"""What a program's code can be seen to ask for, and where. Data only: whoever can read the code makes it."""
+"""Which lines of a program's source mention which ops. Data only; `authoring/code/source_map.py` builds it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ import msgspec
 
 from perdure.kernel.divergence.model import OpView
 
-# The arms of `if` statements around a line: the line of each, and which of its arms.
+# The `if` statements around a line: the line of each, and which of its arms the line is in.
 Arms = tuple[tuple[int, int], ...]
 
 
-class Mentions(msgspec.Struct, frozen=True):
-    """The lines at which names of ops stand in a program's code."""
+class SourceMap(msgspec.Struct, frozen=True):
+    """Places in a program's source, as `file:line`.
+
+    `lines` are the places that mention each op name; `code` and `arms` the text and the arms of each line; `known`
+    is False when the source could not be read.
+    """
 
     lines: dict[str, tuple[str, ...]] = {}
-    # The text and the arms of each line of its functions, by `file:line`.
     code: dict[str, str] = {}
     arms: dict[str, Arms] = {}
-    # Whether anything is known at all.
     known: bool = False
 
     def of(self, op: OpView) -> Sequence[str]:
-        """Where the code could ask for such an op."""
+        """The places that mention the op's name."""
         return self.lines.get(op.name, ())
 
     def conditional(self, op: OpView) -> bool:
-        """Whether the code asks for it under a condition, wherever it does."""
+        """Whether every place that mentions the op is under a condition."""
         places = self.of(op)
         return bool(places) and all(self.arms.get(place) for place in places)
 
     def condition(self, recorded: OpView, current: OpView | None) -> tuple[str, str] | None:
-        """The innermost condition that decides for or against one of the two: its line, and what stands there."""
+        """The innermost condition around either op: its place and its text."""
         current_places = () if current is None else (current.source,)
         for place in (*self.of(recorded), *current_places):
             for line, _ in reversed(self.arms.get(place, ())):
@@ -42,7 +44,7 @@ class Mentions(msgspec.Struct, frozen=True):
         return None
 
     def exclusive(self, recorded: OpView, current: OpView) -> bool:
-        """Whether the code asks for the two in different arms of one `if`."""
+        """Whether the two ops are in different arms of one `if`."""
         here = dict(self.arms.get(current.source, ()))
         return any(
             here.get(line, arm) != arm
@@ -52,12 +54,12 @@ class Mentions(msgspec.Struct, frozen=True):
         )
 
     def stands_before(self, recorded: OpView, current: OpView) -> bool:
-        """Whether the code has the recorded op only above the current one."""
+        """Whether the recorded op is mentioned only above the current one."""
         places = [place for place in self.of(recorded) if _file(place) == _file(current.source)]
         return bool(places) and all(_line(place) < _line(current.source) for place in places)
 
 
-NOTHING = Mentions()
+NO_SOURCE = SourceMap()
 
 
 def _file(source: str) -> str:

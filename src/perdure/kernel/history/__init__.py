@@ -1,1 +1,1 @@
-"""What is done with a journal that exists: fork, retry, rewind, compare, carry."""
+"""Operations on an existing journal: fork, retry, rewind, diff, export and import."""

@@ -1,8 +1,8 @@
 """One run in one file: its journal, its large values, and which program wrote them. Trusts nothing it is given.
 
 A capsule is a head of fixed size (magic, format, sizes, SHA-256 of all the rest) and JSON under zlib. The sizes are
-checked before memory is spent on them, the hash before anything is inflated, and the journal before anybody sees it.
-The hash says that a file is as it was written, not who wrote it.
+checked before memory is allocated, the hash before anything is decompressed, and the journal before it is returned. The
+hash proves that a file is as it was written, not who wrote it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from perdure.kernel.values.limits import blob_id
 
 MAGIC = b"PERDURE\x1a"
 FORMAT = 1
-# How large a capsule may be, as JSON. A journal is at most 50 MiB, unless its limit was raised; the rest are blobs.
+# The size limit of a capsule as JSON. A journal is at most 50 MiB by default; the rest is for blobs.
 MOST = 256 * 1024 * 1024
-# How many events it may hold: more than fit into a journal of 50 MiB, and no more than are read in a moment.
+# The limit of events: more than fit into a journal of 50 MiB, and few enough to be read quickly.
 MOST_EVENTS = 1_000_000
 _PIECE = 256 * 1024
 _HEAD = struct.Struct(">8sHQQ")
 HEAD_SIZE = _HEAD.size + 32
-# zlib adds a little to what it cannot compress.
+# zlib adds a little to incompressible data.
 MOST_BYTES = MOST + MOST // 1000 + HEAD_SIZE + 64
-# The last moment that has a date.
+# The last second that datetime can represent.
 _LATEST = 253_402_300_799.0
 _MOST_PATH = 4000
-# How deeply values may be nested: some Pythons could read more, and others must be able to read it too, from functions
-# that are called deeper than this one.
+# The nesting limit of values: every supported Python must be able to decode them, also from a deeper call stack.
 DEEPEST = 500
 _MARGIN = 256
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -54,9 +53,9 @@ _BLOBS = ("blob", "input_blob")
 class Capsule(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run outside any store.
 
-    `source` is the hash of the program's source, where whoever wrote the capsule had it. `redacted` are the paths whose
-    values were taken out. `continued_from` and `continued_as` are the incarnations before and after this one, and
-    `detached` the runs it started that go their own way: they are not in here.
+    `source` is the hash of the program's source, if the exporter had it. `redacted` are the paths whose values were
+    removed. `continued_from` and `continued_as` are the incarnations before and after this one, and `detached` the
+    detached children; none of those are included.
     """
 
     run_id: str
@@ -74,7 +73,7 @@ class Capsule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def started(self) -> RunStarted:
-        """The start of the run, as its journal keeps it."""
+        """The first event of the journal."""
         first = self.batches[0].events[0]
         assert isinstance(first, RunStarted)
         return first
@@ -87,7 +86,7 @@ _decode = msgspec.json.Decoder(Capsule).decode
 def capsule_of(
     run_id: str, batches: list[Batch], blobs: dict[str, bytes], *, source: str = "", now: float = 0.0
 ) -> Capsule:
-    """What a journal and its blobs come to as a capsule."""
+    """A capsule of a journal and its blobs."""
     started, ended = batches[0].events[0], batches[-1].events[-1]
     assert isinstance(started, RunStarted)
     detached = tuple(e.detached for b in batches for e in b.events if isinstance(e, ChildStarted) and e.detached)
@@ -107,7 +106,7 @@ def capsule_of(
 
 
 def encode_capsule(capsule: Capsule) -> bytes:
-    """The bytes of a file."""
+    """The capsule as the bytes of a file."""
     plain = _encode(capsule)
     if len(plain) > MOST:
         raise UsageError(
@@ -123,12 +122,12 @@ def _seal(body: bytes, plain: int) -> bytes:
 
 
 def decode_capsule(data: bytes) -> Capsule:
-    """The inverse of `encode_capsule`. Raises InvalidCapsule for everything that could not have come from there."""
+    """The inverse of `encode_capsule`. Raises InvalidCapsule for anything that it could not have written."""
     return read_capsule(data)[0]
 
 
 def read_capsule(data: bytes) -> tuple[Capsule, RunState]:
-    """As `decode_capsule`, with the folded journal: it was needed to find out whether it is one."""
+    """As `decode_capsule`, with the state that checking the journal has folded."""
     plain = _open(bytes(data))
     try:
         capsule = _decode(plain)
@@ -141,7 +140,7 @@ def read_capsule(data: bytes) -> tuple[Capsule, RunState]:
 
 
 def _open(data: bytes) -> bytearray:
-    """What was sealed, after everything about its size and hash was found right."""
+    """The JSON of a capsule, after its sizes and hash have been checked."""
     if data[: len(MAGIC)] != MAGIC[: len(data)] or not data:
         _refuse("it does not begin as one; `perdure export` writes them")
     if len(data) < HEAD_SIZE:
@@ -162,7 +161,7 @@ def _open(data: bytes) -> bytearray:
 
 
 def _inflate(body: memoryview, declared: int) -> bytearray:
-    """What is in a body that says how long that is: never more of it than was declared, and a piece at a time."""
+    """Decompress a body piece by piece, and never more than the declared size."""
     inflater, plain = zlib.decompressobj(), bytearray()
     try:
         for start in range(0, len(body), _PIECE):
@@ -183,7 +182,7 @@ def _inflate(body: memoryview, declared: int) -> bytearray:
 
 
 def check(capsule: Capsule) -> RunState:
-    """The folded journal of a capsule; raises InvalidCapsule unless a store could hold it and readers could read it."""
+    """Fold the journal of a capsule; raises InvalidCapsule unless a store can hold it and a reader can decode it."""
     try:
         check_id(capsule.run_id)
         if "/" in capsule.run_id:
@@ -202,8 +201,8 @@ def check(capsule: Capsule) -> RunState:
         raise
     except PerdureError as error:
         _refuse(str(error))
-    except Exception as error:  # whatever a made-up journal trips over
-        _refuse(f"its journal is none that an engine could have written ({type(error).__name__}: {error})")
+    except Exception as error:  # a forged journal can raise anything
+        _refuse(f"no engine could have written its journal ({type(error).__name__}: {error})")
 
 
 def _fold(capsule: Capsule) -> RunState:
@@ -277,11 +276,11 @@ def _refuse(reason: str) -> NoReturn:
     raise InvalidCapsule(reason) from None
 
 
-# --- values that lie apart ------------------------------------------------------------------------------------------
+# --- offloaded values -----------------------------------------------------------------------------------------------
 
 
 def blobs_of(batches: list[Batch]) -> list[str]:
-    """The ids of the blobs that a journal needs, each once."""
+    """The ids of the blobs that a journal refers to, each once."""
     found: dict[str, None] = {}
     for batch in batches:
         for event in batch.events:
@@ -291,7 +290,7 @@ def blobs_of(batches: list[Batch]) -> list[str]:
 
 
 def inflated(capsule: Capsule) -> Iterator[tuple[int, float, AnyEvent]]:
-    """The events of a capsule one by one, with their number and time and with large values in their place."""
+    """The events of a capsule with their number and time, and with offloaded values in place."""
     for batch in capsule.batches:
         for i, event in enumerate(batch.events):
             yield batch.seq + i, batch.at, _inflated(event, capsule.blobs)

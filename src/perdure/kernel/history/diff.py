@@ -1,7 +1,7 @@
-"""Two runs side by side: where they first differ, and what each op came to in both. Reads journals, decides nothing.
+"""Compare two runs op by op. Reads journals, decides nothing.
 
-Ops are told apart by their paths. Two differ when their inputs, their status, their value or their error do; how long
-they took and how many attempts they needed is shown, and is no difference.
+Ops are matched by path. They differ when their inputs, status, value or error differ; duration and attempts are
+reported, but are not a difference.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from perdure.kernel.ids import inputs_hash
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import Failure
 
-# What a run was given and what it came to are compared like ops.
+# The input and the result of the runs are compared like ops, under these paths.
 INPUT, RESULT = "input", "result"
 
 
 class OpOutcome(msgspec.Struct):
-    """What an op came to in one run."""
+    """The outcome of an op in one run."""
 
     path: str
     kind: str
@@ -55,12 +55,12 @@ class OpOutcome(msgspec.Struct):
 
     @property
     def took(self) -> float | None:
-        """Seconds from its beginning to its outcome."""
+        """Seconds from its start to its outcome."""
         return None if self.ended is None else self.ended - self.began
 
 
 class OpDiff(msgspec.Struct):
-    """An op in two runs. `changes` are the fields that differ; none of them, and the op is the same in both."""
+    """An op in two runs. `changes` are the fields that differ; empty when the op is the same in both."""
 
     path: str
     a: OpOutcome | None
@@ -69,7 +69,7 @@ class OpDiff(msgspec.Struct):
 
 
 class Diff(msgspec.Struct):
-    """Every op of two runs, in the order they began. `first` is the first one that differs."""
+    """Every op of two runs, in the order they began."""
 
     ops: list[OpDiff]
 
@@ -101,18 +101,18 @@ def _compare(path: str, a: OpOutcome | None, b: OpOutcome | None) -> OpDiff:
     changes = [name for name in ("kind", "inputs", "status") if getattr(a, name) != getattr(b, name)]
     if (bytes(a.value), a.blob) != (bytes(b.value), b.blob):
         changes.append("value")
-    if _told(a.error) != _told(b.error):
+    if _without_traceback(a.error) != _without_traceback(b.error):
         changes.append("error")
     return OpDiff(path, a, b, tuple(changes))
 
 
-def _told(error: Failure | None) -> tuple[str, str] | None:
-    """An error without the lines it came through, which change with every edit of a file."""
+def _without_traceback(error: Failure | None) -> tuple[str, str] | None:
+    # Lines in a traceback change with every edit of a file.
     return None if error is None else (error.type, error.message)
 
 
 def _merged(a: Iterable[str], b: Iterable[str]) -> list[str]:
-    """The paths of both, in the order of the first; what only the second has follows what it follows there."""
+    """The paths of both, in the order of `a`; paths only in `b` come after their predecessor in `b`."""
     merged = list(a)
     known = set(merged)
     place = 0
@@ -129,7 +129,7 @@ def _merged(a: Iterable[str], b: Iterable[str]) -> list[str]:
 
 
 def outcomes(batches: Sequence[Batch]) -> dict[str, OpOutcome]:
-    """The ops of a journal and what they came to, in the order they began."""
+    """The outcomes of the ops of a journal by path, in the order they began."""
     found: dict[str, OpOutcome] = {}
     state = RunState("")
     for batch in batches:

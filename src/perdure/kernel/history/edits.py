@@ -1,4 +1,4 @@
-"""Other arguments for an op of a fork than its program gives it. Decides what the call becomes, never makes it."""
+"""Replace arguments of a step or child in a fork. Edits the command, never executes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
 
 
 def with_inputs(command: Command, changes: Mapping[str, Raw]) -> Command:
-    """The same call with these arguments in place of its own, by parameter name; the others stay."""
+    """The same call with some arguments replaced, by parameter name."""
     if isinstance(command, RunStep):
         return _step(command, changes)
     if isinstance(command, StartChild):

@@ -1,8 +1,8 @@
-"""A new run with the past of another one: up to a point, with values edited. Decides, never writes.
+"""Fork a run: a new journal with the past of another up to a point, with values edited. Decides, never writes.
 
-A fork is a journal of its own. It begins with the events of the old one that lie before the point, without what belongs
-to the old one alone: its owners, its pauses, its end. An attempt that has no outcome there was another run's; the step
-begins anew. Times are moved so that the past ends now: what waits has as long left as it had then.
+A fork copies the events of its origin before the point, except for what concerns the origin alone: its owners, its
+pauses, its end. A step whose attempt has no outcome at the point starts again, because the attempt belongs to the
+origin. Times are shifted so that the past ends now, and every wait has as long left as it had at the point.
 """
 
 from __future__ import annotations
@@ -47,46 +47,46 @@ from perdure.kernel.state import ANSWER, REJECTED, RunState
 from perdure.kernel.values.failures import Failure
 
 _SHARED = events_with(Trait.FORKED)
-# Kinds of recorded values that the body has used: it must find them again.
+# Kinds of recorded values that the body has computed with, and that replay must return again.
 USED = ("now", "uuid", "random")
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A value as JSON, and where it lies if it is large."""
+    """A value as JSON, and its blob if it is offloaded."""
 
     data: Raw
     blob: str = ""
 
     @property
     def kept(self) -> Raw:
-        """What stands in the event."""
+        """What the event holds."""
         return NULL if self.blob else self.data
 
 
 class Op(msgspec.Struct):
-    """One op in a journal: where it began, and where its outcome is."""
+    """One op in a journal. `began` and `ended` are numbers of events."""
 
     path: str
     kind: str
     began: int
     ended: int | None = None
-    # What went wrong with it, for good.
+    # Its final failure.
     failed: Failure | None = None
-    # Whether that is that the program gave it up.
+    # Whether the program cancelled it.
     given_up: bool = False
-    # Whether it may run only once, and nobody can say whether it did.
+    # Whether it is an at-most-once step with an unknown outcome.
     unknown: bool = False
     attempt: int = 0
     # For a step: the hash of its inputs.
     inputs: str = ""
-    # For a wait: the name of its signal, whom that is sent to, and the number of the one it took.
+    # For a wait: the name of its signal, the child it is sent to, and the number of the signal it consumed.
     name: str = ""
     child: str = ""
     taken: int | None = None
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Where a fork leaves its origin: before event `seq`, and without these ops and signals, which came before it."""
+    """Where a fork leaves its origin: before event `seq`, and without the earlier ops `anew` and signals `unsent`."""
 
     seq: int
     anew: frozenset[str] = frozenset()
@@ -135,11 +135,11 @@ def _failure(event: AnyEvent) -> Failure | None:
 
 
 def before(batches: Sequence[Batch], at: str | int) -> Point:
-    """The point right before an op, or before the event of that number.
+    """The point right before an op, or before the event with that number.
 
-    Before an op is: with everything that happened until it had its outcome, except the op itself. So what went on
-    beside it is kept. A signal that it took is not, if it came when it was being waited for. Before an op that the
-    program gave up is: before it began, since what it was given up for is no longer known to come.
+    The fork keeps everything until the op had its outcome, except the op itself, so the outcomes of concurrent ops
+    stay. It drops a signal that the op consumed, if the signal arrived during the wait. If the program cancelled the
+    op, the point is before the op began: what led to the cancellation may not happen again.
     """
     if isinstance(at, int):
         end = batches[-1].seq + len(batches[-1].events)
@@ -155,7 +155,7 @@ def before(batches: Sequence[Batch], at: str | int) -> Point:
 
 
 def find(found: Mapping[str, Op], at: str) -> Op:
-    """The op at a path; a name alone stands for the first op of that name."""
+    """The op at a path; a bare name means the first op of that name."""
     op = found.get(at)
     if op is None and ":" not in at:
         op = next((one for one in found.values() if op_name(one.path) == at), None)
@@ -165,12 +165,12 @@ def find(found: Mapping[str, Op], at: str) -> Op:
 
 
 def at_end(batches: Sequence[Batch]) -> Point:
-    """The point where the run stands, or stood before it ended."""
+    """The point after the last event, or before the end of the run."""
     return Point(end_of(batches))
 
 
 def after(batches: Sequence[Batch], edited: Iterable[str]) -> Point:
-    """The point right after the last of these ops had its outcome; of one without an outcome, where the run stands."""
+    """The point right after the last outcome of these ops; `at_end` if one has no outcome."""
     found = ops(batches)
     ends = [find(found, path).ended for path in edited]
     end = end_of(batches)
@@ -178,7 +178,7 @@ def after(batches: Sequence[Batch], edited: Iterable[str]) -> Point:
 
 
 def end_of(batches: Sequence[Batch]) -> int:
-    """The number after the last event that the end of the run did not bring about."""
+    """The number of the event at which the end of the run begins, or the next number if it has not ended."""
     last = batches[-1]
     if not isinstance(last.events[-1], RunFinished):
         return last.seq + len(last.events)
@@ -189,7 +189,7 @@ def end_of(batches: Sequence[Batch]) -> int:
 
 
 def _before_end(events: Sequence[AnyEvent], at: int) -> int:
-    """`at`, or where the end begins that it lies in: what is left under way is given up with the end."""
+    """`at`, or the start of the end of a run that `at` is inside of: cancellations of open ops precede the end."""
     end = at
     while end < len(events) and _given_up(events[end]):
         end += 1
@@ -220,7 +220,7 @@ def fork(
     inputs: dict[str, dict[str, Raw]] | None = None,
     state: dict[str, Raw] | None = None,
 ) -> list[Batch]:
-    """The journal of a fork. `started` is its start, `values` the outcomes that are edited, by op path."""
+    """The journal of a fork. `started` is its first event, `values` the edited outcomes by op path."""
     origin = started.forked_from
     found = ops(batches)
     values = {find(found, path).path: value for path, value in (values or {}).items()}
@@ -263,13 +263,13 @@ def fork(
 
 
 def context_of(batches: Sequence[Batch], run_id: str) -> RunContext:
-    """What the code took a run for; one that was tried again stays what it was."""
+    """The context that the code of a run sees; a retried run keeps that of its first incarnation."""
     retried = retried_as(batches)
     return without_tags(started_context(run_id, started_of(batches))) if retried is None else retried
 
 
 def started_of(batches: Sequence[Batch]) -> RunStarted:
-    """The start of a run as it began."""
+    """The RunStarted of a run, with its replaced input and the version it is pinned to."""
     started: RunStarted | None = None
     for _, _, event in numbered(batches):
         if isinstance(event, RunStarted):
@@ -279,14 +279,14 @@ def started_of(batches: Sequence[Batch]) -> RunStarted:
         elif isinstance(event, RunClaimed):
             break
     assert started is not None
-    for _, _, event in numbered(batches):  # the version it began with, or was pinned to since
+    for _, _, event in numbered(batches):
         if isinstance(event, RunClaimed | RunResumed) and event.version:
             started = msgspec.structs.replace(started, version=event.version)
     return started
 
 
 def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any) -> RunStarted:
-    """The start of a fork of `run_id`: as that run was started, on its own, and with the whole time it was given."""
+    """The RunStarted of a fork of `run_id`: not a child, not queued, and with the whole time until its deadline."""
     started, created = started_of(batches), batches[0].at
     return msgspec.structs.replace(
         started,
@@ -308,14 +308,14 @@ def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any)
 
 
 class _Edit:
-    """What becomes of each event of the past."""
+    """Copies, edits or drops each event of the past."""
 
     def __init__(self, found: dict[str, Op], point: Point, values: Mapping[str, Value]) -> None:
         self._found, self._values, self._unsent = found, values, set(point.unsent)
         self._payloads: dict[int, Raw] = {}
         within = {path: op for path, op in found.items() if op.began < point.seq}
         self._open = {path for path, op in within.items() if op.ended is None or op.ended >= point.seq}
-        # An attempt without an outcome is the other run's.
+        # An attempt without an outcome belongs to the origin.
         self._anew = {path for path in self._open if within[path].kind == "step" and path not in values} | point.anew
         self._children = tuple(f"{path}/" for path in point.anew if path in found and found[path].kind == "child")
         for path, value in values.items():
@@ -327,14 +327,14 @@ class _Edit:
                 self._payloads[op.taken] = value.data
 
     def leaves_out(self, seq: int, event: AnyEvent) -> bool:
-        """Whether an event does not belong to the past of the fork."""
+        """Whether the fork drops an event."""
         if isinstance(event, SignalReceived):
             return seq in self._unsent
         op: str = getattr(event, "op", "") or getattr(event, "child", "")
         return op in self._anew or op.startswith(self._children)
 
     def made_of(self, seq: int, event: AnyEvent) -> list[AnyEvent]:
-        """An event as the fork has it."""
+        """The events that the fork has in place of an event."""
         if isinstance(event, SignalReceived):
             payload = self._payloads.get(seq)
             return [event if payload is None else msgspec.structs.replace(event, payload=payload)]
@@ -357,11 +357,11 @@ class _Edit:
             return [msgspec.structs.replace(event, by=by, value=value.data)]
         if op.taken is not None:
             return [event]
-        # It waited in vain, and the fork has what it waited for.
+        # The wait timed out in the origin; in the fork the signal arrives.
         return [SignalReceived(op.name, value.data, child=op.child), WaitResolved(op.path, "signal")]
 
     def given(self) -> list[AnyEvent]:
-        """The outcomes of ops that had none yet."""
+        """Edited outcomes for ops that had none at the point."""
         events: list[AnyEvent] = []
         for path, value in self._values.items():
             op = self._found[path]
@@ -384,7 +384,7 @@ def _check_editable(op: Op) -> None:
 
 
 def _later(event: AnyEvent, moved: float) -> AnyEvent:
-    """An event with its moments moved."""
+    """An event with its times shifted."""
     changes = {
         name: getattr(event, name) + moved
         for name in ("deadline", "retry_at", "escalate_at")

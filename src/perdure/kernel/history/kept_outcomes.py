@@ -1,8 +1,8 @@
-"""What a run that is tried again had before: outcomes that its program gets when it asks for the same again.
+"""The outcomes that a retried run keeps from its previous incarnation. Decides, never writes.
 
-The program begins anew. Where it asks for an op that had an outcome, with the same inputs, it has that outcome at once,
-and nothing is called; outcomes that can be had at the same time come in the order in which they came before, so that
-what depends on that order goes the same way. What had failed is called again. Decides, never writes.
+The program starts from the beginning. When it asks for an op that had an outcome, with the same inputs, it gets that
+outcome, and nothing is executed. Outcomes that are available at the same time arrive in their previous order, so that
+code that depends on the order takes the same path. Ops that had failed are executed again.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ from perdure.kernel.ids import op_name
 from perdure.kernel.values.failures import Failure
 from perdure.kernel.values.value_versions import same_inputs
 
-# Outcomes of what acts on the world: of steps, and of runs that were started and let go.
+# Outcomes of ops with side effects: steps and detached children.
 EFFECTS = ("succeeded", "skipped", "failed", "started")
-# What had failed and is called again; what marks the path of a patch; a lock, which is taken again.
+# A failed op, which is executed again; a patch mark; a lock, which is acquired again.
 AGAIN, PATCHED, LOCKED = "again", "patched", "locked"
-# By what a step had ended that asked for the end of its run.
+# The `by` of a step that ended its run with bail().
 BAILED = "bail"
 
 
-class Keeping:
-    """The outcomes that a program has not asked for yet."""
+class KeptOutcomes:
+    """The kept outcomes that the program has not asked for yet."""
 
     __slots__ = ("_alike", "_numbers", "_ready", "_seen", "_structure", "entries")
 
     def __init__(self) -> None:
         self.entries: dict[str, OutcomeKept] = {}
         self._numbers: dict[str, int] = {}
-        # Steps by name and inputs: which of several tasks asks for one may depend on what ends first.
+        # Steps by name and inputs: which of several tasks calls one may depend on what ends first.
         self._alike: dict[tuple[str, str], deque[str]] = {}
-        # Wishes that were looked at; of those, what can be had, by the order in which it came before, and what only
-        # leads to more wishes.
+        # Commands that `next` has seen: those with a kept outcome, in their previous order, and those that have none
+        # but must be recorded before the program continues.
         self._seen: set[str] = set()
         self._ready: list[tuple[int, str]] = []
         self._structure: deque[str] = deque()
 
     def add(self, kept: OutcomeKept) -> None:
-        """Know of one more outcome."""
+        """Add an outcome; they come in their previous order."""
         self._numbers[kept.op] = len(self._numbers)
         self.entries[kept.op] = kept
         if kept.kind in ("succeeded", "skipped", "failed"):
@@ -74,11 +74,11 @@ class Keeping:
 
     @property
     def effects(self) -> list[str]:
-        """The ops that acted on the world and were not asked for again."""
+        """The ops with side effects that the program has not asked for again."""
         return [op for op, kept in self.entries.items() if kept.kind in EFFECTS]
 
     def find(self, op: str, kind: type[AnyEvent], inputs: str) -> OutcomeKept | None:
-        """The outcome of an op that is asked for; for a step also that of another with the same name and inputs."""
+        """The kept outcome of an op, for a step also that of another call with the same name and inputs."""
         kept = self.entries.get(op)
         if kept is not None and _KINDS.get(kept.kind) is kind:
             if not kept.inputs or same_inputs(kept.inputs, inputs):
@@ -90,17 +90,17 @@ class Keeping:
             alike.popleft()
         return self.entries[alike[0]] if alike else None
 
-    def asked(self, event: StepStarted | WaitOpened | ChildStarted) -> None:
-        """An op has begun: what it has now, no other gets."""
+    def consume(self, event: StepStarted | WaitOpened | ChildStarted) -> None:
+        """An op has begun: remove its outcome, so that no other op gets it."""
         kept = self.find(event.op, type(event), _inputs(event))
         if kept is not None:
             del self.entries[kept.op]
 
     def next(self, wishes: dict[str, Command]) -> Command | None:
-        """What to record next of what a program wishes for, before anything is begun; None: what is left is new."""
+        """The pending command to record next; None when none of them has a kept outcome."""
         if FINISH in wishes:
             return None
-        # New wishes stand at the end.
+        # New commands are at the end.
         for op in reversed([*takewhile(lambda op: op not in self._seen, reversed(wishes))]):
             self._seen.add(op)
             command = wishes[op]
@@ -119,7 +119,7 @@ class Keeping:
         return None
 
     def of(self, command: Command) -> OutcomeKept | None:
-        """The outcome that a command has at once, if there is one."""
+        """The kept outcome of a command, if it has one that needs no execution."""
         if isinstance(command, RunStep):
             kept = self.find(command.op, StepStarted, command.inputs_hash)
         elif isinstance(command, StartTimer):
@@ -133,11 +133,11 @@ class Keeping:
         return kept if kept is not None and kept.kind not in (AGAIN, LOCKED) else None
 
     def number(self, kept: OutcomeKept) -> int:
-        """Where an outcome stands in the order in which they came."""
+        """The position of an outcome in the previous order."""
         return self._numbers[kept.op]
 
     def token(self, op: str) -> Raw | None:
-        """Under which token a lock was held before."""
+        """The token under which the previous incarnation held a lock."""
         kept = self.entries.get(op)
         return kept.value if kept is not None and kept.kind == LOCKED else None
 
@@ -161,22 +161,22 @@ def _inputs(event: StepStarted | WaitOpened | ChildStarted) -> str:
 
 
 def wait_of(event: WaitOpened) -> str:
-    """What a wait is for."""
+    """The kind and name of a wait, which stand for its inputs."""
     return f"{event.kind} {event.name}"
 
 
 def outcome(command: RunStep | OpenWait | StartTimer, kept: OutcomeKept) -> list[AnyEvent]:
-    """The events after the beginning of an op by which it has an outcome that it had before."""
+    """The events that give an op its kept outcome, to follow the event that begins it."""
     op, error = command.op, kept.error or Failure("", "")
     if not isinstance(command, RunStep):
-        # What a wait took out of the inbox before is not in this one's.
+        # The signal that the wait consumed is not in the inbox of this incarnation.
         by = "kept" if kept.by == "signal" else kept.by
         return [WaitResolved(op, by, kept.value, kept.answer_id)]
-    shown: list[AnyEvent] = [ChunkAppended(op, 1, 0, kept.chunks)] if kept.chunks and not command.spec.queue else []
+    emitted: list[AnyEvent] = [ChunkAppended(op, 1, 0, kept.chunks)] if kept.chunks and not command.spec.queue else []
     if kept.kind == "succeeded":
-        return [*shown, StepSucceeded(op, kept.value, 1, kept.blob)]
+        return [*emitted, StepSucceeded(op, kept.value, 1, kept.blob)]
     if kept.kind == "skipped":
-        return [*shown, StepSkipped(op, 1, error)]
+        return [*emitted, StepSkipped(op, 1, error)]
     if kept.by == BAILED:
-        return [*shown, StepFailed(op, 1, error, bailed=True, output=kept.value)]
-    return [*shown, StepFailed(op, 1, error, unknown=kept.unknown)]
+        return [*emitted, StepFailed(op, 1, error, bailed=True, output=kept.value)]
+    return [*emitted, StepFailed(op, 1, error, unknown=kept.unknown)]

@@ -1,8 +1,7 @@
-"""A run that failed, or was cancelled, and is tried again: what it keeps, and what is called again. Decides, never
-writes.
+"""Retry a failed or cancelled run: which outcomes it keeps, and which ops run again. Decides, never writes.
 
-It begins anew as another incarnation whose journal says beforehand what its ops came to (`kept_outcomes.py`). What
-failed is not among that, so it is called again when the program asks for it.
+The retry is a new incarnation whose journal begins with the outcomes it keeps (`kept_outcomes.py`). Failures are not
+among them, so those ops run again when the program asks for them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.history.fork import USED, Op, context_of, end_of, numbered, ops
-from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, Keeping, wait_of
+from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, KeptOutcomes, wait_of
 from perdure.kernel.ids import op_name
 from perdure.kernel.patches import PATCH
 from perdure.kernel.plan import keep, plan
@@ -45,23 +44,23 @@ from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import Failure
 
-# What tells that a body went on after something had failed.
+# Ops that show that a body continued after a failure.
 _GOES_ON = ("step", "child", "signal", "approval")
-# What fails by itself, and not for want of an answer.
+# Ops that can fail without waiting for a person.
 _CALLED = ("step", "child", "timer")
 
 
 class Withdrawn(msgspec.Struct, frozen=True):
-    """Which outcomes a run is tried again without: those of these ops, and all from event `seq` on."""
+    """Which outcomes the retry does not keep: those of `ops`, and all from event `seq` on."""
 
     seq: int
     ops: frozenset[str] = frozenset()
 
 
 def withdrawals(batches: Sequence[Batch]) -> list[Withdrawn]:
-    """What may be withdrawn of a run that failed or was cancelled, the likeliest first.
+    """The candidates for what to withdraw from a failed or cancelled run, the likeliest first.
 
-    What failed and became the failure of the run; and what failed beside it, unless the body took another way for it.
+    The failure that became that of the run, and other failures that the body did not handle.
     """
     found, end = ops(batches), end_of(batches)
     finished = batches[-1].events[-1]
@@ -88,7 +87,7 @@ def _refuse(found: Mapping[str, Op], culprits: Iterable[Op], point: int) -> None
     unknown = next((op.path for op in culprits if op.unknown), None)
     if unknown is not None:
         raise UsageError(
-            f"{unknown} runs at most once, and nobody can say whether it did; find out, and fork the run: with "
+            f"{unknown} runs at most once, and its outcome is unknown; find out whether it ran, and fork the run: with "
             f"set={{{unknown!r}: ...}} to say what came of it, or at={unknown!r} to have it called again"
         )
     undone = next((op.path for op in found.values() if "compensate:" in op.path and op.began >= point), None)
@@ -100,9 +99,9 @@ def _refuse(found: Mapping[str, Op], culprits: Iterable[Op], point: int) -> None
 
 
 def _struck(batches: Sequence[Batch], found: Mapping[str, Op], finished: RunFinished, end: int) -> list[Op]:
-    """Timers by which the body gave something up, as asyncio.timeout() does."""
+    """Timers after which the body cancelled something, as asyncio.timeout() does."""
     struck: list[Op] = []
-    # What the run left under way is given up at its end as well, whatever it ended of.
+    # Open ops are also cancelled when the run ends, for whatever reason.
     late = finished.error is not None and finished.error.type.endswith("TimeoutError")
     for batch in batches:
         last: Op | None = None
@@ -123,28 +122,28 @@ def _gives_up(event: StepFailed | WaitResolved | CancelRequested) -> bool:
 
 
 def _unhandled(failures: Sequence[Op], culprits: Sequence[Op], found: Mapping[str, Op]) -> set[str]:
-    """What failed and is to be called again: the culprits, and what no other way was taken for."""
+    """The failed ops to run again: the culprits, and failures that the body did not handle."""
     ways = _Ways(found.values())
     chosen = {op.path for op in culprits}
     blamed = {_call_of(op) for op in culprits}
     for op in failures:
-        # The body that called the same once more, and had it then, has dealt with the failure itself.
-        dealt_with = ways.went_on(op) or (ways.recovered(op) and _call_of(op) not in blamed)
-        if op.kind in _CALLED and not op.unknown and not dealt_with:
+        # A body that called the step again and succeeded has handled the failure.
+        handled = ways.went_on(op) or (ways.recovered(op) and _call_of(op) not in blamed)
+        if op.kind in _CALLED and not op.unknown and not handled:
             chosen.add(op.path)
     around = tuple(f"{op.path}/" for op in failures if op.kind == "child" and op.path not in chosen)
-    # What failed in a child whose failure stands, stands as well.
+    # If the failure of a child is kept, so are the failures inside it.
     return {path for path in chosen if not path.startswith(around)}
 
 
 class _Ways:
-    """What each part of a body did, in order."""
+    """What each scope of a body did after a failure: the run itself, its tasks and its children."""
 
     def __init__(self, found: Iterable[Op]) -> None:
         self._began: dict[str, list[tuple[int, str]]] = {}
         self._first: dict[tuple[str, str], int] = {}
         self._compensated: dict[str, int] = {}
-        # When the last call of a step began that succeeded, by where it was called and with what.
+        # When the last successful call of a step began, by scope, name and inputs.
         self._succeeded: dict[tuple[str, str, str], int] = {}
         for op in found:
             if op.kind == "step" and op.ended is not None and op.failed is None and not op.given_up:
@@ -157,9 +156,9 @@ class _Ways:
                 self._compensated[scope.rpartition("/")[0]] = op.began
 
     def went_on(self, failed: Op) -> bool:
-        """Whether the part of the body that heard of a failure went on with something else instead.
+        """Whether the scope of a failure continued with an op that it had not used before.
 
-        What it had done before as well is no other way: a loop that goes on with the next.
+        An op that it had used before does not count: a loop continues with the next item.
         """
         scope, ended = failed.path.rpartition("/")[0], _ended(failed)
         if self._compensated.get(scope, -1) > ended:
@@ -169,12 +168,12 @@ class _Ways:
         return at < len(began) and self._first[scope, began[at][1]] > ended
 
     def recovered(self, failed: Op) -> bool:
-        """Whether the same step was called again after it had failed, in the same place and with the same, and did."""
+        """Whether a later call of the same step, in the same scope and with the same inputs, succeeded."""
         return failed.kind == "step" and self._succeeded.get(_call_of(failed), -1) > _ended(failed)
 
 
 def _call_of(op: Op) -> tuple[str, str, str]:
-    """Where a step is called, by its name, and with what."""
+    """The scope, name and inputs of a call."""
     scope, _, last = op.path.rpartition("/")
     return scope, op_name(last), op.inputs
 
@@ -187,7 +186,6 @@ def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op]
     if same:
         last = max(same, key=_ended)
         if last.kind != "child":
-            # What failed in a child is what failed, and the child with it.
             return [last]
         inner = [op for op in failures if op.path.startswith(f"{last.path}/")]
         return [last, *_culprits(inner, last.failed, found, last.ended or end)]
@@ -196,9 +194,9 @@ def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op]
         return members
     if error.cause is not None and (causes := _culprits(failures, error.cause, found, end)):
         return causes
-    # What the body heard last before it failed is what it failed of, if that was a failure.
-    last_heard = max((op for op in found.values() if op.ended is not None and op.ended < end), key=_ended, default=None)
-    return [last_heard] if last_heard is not None and last_heard in failures else []
+    # Otherwise the last outcome before the end, if it was a failure.
+    latest = max((op for op in found.values() if op.ended is not None and op.ended < end), key=_ended, default=None)
+    return [latest] if latest is not None and latest in failures else []
 
 
 def _alike(failure: Failure, error: Failure) -> bool:
@@ -209,22 +207,22 @@ def _ended(op: Op) -> int:
     return -1 if op.ended is None else op.ended
 
 
-# --- what it begins with --------------------------------------------------------------------------------------------
+# --- the journal of the retry ---------------------------------------------------------------------------------------
 
 
 def retried(batches: Sequence[Batch], without: Withdrawn, started: RunStarted, now: float) -> list[Batch]:
-    """The journal with which a run is tried again."""
-    past = _Past(started)
+    """The first batch of the retry's journal."""
+    past = _Outcomes(started)
     for seq, at, event in numbered(batches):
-        past.take(event, at, kept=seq < without.seq, withdrawn=getattr(event, "op", "") in without.ops)
+        past.fold(event, at, kept=seq < without.seq, withdrawn=getattr(event, "op", "") in without.ops)
     seen = tuple(key for key in past.state.signal_ids if "\0" not in key)[-1000:]
     begin = msgspec.structs.replace(started, recorded=past.recorded or None, seen=seen)
     forked = RunForked(started.forked_from, without.seq, run=context_of(batches, started.forked_from))
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
 
 
-class _Past:
-    """Collects what a run came to."""
+class _Outcomes:
+    """Collects the outcomes of a journal that its retry keeps."""
 
     def __init__(self, started: RunStarted) -> None:
         self.state = RunState("")
@@ -235,8 +233,8 @@ class _Past:
         self._chunks: dict[str, list[Raw]] = {}
         self._sent: dict[int, SignalReceived] = {}
 
-    def take(self, event: AnyEvent, at: float, *, kept: bool, withdrawn: bool) -> None:
-        """Take one event in; what it tells of an op counts if it is `kept`."""
+    def fold(self, event: AnyEvent, at: float, *, kept: bool, withdrawn: bool) -> None:
+        """Fold one event, and collect the outcome that it holds if it is `kept`."""
         state, taken = self.state, None
         if isinstance(event, SignalReceived):
             self._sent[id(event)] = event
@@ -247,13 +245,13 @@ class _Past:
         state.fold(event, at)
         if not kept:
             return
-        made = self._made_of(event, withdrawn, taken)
-        if made is not None:
-            self._kept[made.op] = made
+        outcome = self._outcome(event, withdrawn, taken)
+        if outcome is not None:
+            self._kept[outcome.op] = outcome
             if taken is not None:
                 self._sent.pop(id(taken), None)
 
-    def _made_of(self, event: AnyEvent, withdrawn: bool, taken: SignalReceived | None) -> OutcomeKept | None:
+    def _outcome(self, event: AnyEvent, withdrawn: bool, taken: SignalReceived | None) -> OutcomeKept | None:
         if isinstance(event, StepStarted):
             if event.attempt == 1:
                 self._inputs[event.op] = event.inputs
@@ -285,7 +283,7 @@ class _Past:
             return OutcomeKept(op, "skipped", inputs, error=event.error, chunks=chunks)
         if event.cancelled:
             return None
-        if event.bailed:  # on purpose: no failure, and not to be tried again
+        if event.bailed:  # bail() is not a failure, and is not retried
             return OutcomeKept(op, "failed", inputs, event.output, by=BAILED, error=event.error, chunks=chunks)
         if withdrawn:
             return OutcomeKept(op, AGAIN, inputs, error=event.error)
@@ -300,27 +298,27 @@ class _Past:
         return OutcomeKept(event.op, "waited", inputs, value, by=by, answer_id=event.answer_id)
 
     def outcomes(self) -> list[OutcomeKept]:
-        """What is kept, in the order it came; then what was kept before and not asked for since."""
+        """The outcomes in their order; then those that this run had itself kept and not asked for."""
         before = self.state.kept.entries if self.state.kept is not None else {}
-        # Another task may have called meanwhile what failed here: then there is no need to call it again.
+        # Another task may have made the failed call since, and succeeded: then it need not run again.
         had = {(op_name(one.op), one.inputs) for one in self._kept.values() if one.kind == "succeeded"}
         left = [one for op, one in before.items() if op not in self._kept]
         left = [one for one in left if one.kind != AGAIN or (op_name(one.op), one.inputs) not in had]
         return [*self._kept.values(), *left]
 
     def unread(self) -> list[SignalReceived]:
-        """Signals that no wait took whose outcome is kept."""
+        """The signals that no kept wait consumed."""
         return list(self._sent.values())
 
 
-# --- and whether it fits --------------------------------------------------------------------------------------------
+# --- whether the retry would get further ----------------------------------------------------------------------------
 
 
-def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
-    """Let a program that is about to be tried again go as far as what it had before brings it; nothing is called.
+def check_retry(replay: Replay, id: str, status: str, at: float) -> None:
+    """Replay the program with the kept outcomes, then as if every op that runs again failed again. Executes nothing.
 
-    Then as far as it gets if all that is called again fails once more. Raises CannotRetry when it would fail without
-    anything being called, or would not ask for something again that it has done.
+    Raises CannotRetry if the run would fail before any op runs again, or if its code would not ask again for a step
+    that it has done.
     """
     state, kept = replay.state, replay.state.kept
     assert kept is not None
@@ -329,9 +327,9 @@ def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
     while FINISH not in replay.wishes:
         planned = keep(state, replay.wishes, at)
         events: Sequence[AnyEvent]
-        events = planned.events if planned is not None else _suppose(replay, kept, called, failed, at)
+        events = planned.events if planned is not None else _predict(replay, kept, called, failed, at)
         if not events:
-            return  # what comes next cannot be known
+            return  # it waits for an outcome that cannot be predicted
         for event in events:
             replay.fold(event, at)
     finish = replay.wishes[FINISH]
@@ -340,7 +338,7 @@ def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
         why = f"{finish.error.type}: {finish.error.message}" if finish.error is not None else "an error"
         hint = "deploy code that does not raise it, or fork the run at an op of your choice"
         raise CannotRetry(id, status, hint, f"nothing would be called again, and it would fail the same way ({why})")
-    # What came after the first of those failures may be asked for again once that does not fail: it is kept until then.
+    # Outcomes after the first of those failures stay kept: the code may ask for them once the op succeeds.
     done = [one for one in kept.entries.values() if one.kind in ("succeeded", "started")]
     left = [one.op for one in done if not failed or kept.number(one) < min(failed)]
     if left and finish.status is not RunStatus.COMPLETED:
@@ -349,11 +347,10 @@ def rehearse(replay: Replay, id: str, status: str, at: float) -> None:
         raise CannotRetry(id, status, hint, f"its code would not ask again for what it has done ({shown})")
 
 
-def _suppose(replay: Replay, kept: Keeping, called: list[str], failed: list[int], at: float) -> Sequence[AnyEvent]:
-    """The next thing that a program wishes for and does not have, begun; and failed, if it had failed before.
+def _predict(replay: Replay, kept: KeptOutcomes, called: list[str], failed: list[int], at: float) -> Sequence[AnyEvent]:
+    """Begin the next pending command without a kept outcome, and fail it if it had failed before.
 
-    What had failed fails last, and in the order in which it failed: a failure may end all that goes on beside it, which
-    had come further before.
+    Ops that had failed fail last, in their previous order: a failure may cancel concurrent ops that had got further.
     """
     failing: list[tuple[int, RunStep, Failure]] = []
     for command in list(replay.wishes.values()):

@@ -1,4 +1,4 @@
-"""Tell whether a run fits code that it has not met yet. Replays its journal; executes nothing, records nothing."""
+"""Check whether a run would continue under new code. Replays its journal; executes and records nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from perdure.errors import Diverged, PerdureError
 from perdure.kernel.commands import FINISH, Finish
-from perdure.kernel.divergence.recorder import Tracing, explained, follow
+from perdure.kernel.divergence.recorder import Recorder, explained, follow
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import open_replay
@@ -17,48 +17,50 @@ from perdure.kernel.values.codec import Codec
 
 
 class Fit(StrEnum):
-    """How a run and the code go together."""
+    """Whether a run can continue under the code."""
 
     SAFE = "safe"
-    """It would go on."""
+    """It continues."""
     PATCH = "patch"
-    """The code no longer does what the run has done; guarded with `patched`, the run would keep its path."""
+    """The code diverges from the journal; guard the change with `patched` to keep the run's path."""
     BREAKS = "breaks"
-    """It would be parked or fail, and no patch helps: a program, a version or a migration is missing, or a bug."""
+    """It would be parked or fail, and no patch helps: a program, version or migration is missing, or there is a bug."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What is known of one run, and why where it does not fit."""
+class Compatibility(msgspec.Struct, frozen=True):
+    """How one run fits, and the reason if it does not."""
 
     fit: Fit
     reason: str = ""
 
 
-SAFE = Verdict(Fit.SAFE)
+SAFE = Compatibility(Fit.SAFE)
 
 
-def judge(programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Verdict:
-    """Replay a journal, with its values in place, to its end. Raises nothing that the code brings about."""
+def check_compatibility(
+    programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]
+) -> Compatibility:
+    """Replay a journal, with its large values in place. Errors of the code become the reason, and are not raised."""
     try:
         replay = open_replay(programs, run_id, started, codec, batches)
         try:
             follow(replay, batches)
             if replay.state.epoch == 0:
-                # It has not begun: see whether it could.
+                # The run is still queued: claim it in memory to see whether it can begin.
                 replay.fold(RunClaimed("", 1), batches[-1].at)
             end = replay.wishes.get(FINISH)
         finally:
             replay.close()
     except Diverged as error:
-        trace = open_replay(programs, run_id, started, codec, batches, kind=Tracing)
-        told = explained(error, trace, batches, programs)
-        return Verdict(Fit.PATCH if isinstance(told, Diverged) else Fit.BREAKS, str(told))
+        trace = open_replay(programs, run_id, started, codec, batches, kind=Recorder)
+        reason = explained(error, trace, batches, programs)
+        return Compatibility(Fit.PATCH if isinstance(reason, Diverged) else Fit.BREAKS, str(reason))
     except Exception as error:
-        return Verdict(Fit.BREAKS, str(error) if isinstance(error, PerdureError) else f"{_name(error)}: {error}")
+        return Compatibility(Fit.BREAKS, str(error) if isinstance(error, PerdureError) else f"{_name(error)}: {error}")
     if isinstance(end, Finish) and end.status is RunStatus.FAILED and end.error is not None:
-        # A failure of the code it was written by would be in the journal.
+        # The old code did not fail here, or the journal would hold the failure.
         what = f"{end.error.type}: {end.error.message}\n{end.error.traceback}".rstrip()
-        return Verdict(Fit.BREAKS, f"it would fail as soon as it goes on: {what}")
+        return Compatibility(Fit.BREAKS, f"it would fail as soon as it goes on: {what}")
     return SAFE
 
 

@@ -77,7 +77,7 @@ def at(*offsets: int) -> tuple[str, ...]:
 
 
 def test_names_of_ops_are_found_with_their_lines() -> None:
-    found = order.mentions()
+    found = order.source_map()
     assert found.known
     inside = f"{FILE}:{inner.fn.__code__.co_firstlineno + 2}"
     assert set(found.lines["charge"]) == {*at(2), inside}
@@ -91,7 +91,7 @@ def test_names_of_ops_are_found_with_their_lines() -> None:
 
 
 def test_the_text_and_the_arms_of_lines_are_found() -> None:
-    found = order.mentions()
+    found = order.source_map()
     [line] = at(4)
     assert found.code[line] == "await helper(n)"
     assert found.arms[line] == ((FIRST + 3, 0),)

@@ -40,7 +40,7 @@ TABLE = {"charge": charge, "refund": refund}
 
 
 def steps_of(program: Any) -> tuple[list[str], bool]:
-    found = program.reach()
+    found = program.step_names()
     return sorted(found.steps), found.complete
 
 
@@ -121,7 +121,7 @@ def test_code_that_decides_at_run_time_is_not_complete() -> None:
 
     assert steps_of(dynamic) == ([], False)
     assert steps_of(inline) == ([], False)
-    assert "roll" in inline.reach().texts
+    assert "roll" in inline.step_names().texts
     assert steps_of(by_name) == ([], False)
     assert steps_of(through_an_object) == (["charge"], False)
 
