@@ -30,6 +30,7 @@ from perdure.client.schedules import Schedule
 from perdure.client.views import RunResult
 from perdure.client.watch import Watch
 from perdure.config import EMBEDDED_LEASE, Limits, Recovery, Retention
+from perdure.engine.duties import FunctionDuty
 from perdure.engine.remote import RemoteStep, Report
 from perdure.engine.resources import resources_of
 from perdure.engine.threads import DEFAULT_THREADS
@@ -51,12 +52,12 @@ from perdure.kernel.state import RunState
 from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.values.codec import TypeCodec
 from perdure.kernel.values.signatures import Signature
-from perdure.orchestrator.heartbeat import Ownership
+from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.recovery import recover_at_start, warn_of_unknown
 from perdure.orchestrator.rehearsal import rehearse
-from perdure.orchestrator.retention import Retainer
-from perdure.orchestrator.service import Service
+from perdure.orchestrator.retention import Pruner
+from perdure.orchestrator.service import Service, ServiceConfig
 from perdure.orchestrator.sweep import Counts, SweepReport, sweep
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
@@ -82,6 +83,8 @@ class Engine(Client):
     An async context manager: entering it migrates an embedded store, recovers what was under way, and starts advancing
     runs; leaving it hands them over.
     """
+
+    _service_config = ServiceConfig()
 
     def __init__(
         self,
@@ -159,7 +162,7 @@ class Engine(Client):
         self._on_complete = callbacks_of(on_complete)
         self._completions: Completions | None = None
         self._orchestrator: Orchestrator | None = None
-        self._ownership: Ownership | None = None
+        self._ownership: Membership | None = None
         self._service: Service | None = None
         # Whether it is being closed, and waits for steps under way.
         self._leaving = False
@@ -284,17 +287,25 @@ class Engine(Client):
             orchestrator.locks.regaining.__contains__,
         )
         self._news.is_local = orchestrator.active.__contains__
-        self._ownership = Ownership(
-            self._leases, self.name, orchestrator.session, self._recovery.ttl, self.clock, orchestrator.lease_deadline
+        self._ownership = Membership(
+            self._leases,
+            self.name,
+            orchestrator.session,
+            self._recovery.ttl,
+            self.clock,
+            orchestrator.lease_deadline,
+            self._service_config.membership,
         )
         await self._ownership.take()
         self._describe()
-        self._service = Service(orchestrator, self._ownership, self._leases, self._queues, self._max_concurrency)
+        self._service = Service(
+            orchestrator, self._ownership, self._leases, self._queues, self._max_concurrency, self._service_config
+        )
         if self._retention is not None and look:
-            keeper = Retainer(self._retention, self._leases, self.name, self.clock, self._retain)
-            self._service.chores.append((keeper.first, self._retention.every, keeper.run_once))
-        self._service.chores.append((3600.0, 3600.0, self._keep_name))
-        self._service.show_life()
+            pruner = Pruner(self._retention, self._leases, self.name, self._retain)
+            self._service.repeat(pruner, first=pruner.first, interval=self._retention.every)
+        self._service.repeat(FunctionDuty("keeping its name", self._keep_name), first=3600.0, interval=3600.0)
+        self._service.start_heartbeat()
         if look:
             await recover_at_start(orchestrator, self._ownership)
         else:
@@ -337,7 +348,8 @@ class Engine(Client):
             assert self._service is not None
             self._orchestrator.brisk = alone
             self._orchestrator.on_begun = counts.begun.set
-            await self._service.deadlines.look(changed=True)
+            self._service.deadlines.stale = True
+            _ = await self._service.deadlines.run_once(now)
             return await sweep(
                 self._orchestrator,
                 self._ownership,
@@ -400,8 +412,8 @@ class Engine(Client):
         self._scheduled.leave()
         self._leaving = True
         try:
-            await self._service.stop_looking()
-            interrupted = await orchestrator.close(grace, self._service.hand_over_due)
+            await self._service.stop_taking_runs()
+            interrupted = await orchestrator.close(grace, self._service.release_due)
             self._leaving = False
             await self._service.stop()
             await self._ownership.leave()

@@ -28,7 +28,7 @@ from perdure import (
     workflow,
 )
 from perdure.kernel.invocation import WrongCall
-from perdure.orchestrator.heartbeat import REGISTRATION_SIZE
+from perdure.orchestrator.membership import REGISTRATION_SIZE
 from perdure.ports.clock import SystemClock
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, SIGNATURES, holder
 from perdure.ports.store import Store

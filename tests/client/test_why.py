@@ -24,7 +24,7 @@ from perdure import (
     workflow,
 )
 from perdure.kernel.events import AttemptFailed, StepStarted, WaitOpened
-from perdure.orchestrator.heartbeat import REGISTRATION_SIZE
+from perdure.orchestrator.membership import REGISTRATION_SIZE
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, holder
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore

@@ -29,7 +29,7 @@ from perdure.orchestrator.loader import Loading
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.quarantine import Quarantine
-from perdure.orchestrator.service import Service
+from perdure.orchestrator.service import Service, ServiceConfig
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
@@ -373,11 +373,9 @@ async def test_an_error_while_what_others_wrote_is_taken_in_parks_the_run(
 
 
 async def test_a_service_of_the_engine_that_raises_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perdure.orchestrator import service
-
-    monkeypatch.setattr(service, "AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(Engine, "_service_config", ServiceConfig(restart=0.001))
     began = 0
-    whole = Service._due_runs
+    whole = Service._watch_store
 
     async def fails_at_first(self: Service) -> None:
         nonlocal began
@@ -391,7 +389,7 @@ async def test_a_service_of_the_engine_that_raises_begins_again(monkeypatch: pyt
         await sleep(1.2)  # for so long that it leaves memory
         return "awake"
 
-    monkeypatch.setattr(Service, "_due_runs", fails_at_first)
+    monkeypatch.setattr(Service, "_watch_store", fails_at_first)
     async with Engine(MemoryStore(), [sleeper], recovery=AT_ONCE) as engine:
         assert (await (await engine.start(sleeper())).outcome(PATIENCE)).output == "awake"
     assert began == 3

@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Durability, Engine, connect, every, lock, set_state, step, workflow
 from perdure.client.client import Client
-from perdure.orchestrator import service
+from perdure.orchestrator.service import ServiceConfig
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import PATIENCE
@@ -23,8 +23,8 @@ MODES: list[str | Durability] = ["sync", "async", "exit", "manual", every(1), ev
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines look for what others wrote all the time, so that they are often in the middle of it."""
-    monkeypatch.setattr(service, "WATCH_SECONDS", 0.001)
-    monkeypatch.setattr(service, "LOOK_SECONDS", 0.002)
+    config = ServiceConfig(poll_interval=0.001, change_interval=0.002)
+    monkeypatch.setattr(Engine, "_service_config", config)
 
 
 async def result_while_told(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, Recovery, StoreUnavailable, lock, sleep, step, wait_signal, workflow
-from perdure.orchestrator import service
+from perdure.orchestrator.service import ServiceConfig
 from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Leases, Renewal
 from perdure.stores.postgres.notifications import Wakes
 from perdure.testing.simulation import Simulation
@@ -122,16 +122,15 @@ def fresh() -> None:
     began.clear()
 
 
-def test_an_engine_with_nothing_to_do_gives_six_heartbeats_a_minute_and_asks_twelve_times_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_with_nothing_to_do_gives_six_heartbeats_a_minute_and_asks_twelve_times_at_most() -> None:
     sim = Simulation(seed=1)
     asked: list[str] = []
 
     async def scenario() -> None:
-        monkeypatch.setattr(service, "WATCH_SECONDS", 0.5)
         leases = Counted(sim.store.leases)
-        async with sim.engine(PROGRAMS, name="a", leases=leases, recovery=Recovery()) as engine:
+        polling = sim.engine(PROGRAMS, name="a", leases=leases, recovery=Recovery())
+        polling._service_config = ServiceConfig(poll_interval=0.5)
+        async with polling as engine:
             for program in (asleep, waiting):
                 _ = await engine.start(program(), id=program.name)
             await sim.advance(MINUTE)  # what was started leaves memory

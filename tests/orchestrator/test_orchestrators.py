@@ -31,7 +31,9 @@ from perdure import (
     workflow,
 )
 from perdure.kernel.events import Batch, RunClaimed, RunParked, RunStatus, StepStarted, decode_events
-from perdure.orchestrator import quarantine, service
+from perdure.orchestrator import quarantine
+from perdure.orchestrator.orphans import OrphansConfig
+from perdure.orchestrator.service import ServiceConfig
 from perdure.ports.journal import Append
 from perdure.ports.leases import ORCHESTRATOR, Leases, holder
 from perdure.stores.memory.store import MemoryStore
@@ -254,7 +256,7 @@ async def claims(store: MemoryStore, run_id: str) -> list[str]:
 def test_looks_for_orphans_are_spread_by_the_name_of_who_looks() -> None:
     def first_looks(name: str) -> list[float]:
         chance = Random(name)
-        return [1 + service.JITTER * chance.uniform(-1, 1) for _ in range(3)]
+        return [1 + OrphansConfig().jitter * chance.uniform(-1, 1) for _ in range(3)]
 
     spread = [first_looks(f"node-{n}")[0] for n in range(100)]
     assert first_looks("node-1") == first_looks("node-1")
@@ -505,7 +507,7 @@ class Deaf(Fickle):
 
 
 async def test_an_engine_ends_though_a_cancellation_gets_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CANCEL_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(Engine, "_service_config", ServiceConfig(cancel_again=0.01))
     leases = Deaf(MemoryStore().leases)
     async with asyncio.timeout(PATIENCE):
         async with Engine(MemoryStore(), [resting], leases=leases, recovery=Recovery(lease=0.03)):

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Engine, Retention, UsageError, workflow
 from perdure.client.pruning import KeptRun, PruneReport
-from perdure.orchestrator.retention import SOON, Retainer
+from perdure.orchestrator.retention import Pruner
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
 from tests.engine.harness import FakeClock
@@ -50,10 +50,11 @@ class Passes:
 async def test_of_several_engines_one_makes_each_pass(caplog: pytest.LogCaptureFixture) -> None:
     store, clock, retention = MemoryStore(), FakeClock(), Retention(older_than=1, every=100)
     passes = Passes(PruneReport(runs=3, blobs=2), PruneReport(kept=[KeptRun("a", "r1", "the disk is full")]))
-    keepers = [Retainer(retention, store.leases, name, clock, passes.prune) for name in ("one", "two", "three")]
+    pruners = [Pruner(retention, store.leases, name, passes.prune) for name in ("one", "two", "three")]
     caplog.set_level("INFO", "perdure")
     for made in (1, 2, 3):
-        assert [await keeper.run_once() for keeper in keepers].count(True) == 1
+        reports = [await pruner.run_once(clock.now()) for pruner in pruners]
+        assert [report.pruned for report in reports].count(True) == 1
         assert passes.made == made
         clock.advance(100)
     assert "pruned 3 runs and 2 blobs" in caplog.text
@@ -64,18 +65,18 @@ async def test_of_several_engines_one_makes_each_pass(caplog: pytest.LogCaptureF
 async def test_when_the_one_is_gone_another_goes_on() -> None:
     store, clock, passes = MemoryStore(), FakeClock(), Passes()
     retention = Retention(older_than=1, every=100)
-    one, two = (Retainer(retention, store.leases, name, clock, passes.prune) for name in ("one", "two"))
-    assert await one.run_once()
-    assert not await two.run_once()
+    one, two = (Pruner(retention, store.leases, name, passes.prune) for name in ("one", "two"))
+    assert (await one.run_once(clock.now())).pruned
+    assert not (await two.run_once(clock.now())).pruned
     await store.leases.release_all("one")
-    assert await two.run_once()
+    assert (await two.run_once(clock.now())).pruned
 
 
 def test_the_first_pass_is_made_soon() -> None:
     def first(every: float) -> float:
-        return Retainer(Retention(1, every=every), MemoryStore().leases, "n", FakeClock(), Passes().prune).first
+        return Pruner(Retention(1, every=every), MemoryStore().leases, "n", Passes().prune).first
 
-    assert (first(86400), first(5)) == (SOON, 5)
+    assert (first(86400), first(5)) == (60, 5)
 
 
 @pytest.mark.parametrize(

@@ -175,10 +175,10 @@ async def test_the_own_timer_is_known_after_a_run_of_another_engine_was_due() ->
         _ = await store.leases.acquire(ORCHESTRATOR + "b", holder("b", "s"), 1e6, now)
         [outcome] = await append_all(store.journal, [extend(RunState("b"), theirs, now)])
         assert outcome == Appended()
-        await service._look(around=False)
+        await service.timers.run_once(clock.now())
         clock.advance(21)
-        await service._look(around=False)
-        assert service._upcoming() == now + 60, "the engine b looks after its own"
+        report = await service.timers.run_once(clock.now())
+        assert report.next_due == now + 60, "the engine b looks after its own"
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "redis"])
@@ -212,9 +212,9 @@ async def test_what_is_noted_while_the_store_is_asked_is_not_forgotten() -> None
 
         async def late(*arguments: Any) -> Ahead:
             found = await ahead(*arguments)
-            service.note(clock.now() + 5)
+            service.timers.note(clock.now() + 5)
             return found
 
         store.timers.ahead = late  # type: ignore[assignment, method-assign]
-        await service._look(around=False)
-        assert service._upcoming() == clock.now() + 5
+        report = await service.timers.run_once(clock.now())
+        assert report.next_due == clock.now() + 5

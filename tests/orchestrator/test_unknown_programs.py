@@ -28,7 +28,7 @@ from perdure import (
 from perdure.engine.outbox import extend
 from perdure.kernel.events import AnyEvent, RunClaimed, RunReleased, RunStarted, StepStarted, StepSucceeded
 from perdure.kernel.state import RunState
-from perdure.orchestrator.heartbeat import follows
+from perdure.orchestrator.membership import follows
 from perdure.ports.journal import Appended, append_all
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
@@ -220,7 +220,7 @@ async def test_thousands_of_them_keep_no_other_run_from_its_turn_and_an_idle_eng
         asked: list[str] = []
         store.trace(asked.append)
         for _ in range(10):
-            await engine._service._look(around=True)  # type: ignore[union-attr]
+            await engine._service._load(peers_changed=True)  # type: ignore[union-attr]
         store.trace(None)
         assert not [call for call in asked if "journal" in call], "a look reads none of them"
         assert len(asked) <= 20

@@ -127,9 +127,9 @@ def test_a_schedule_whose_owner_dies_is_fired_by_the_other_worker_and_no_tick_is
             await sim.advance(hours=3, seconds=1)
             assert first._orchestrator is not None
             assert first._service is not None
-            assert first._service._beating is not None
+            assert first._service._heart is not None
             first._orchestrator.abort()
-            for task in (*first._service._tasks, first._service._beating):
+            for task in (*first._service._tasks, first._service._heart):
                 task.cancel()
             await sim.advance(hours=24)
             runs = Counter(run.id for run in await second.list(tags={"schedule": "s"}, limit=1000))

@@ -19,7 +19,7 @@ from perdure.kernel.projection import child_rows, row
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.admissions import may_begin
-from perdure.orchestrator.heartbeat import follows
+from perdure.orchestrator.membership import follows
 from perdure.orchestrator.rehearsal import play
 from perdure.ports.journal import Append, Appended, Full, append_all
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN, REMOTE
-from perdure.orchestrator.heartbeat import Ownership, follows
+from perdure.orchestrator.membership import Membership, follows
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.ports.runs import RunFilter
 
@@ -20,7 +20,7 @@ log = logging.getLogger("perdure")
 WARNINGS = 10
 
 
-async def recover_at_start(orchestrator: Orchestrator, ownership: Ownership) -> None:
+async def recover_at_start(orchestrator: Orchestrator, ownership: Membership) -> None:
     """Bring back what can be, and park what no engine can go on with. What goes wrong with a run stops no engine.
 
     Raises StoreUnavailable: without its store an engine cannot begin.
@@ -34,7 +34,7 @@ async def recover_at_start(orchestrator: Orchestrator, ownership: Ownership) -> 
         await park_unknown(orchestrator, ownership, unknown)
 
 
-def tell_who_is_waited_for(ownership: Ownership, owners: Sequence[str]) -> None:
+def tell_who_is_waited_for(ownership: Membership, owners: Sequence[str]) -> None:
     """Say which orchestrators have runs that could be taken over only when their lease has ended."""
     others = [owner for owner in owners if owner in ownership.others]
     for owner in others[:WARNINGS]:
@@ -59,7 +59,7 @@ def _logged(what: str) -> Iterator[None]:
         log.exception("%s failed; the engine starts all the same, and looks again later", what)
 
 
-async def recover(orchestrator: Orchestrator, ownership: Ownership, *, startup: bool) -> int:
+async def recover(orchestrator: Orchestrator, ownership: Membership, *, startup: bool) -> int:
     """Claim the runs of orchestrators that are not alive, batch by batch. Says how many were loaded.
 
     Runs that wait are left where they are: whoever finds them due claims them then. At start-up, runs that were parked
@@ -117,7 +117,7 @@ async def _retry_parked(orchestrator: Orchestrator, startup: bool) -> int:
             return loaded
 
 
-async def park_unknown(orchestrator: Orchestrator, ownership: Ownership, programs: Sequence[str]) -> None:
+async def park_unknown(orchestrator: Orchestrator, ownership: Membership, programs: Sequence[str]) -> None:
     """Park runs of these programs that should go on now, where this process follows the one that had them.
 
     A program that was renamed or removed shows by that. A run of any other owner is left alone: its engine may come

@@ -1,20 +1,18 @@
-"""Prune by the clock, where an engine was told to. Never decides what goes: that is the retention's to say."""
+"""Prune by the clock, where an engine has a `Retention`. Never decides what goes: the retention does."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from perdure.config import Retention
-from perdure.ports.clock import Clock
 from perdure.ports.leases import HeldBy, Leases
 
 log = logging.getLogger("perdure")
 
 KEY = "retention"
-# The first pass is made soon, so that engines that live for less than a period prune as well; but not at once.
-SOON = 60.0
 
 
 class Pruned(Protocol):
@@ -30,28 +28,45 @@ class Pruned(Protocol):
     def kept(self) -> Sequence[object]: ...
 
 
-class Retainer:
-    """The passes of one engine. Of all engines on a store, one makes each."""
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What a pass came to."""
+
+    pruned: bool = False
+    """Whether it was this engine's to make."""
+    runs: int = 0
+    blobs: int = 0
+    kept: int = 0
+    """How many runs were to be pruned and could not be."""
+
+
+class Pruner:
+    """The passes of one engine. Of all engines on a store, one makes each.
+
+    The first is made after `first` seconds at most: engines that live for less than a period prune as well.
+    """
+
+    name = "pruning"
 
     def __init__(
         self,
         retention: Retention,
         leases: Leases,
         name: str,
-        clock: Clock,
         prune: Callable[[Retention], Awaitable[Pruned]],
+        first: float = 60.0,
     ) -> None:
-        self.retention, self._leases, self._name, self._clock, self._prune = retention, leases, name, clock, prune
-        self.first = min(SOON, retention.every)
+        self.retention, self._leases, self._orchestrator, self._prune = retention, leases, name, prune
+        self.first = min(first, retention.every)
 
-    async def run_once(self) -> bool:
-        """Make a pass, unless somebody else has made one within the last period."""
+    async def run_once(self, now: float) -> RetentionReport:
+        """Make a pass, unless another engine has made one within the last period."""
         ttl = self.retention.every * 0.9
-        if isinstance(await self._leases.acquire(KEY, self._name, ttl, self._clock.now()), HeldBy):
-            return False
+        if isinstance(await self._leases.acquire(KEY, self._orchestrator, ttl, now), HeldBy):
+            return RetentionReport()
         pruned = await self._prune(self.retention)
         if pruned.runs or pruned.blobs:
             log.info("pruned %s runs and %s blobs", f"{pruned.runs:,}", f"{pruned.blobs:,}")
         if pruned.kept:
             log.warning("%s runs are kept that were to be pruned; the first: %s", len(pruned.kept), pruned.kept[0])
-        return True
+        return RetentionReport(True, pruned.runs, pruned.blobs, len(pruned.kept))

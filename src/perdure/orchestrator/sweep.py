@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from perdure.kernel.events import RunStatus
 from perdure.orchestrator.admission import Admission
-from perdure.orchestrator.heartbeat import Ownership
+from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
 
 # Runs of this program are the ticks of schedules.
@@ -66,7 +66,7 @@ class Counts:
 
 async def sweep(
     orchestrator: Orchestrator,
-    ownership: Ownership,
+    membership: Membership,
     admission: Admission,
     counts: Counts,
     *,
@@ -85,10 +85,10 @@ async def sweep(
     in_time = True
     while in_time:
         counts.begun.clear()
-        await ownership.look_around()
-        dead = [owner for owner in await orchestrator.store.runs.owners() if owner not in ownership.others]
+        await membership.look_around()
+        dead = [owner for owner in await orchestrator.store.runs.owners() if owner not in membership.others]
         orphans = await _orphans(orchestrator, dead, counts, seen)
-        found = {**dict.fromkeys(orphans, "runs"), **await _due(orchestrator, ownership, counts)}
+        found = {**dict.fromkeys(orphans, "runs"), **await _due(orchestrator, membership, counts)}
         counted += found.items()
         await orchestrator.loading.load(list(found), dead)
         began = {*found, *await _queued(orchestrator, admission, counts, seen)}
@@ -177,11 +177,11 @@ async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Coun
     return begun
 
 
-async def _due(orchestrator: Orchestrator, ownership: Ownership, counts: Counts) -> dict[str, str]:
+async def _due(orchestrator: Orchestrator, membership: Membership, counts: Counts) -> dict[str, str]:
     """Runs whose moment has come, each with the kind of thing that it is counted as; a schedule counts its ticks."""
     limit = sum(counts.limits.values()) + len(orchestrator.active) + len(orchestrator.unreadable) + 1
     programs, now = list(orchestrator.programs), orchestrator.clock.now()
-    found = await orchestrator.store.timers.due(now, limit, programs, ownership.others, orchestrator.serves)
+    found = await orchestrator.store.timers.due(now, limit, programs, membership.others, orchestrator.serves)
     taken: dict[str, str] = {}
     for due in found:
         # A run that is due again after it has had its turn counts again; one in memory has an alarm of its own.

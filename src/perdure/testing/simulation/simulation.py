@@ -22,7 +22,7 @@ from perdure.kernel.commands import StepSpec
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.program import Program
-from perdure.orchestrator import service
+from perdure.orchestrator.service import ServiceConfig
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation.checks import check_journal, unfinished
 from perdure.testing.simulation.executor import VirtualExecutor
@@ -44,6 +44,7 @@ CALM = Recovery(lease=3600.0, check_interval=3600.0)
 BRISK = Recovery(lease=6.0, check_interval=4.0, quarantine=0)
 # How often an engine looks for what others wrote. In a scenario it is told.
 CALM_WATCH, BRISK_WATCH = 600.0, 0.5
+CHANGE_INTERVAL = 0.2
 DOWNTIMES = (0.0, 0.1, 2.0, 10.0)
 
 
@@ -84,6 +85,7 @@ class Simulation:
         self._engines = 0
         self._opened: list[Engine] = []
         self._told: object = None
+        self._service_config = ServiceConfig()
 
     # --- scenarios ------------------------------------------------------------------------------------------------
 
@@ -137,12 +139,12 @@ class Simulation:
         self._told = version
         for engine in self._opened:
             if engine._service is not None:
-                self._playing.loop.call_soon(engine._service._stir.set)
+                self._playing.loop.call_soon(engine._service.wake)
                 if engine._locks is not None:
                     self._playing.loop.call_soon(engine._locks.locker.look_soon)
                 # Later than it may look again, for 10.1 - 10.0 is less than 0.1, and too soon would be never. After an
                 # eighth of a second, which is exact: what is due on a full second then stays due on it.
-                self._playing.loop.call_later(service.LOOK_SECONDS * 1.25, engine._service._stir.set)
+                self._playing.loop.call_later(CHANGE_INTERVAL * 1.25, engine._service.wake)
 
     async def advance(self, duration: float | timedelta = 0.0, /, **parts: float) -> None:
         """Let time go by: `await sim.advance(90)`, `await sim.advance(hours=2)`, with the names of `timedelta`."""
@@ -214,8 +216,9 @@ class Simulation:
     def _world_in_force(self, watch_seconds: float) -> Iterator[None]:
         if events._get_running_loop() is not None:
             raise UsageError("a simulation has event loops of its own: call it from a plain function")
-        executor_for, look_seconds = StepRunner._executor_for, service.LOOK_SECONDS
-        intervals = (service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS)
+        executor_for = StepRunner._executor_for
+        intervals = (watch.WATCH_SECONDS, locks.WATCH_SECONDS)
+        self._service_config = ServiceConfig(poll_interval=watch_seconds, change_interval=CHANGE_INTERVAL)
 
         def virtual(runner: StepRunner, spec: StepSpec) -> Any:
             executor = runner._executor
@@ -223,14 +226,12 @@ class Simulation:
 
         with seeded_entropy(self._entropy):
             setattr(StepRunner, "_executor_for", virtual)  # noqa: B010 - mypy refuses to see a method replaced
-            service.WATCH_SECONDS = watch.WATCH_SECONDS = locks.WATCH_SECONDS = watch_seconds
-            service.LOOK_SECONDS = 0.2
+            watch.WATCH_SECONDS = locks.WATCH_SECONDS = watch_seconds
             try:
                 yield
             finally:
                 setattr(StepRunner, "_executor_for", executor_for)  # noqa: B010
-                service.LOOK_SECONDS = look_seconds
-                service.WATCH_SECONDS, watch.WATCH_SECONDS, locks.WATCH_SECONDS = intervals
+                watch.WATCH_SECONDS, locks.WATCH_SECONDS = intervals
 
     def _engine(self, machine: Machine, programs: Iterable[Program], options: dict[str, Any]) -> Engine:
         engine = Engine(
@@ -240,6 +241,7 @@ class Simulation:
             executor=VirtualExecutor(machine, self.faults, self.monitor),
             **options,
         )
+        engine._service_config = self._service_config
         # Bodies are let go by their own loops: collected as they are, they would act like plain functions.
         before = machine.on_end
 

@@ -1,0 +1,95 @@
+"""Background work of one shape: a frozen config, `run_once(now) -> report`, and a report that a test can wait for.
+
+`Duties.perform` is the one place where a duty begins, ends or fails. It never decides when: a scheduler does, which for
+an engine is `orchestrator/service.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from perdure.errors import PerdureError
+from perdure.ports.clock import Clock
+
+log = logging.getLogger("perdure")
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Duty(Protocol[R_co]):
+    """Something that is done again and again in the background."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def run_once(self, now: float) -> R_co:
+        """Do what there is to do now, and report what was done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[R]):
+    """The report of a duty that is one function: what that returned."""
+
+    result: R
+
+
+class FunctionDuty(Generic[R]):
+    """A duty that is one function."""
+
+    def __init__(self, name: str, function: Callable[[], Awaitable[R]]) -> None:
+        self.name, self._function = name, function
+
+    async def run_once(self, now: float) -> Done[R]:
+        """Call the function."""
+        return Done(await self._function())
+
+
+class Duties:
+    """Performs the duties of one orchestrator."""
+
+    def __init__(self, orchestrator: str, clock: Clock) -> None:
+        self._orchestrator, self._clock = orchestrator, clock
+        # By the name of the duty: how it failed the last time, unless it succeeded.
+        self._failures: dict[str, str] = {}
+        self._waiters: dict[str, list[asyncio.Future[Any]]] = {}
+
+    async def perform(self, duty: Duty[R]) -> R | None:
+        """Perform a duty once. Returns its report, or None when it failed.
+
+        A failure is logged, but only once for as long as the duty fails in the same way. It never raises: whatever
+        schedules the duty goes on, and performs it again.
+        """
+        try:
+            report = await duty.run_once(self._clock.now())
+        except PerdureError as error:
+            if self._is_new(duty.name, error):
+                log.warning("orchestrator %s: %s failed, and is retried: %s", self._orchestrator, duty.name, error)
+        except Exception as error:
+            if self._is_new(duty.name, error):
+                log.exception(
+                    "orchestrator %s: %s failed with an unexpected error, and is retried", self._orchestrator, duty.name
+                )
+        else:
+            self._failures.pop(duty.name, None)
+            for waiter in self._waiters.pop(duty.name, ()):
+                if not waiter.done():
+                    waiter.set_result(report)
+            return report
+        return None
+
+    async def next_report(self, name: str) -> Any:
+        """Wait until a duty has been performed again, and return its report. For tests, in place of sleeping."""
+        waiter: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(name, []).append(waiter)
+        return await waiter
+
+    def _is_new(self, name: str, error: Exception) -> bool:
+        failure = f"{type(error).__name__}: {error}"
+        known, self._failures[name] = self._failures.get(name), failure
+        return known != failure
