@@ -11,53 +11,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import UsageError
-from perdure.kernel.policies.queues import Line, Queue, Rate, pick
+from perdure.kernel.policies.queues import (
+    CountRunning,
+    CountStarted,
+    FindLines,
+    FindPriority,
+    FindReady,
+    Line,
+    Question,
+    Queue,
+    Rate,
+    pick,
+)
 
 lines = st.dictionaries(
     st.sampled_from("abcdef"), st.tuples(st.one_of(st.none(), st.floats(1, 99)), st.integers(0, 5), st.integers(0, 2))
 )
 
 
-class Reader:
-    """A queue that waits in lists: the highest priority first."""
+class Waiting:
+    """A queue that waits in lists, the highest priority first, and what was asked of it."""
 
     def __init__(self, priorities: Sequence[list[Line]], under_way: int = 0, starts: Sequence[float] = ()) -> None:
         self._priorities, self._under_way, self._starts = priorities, under_way, starts
-        self.asked: list[str] = []
+        self.asked: list[type[Question]] = []
 
-    async def running(self, limit: int) -> int:
-        self.asked.append("running")
-        return self._under_way
-
-    async def started(self, rate: Rate) -> tuple[int, float | None]:
-        self.asked.append("started")
-        return len(self._starts), self._starts[-rate.count] if len(self._starts) >= rate.count else None
-
-    async def next_priority(self, below: int | None) -> int | None:
-        self.asked.append("next_priority")
-        return next((p for p in range(0, -len(self._priorities), -1) if below is None or p < below), None)
-
-    async def lines(self, priority: int, left: int, served: int) -> list[Line]:
-        self.asked.append("lines")
-        return self._priorities[-priority]
-
-    async def next_ready(self) -> float | None:
-        self.asked.append("next_ready")
-        return 77.0
+    def answer(self, question: Question) -> object:
+        self.asked.append(type(question))
+        match question:
+            case CountRunning():
+                return self._under_way
+            case CountStarted(rate):
+                return len(self._starts), self._starts[-rate.count] if len(self._starts) >= rate.count else None
+            case FindPriority(below):
+                return next((p for p in range(0, -len(self._priorities), -1) if below is None or p < below), None)
+            case FindLines(priority):
+                return self._priorities[-priority]
+            case FindReady():
+                return 77.0
 
 
-def picked(reader: Reader, queue: Queue, room: int) -> tuple[Sequence[str], float | None]:
-    """What is picked: nothing of it waits for anything here."""
-    try:
-        pick(reader, queue, room).send(None)
-    except StopIteration as done:
-        run_ids, until = done.value
-        return run_ids, until
-    raise AssertionError("it waits")
+def picked(waiting: Waiting, queue: Queue, room: int) -> tuple[Sequence[str], float | None]:
+    picking, answer = pick(queue, room), None
+    while True:
+        try:
+            answer = waiting.answer(picking.send(answer))
+        except StopIteration as done:
+            run_ids, until = done.value
+            return run_ids, until
 
 
 def serve(priorities: list[list[Line]], room: int, per_key: int | None = None) -> list[str]:
-    return list(picked(Reader(priorities), Queue("q", per_key=per_key), room)[0])
+    return list(picked(Waiting(priorities), Queue("q", per_key=per_key), room)[0])
 
 
 def one_by_one(priorities: list[list[Line]], room: int, per_key: int | None) -> list[str]:
@@ -124,15 +129,15 @@ LINES = [[Line("a", None, ["a0", "a1", "a2"])], [Line("b", None, ["b0"])]]
 def test_limits_leave_so_much_room(
     queue: Queue, under_way: int, starts: list[float], room: int, expected: tuple[Sequence[str], float | None]
 ) -> None:
-    assert picked(Reader(LINES, under_way, starts), queue, room) == expected
+    assert picked(Waiting(LINES, under_way, starts), queue, room) == expected
 
 
 def test_a_store_is_asked_no_more_than_is_needed() -> None:
-    full, unlimited = Reader(LINES, 4), Reader(LINES)
+    full, unlimited = Waiting(LINES, 4), Waiting(LINES)
     picked(full, Queue("q", concurrency=4, rate=Rate(1)), 9)
-    assert full.asked == ["running"]
+    assert full.asked == [CountRunning]
     picked(unlimited, Queue("q"), 2)
-    assert unlimited.asked == ["next_priority", "lines", "next_ready"]
+    assert unlimited.asked == [FindPriority, FindLines, FindReady]
 
 
 @pytest.mark.parametrize(

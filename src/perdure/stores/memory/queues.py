@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import islice
 
 from perdure.kernel.events import RunStatus
-from perdure.kernel.policies.queues import Line, Queue, Rate, pick
+from perdure.kernel.policies.queues import Line, Queue, Rate
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Full
-from perdure.ports.queues import Picks, QueueStats, Waiting
+from perdure.ports.queues import Picks, QueueStats, Waiting, picks
 
 Place = tuple[float, str, str]
 
@@ -108,7 +108,7 @@ class MemoryQueues:
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """The runs that may begin now, highest priority first and key by key."""
         reader = _Reader(self._queues.get(queue.name, _Queue()), now, programs)
-        return Picks(*await pick(reader, queue, room))
+        return await picks(reader, queue, room)
 
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from perdure.kernel.policies.queues import Line, Queue, Rate, pick
-from perdure.ports.queues import Picks, QueueStats, Waiting
+from perdure.kernel.policies.queues import Line, Queue, Rate
+from perdure.ports.queues import Picks, QueueStats, Waiting, picks
 from perdure.stores.postgres.connection import Row
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.offers import OFFER_SECONDS, Offers
@@ -134,21 +134,21 @@ class PostgresQueues:
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """The runs that may begin now, highest priority first and key by key; not what others were just offered."""
-        picks = Picks(())
+        found = Picks(())
         for _ in range(TRIES):
             rows = await self._database.ask(_HELD, queue.name, self._offers.taker)
             held = Held([run_id for run_id, _ in rows], [key for _, key in rows])
             reader = await _Reader.of(self._database, queue, now, list(programs), held)
-            picks = Picks(*await pick(reader, queue, room))
-            if held.run_ids and len(picks.run_ids) < room:
+            found = await picks(reader, queue, room)
+            if held.run_ids and len(found.run_ids) < room:
                 self._offers.look_again()
-            if not picks.run_ids:
-                return picks
-            taken = await self._take(queue, picks.run_ids)
+            if not found.run_ids:
+                return found
+            taken = await self._take(queue, found.run_ids)
             if taken:
-                return Picks([run_id for run_id in picks.run_ids if run_id in taken], picks.until)
+                return Picks([run_id for run_id in found.run_ids if run_id in taken], found.until)
         self._offers.look_again()
-        return Picks((), picks.until)
+        return Picks((), found.until)
 
     async def _take(self, queue: Queue, run_ids: Sequence[str]) -> set[str]:
         rows = await self._database.ask(_TAKE, queue.name, self._offers.taker, list(run_ids), OFFER_SECONDS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.kernel.policies.queues import Line, Queue, Rate, pick
-from perdure.ports.queues import Picks, QueueStats, Waiting
+from perdure.kernel.policies.queues import Line, Queue, Rate
+from perdure.ports.queues import Picks, QueueStats, Waiting, picks
 from perdure.stores.redis.runs import waits
 from perdure.stores.redis.scripts import LINES, ROOM, STATS, WAITING
 from perdure.stores.redis.server import Server
@@ -27,7 +27,7 @@ class RedisQueues:
         rate = queue.rate
         window = (rate.count, repr(now - rate.seconds), repr(now + rate.seconds)) if rate is not None else ()
         found = await self._server.call(ROOM, (queue.name, repr(now), *window))
-        return Picks(*await pick(_Reader(self._server, queue, now, programs, found), queue, room))
+        return await picks(_Reader(self._server, queue, now, programs, found), queue, room)
 
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""

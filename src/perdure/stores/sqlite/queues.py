@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import apsw
 
-from perdure.kernel.policies.queues import Line, Queue, Rate, pick
+from perdure.kernel.policies.queues import Line, Queue, Rate
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Full
-from perdure.ports.queues import Picks, QueueStats, Waiting
+from perdure.ports.queues import Picks, QueueStats, Waiting, picks
 from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlshared.skip_scans import FIRST_QUEUED, QUEUES
@@ -105,7 +105,7 @@ class SqlQueues:
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """The runs that may begin now, highest priority first and key by key."""
-        return Picks(*await pick(_Reader(self._database, queue, now, programs), queue, room))
+        return await picks(_Reader(self._database, queue, now, programs), queue, room)
 
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""
