@@ -1,14 +1,15 @@
-"""The first thing a newcomer tries: a short file, killed with -9, that goes on when it is run again."""
+"""What a newcomer meets first: the README, and its short file that survives kill -9."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.docs.markdown import README, blocks
+from tests.docs.markdown import README, blocks, prose, table
 from tests.patience import PATIENCE
 
 
@@ -20,6 +21,22 @@ def start(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-u", "order.py"], cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
+
+
+def test_the_readme_has_its_sections_in_order_and_at_most_ten_rows_of_figures() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", prose(text), flags=re.MULTILINE) == [
+        "Quickstart",
+        "What exists",
+        "Guides",
+        "The promises",
+        "Speed",
+        "How it works",
+        "Licence",
+    ]
+    groups = re.findall(r"^\*\*(\w+)\*\*$", prose(text), flags=re.MULTILINE)
+    assert groups == ["Start", "Write", "Run", "Change", "Operate", "Inside"]
+    assert 0 < len(table(text, "workload")) <= 10
 
 
 def test_the_quickstart_has_at_most_12_lines_and_one_call_to_run() -> None:
