@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from perdure import Engine, child, sleep, step, wait_signal, workflow
+from perdure import Engine, Retry, child, sleep, step, step_context, wait_signal, workflow
 from tests.engine.harness import AT_ONCE
 
 RUNS = 20
@@ -24,6 +24,29 @@ async def double(number: int) -> int:
 @step
 def in_a_thread(number: int) -> int:
     return number
+
+
+@step(retry=Retry(attempts=2, initial=0.001, jitter=False))
+async def fails_once() -> int:
+    if step_context().attempt == 1:
+        raise ConnectionError("not yet")
+    return 1
+
+
+@step
+async def counts() -> AsyncIterator[int]:
+    yield 1
+    yield 2
+
+
+@workflow
+async def retries() -> int:
+    return await fails_once()
+
+
+@workflow
+async def emits() -> list[int]:
+    return await counts()
 
 
 @workflow
@@ -56,7 +79,7 @@ async def has_children() -> int:
     return await sequence() + await child(at_once())
 
 
-PROGRAMS: list[Any] = [sequence, at_once, threads, asks, naps, has_children]
+PROGRAMS: list[Any] = [sequence, at_once, retries, emits, threads, asks, naps, has_children]
 
 
 async def finish(engine: Engine, program: Any, number: int) -> None:

@@ -267,7 +267,7 @@ async def test_a_run_that_has_begun_and_done_nothing_yet_takes_the_new_path() ->
     def follow() -> list[str]:
         followed = open_replay(Programs([with_patch]), run_id, started, Codec(), batches)
         followed.fold_all(batches)
-        wishes = list(followed.wishes)
+        wishes = [wish.op for wish in followed.wishes.values()]
         followed.close()
         return wishes
 

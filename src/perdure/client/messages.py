@@ -17,7 +17,7 @@ from perdure.engine.turns import CROWD, Turns, wait_for_turn
 from perdure.errors import NoSuchRun, StepCancelled
 from perdure.kernel import inbound
 from perdure.kernel.events import StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text
+from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text, generated_id
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.projection import RunRow, child_path, row
 from perdure.kernel.state import RunState
@@ -204,7 +204,7 @@ class Telling(Connection):
 
 def _key(given: str | None, what: str) -> str:
     """The id of what is sent: one of its own even if the caller has none, since a write may be tried again."""
-    return check_text(given, what) or f"~{secrets.token_hex(8)}"
+    return check_text(given, what) or generated_id(secrets.token_hex(8))
 
 
 def _own(

@@ -8,7 +8,7 @@ from perdure.engine.large_values import as_kept
 from perdure.kernel.events import AnyEvent, Batch, WaitOpened
 from perdure.kernel.plan import Start
 from perdure.kernel.policies.queues import Queue
-from perdure.kernel.projection import child_rows, row, row_key
+from perdure.kernel.projection import RunRow, child_rows, row, row_key
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
 
@@ -108,7 +108,10 @@ class Outbox:
         if self.starts:
             starts = [extend(RunState(start.run_id), start.events, state.at) for start in self.starts]
             self.starts = []
-        children = child_rows(state) if state.changed else ()
+        children: Sequence[RunRow] = ()
+        if state.changed:
+            children = child_rows(state)
+            state.changed.clear()
         self.in_flight = Append(
             state.run_id, self.committed, self._batches, changed, fsync, children, starts, self.admit
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Raw
@@ -174,4 +174,12 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     version: str = ""
 
 
+class CancelKey(NamedTuple):
+    """What a CancelOp is found under among a program's wishes: the op itself may be wished for again."""
+
+    op: str
+
+
 Command = RunStep | StartTimer | OpenWait | StartChild | SetState | CancelOp | RecordValue | Checkpoint | Finish
+# What a program wishes for and the journal does not hold yet, by op, in order.
+Wishes: TypeAlias = dict[str | CancelKey, Command]

@@ -261,6 +261,10 @@ class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
     ttl: float = 0.0
 
 
+# How a person ends a wait, followed by who it was.
+_ANSWER, _REJECTED = "answer:", "rejected:"
+
+
 class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
     """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal`, `lock`, or `answer:` or `rejected:` and who.
 
@@ -272,6 +276,31 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
     by: str
     value: Raw = NULL
     answer_id: str = ""
+
+    @classmethod
+    def answered(cls, op: str, person: str, value: Raw, answer_id: str = "") -> WaitResolved:
+        """The answer of a person."""
+        return cls(op, _ANSWER + person, value, answer_id)
+
+    @classmethod
+    def rejected(cls, op: str, person: str, reason: str, answer_id: str = "") -> WaitResolved:
+        """The refusal of a person."""
+        return cls(op, _REJECTED + person, Raw(msgspec.json.encode(reason)), answer_id)
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether a person has answered."""
+        return self.by.startswith(_ANSWER)
+
+    @property
+    def is_rejection(self) -> bool:
+        """Whether a person has refused."""
+        return self.by.startswith(_REJECTED)
+
+    @property
+    def person(self) -> str:
+        """Who answered or refused; empty if nobody gave a name."""
+        return self.by.partition(":")[2]
 
 
 class SignalReceived(Event, frozen=True, tag=True, omit_defaults=True):

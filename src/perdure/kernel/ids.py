@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64encode
 from hashlib import blake2b
+from typing import NamedTuple
 from uuid import UUID
 
 from perdure.errors import InvalidId, InvalidName, UsageError
@@ -154,6 +155,18 @@ def address(child: str, name: str) -> str:
     return f"{child}/{name}" if child else name
 
 
-def signal_key(child: str, signal_id: str) -> str:
-    """What tells a signal that has come before: its id, and whom it was sent to."""
-    return f"{child}\0{signal_id}" if child else signal_id
+class SignalKey(NamedTuple):
+    """What a signal is deduplicated by: the op path of the child that it was sent to, if to one, and its id."""
+
+    child: str
+    id: str
+
+
+def generated_id(entropy: str) -> str:
+    """The id of a signal or an answer that its sender gave none: only its own retries bear it."""
+    return f"~{entropy}"
+
+
+def is_generated(id: str) -> bool:
+    """Whether an id is one of `generated_id`."""
+    return id.startswith("~")

@@ -29,8 +29,8 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.ids import address, signal_key
-from perdure.kernel.state import ANSWER, REDACTED, REJECTED, RunState
+from perdure.kernel.ids import SignalKey, address
+from perdure.kernel.state import REDACTED, RunState
 from perdure.kernel.values.failures import Failure
 
 
@@ -84,7 +84,7 @@ def signal(
 
     `check` raises SignalRejected when the signal does not fit the wait that would take it at once.
     """
-    if signal_id and signal_key(child, signal_id) in state.signal_ids:
+    if signal_id and SignalKey(child, signal_id) in state.signal_ids:
         return Duplicate()
     if (status := ended(state, child)) is not None:
         return Finished(status)
@@ -111,7 +111,7 @@ def answer(
         return found
     op, question = found
     check(question)
-    return [WaitResolved(op, ANSWER + by, payload, answer_id)]
+    return [WaitResolved.answered(op, by, payload, answer_id)]
 
 
 def reject(
@@ -121,7 +121,7 @@ def reject(
     found = _question(state, name, answer_id, by, now, child)
     if not isinstance(found, tuple):
         return found
-    return [WaitResolved(found[0], REJECTED + by, Raw(msgspec.json.encode(reason)), answer_id)]
+    return [WaitResolved.rejected(found[0], by, reason, answer_id)]
 
 
 def may_answer(question: WaitOpened, now: float) -> tuple[str, ...]:

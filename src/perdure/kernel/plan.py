@@ -24,6 +24,7 @@ from perdure.kernel.commands import (
     SetState,
     StartChild,
     StartTimer,
+    Wishes,
 )
 from perdure.kernel.context import run_context, without_tags
 from perdure.kernel.events import (
@@ -47,7 +48,7 @@ from perdure.kernel.events import (
     moment,
 )
 from perdure.kernel.history.kept_outcomes import outcome
-from perdure.kernel.ids import REMOTE, entropy_of, run_id, step_key
+from perdure.kernel.ids import REMOTE, entropy_of, is_generated, run_id, step_key
 from perdure.kernel.policies.retry import backoff
 from perdure.kernel.policies.rules import sent_rules
 from perdure.kernel.state import OpenOp, RunState
@@ -152,7 +153,7 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
     return result
 
 
-def keep(state: RunState, wishes: dict[str, Command], now: float) -> Plan | None:
+def keep(state: RunState, wishes: Wishes, now: float) -> Plan | None:
     """What a run that is tried again has at once of what it wishes for; None when all that is left is new."""
     if state.kept is None or (command := state.kept.next(wishes)) is None:
         return None
@@ -376,7 +377,7 @@ def continuation(state: RunState, command: Finish, now: float) -> Start:
         recorded=None,
         keys="",
         # The latest of those that callers chose: a signal that is sent again is known as such.
-        seen=tuple(key for key in state.signal_ids if "\0" not in key and not key.startswith("~"))[-1000:],
+        seen=tuple(key.id for key in state.signal_ids if not key.child and not is_generated(key.id))[-1000:],
     )
     unread = [signal for waiting in state.inbox.values() for signal in waiting if not signal.child]
     return Start(run_id(now, entropy_of(state.run_id)), [begin, *unread])

@@ -153,11 +153,8 @@ def child_path(row: RunRow) -> str:
 
 
 def child_rows(state: RunState) -> list[RunRow]:
-    """The rows of the children that have changed since they were last taken."""
-    if not state.changed:
-        return []
-    changed, state.changed = state.changed, {}
-    return [child_row(state, child) for child in changed.values()]
+    """The rows of the children in `state.changed`; the caller clears that once it has written them."""
+    return [child_row(state, child) for child in state.changed.values()]
 
 
 def child_row(state: RunState, child: Child) -> RunRow:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from perdure.errors import Diverged
 from perdure.kernel.commands import (
     UNDECODED,
+    CancelKey,
     CancelOp,
     Checkpoint,
     Command,
@@ -28,6 +29,7 @@ from perdure.kernel.commands import (
     SetState,
     StartChild,
     StartTimer,
+    Wishes,
 )
 from perdure.kernel.divergence.explain import Evidence, explain, given_up_op, recorded_op, wished_op
 from perdure.kernel.divergence.model import OpView
@@ -114,7 +116,7 @@ class Replay:
         self._inputs: dict[str, dict[str, Raw]] = {}
         self._recorded: dict[str, Raw] = {}
         # Commands whose events are not in the journal yet, in the order they were made.
-        self.wishes: dict[str, Command] = {}
+        self.wishes: Wishes = {}
         # Those of them that are steps and wait for room, apart, so that nobody need walk over them again and again.
         self.held: dict[str, RunStep] = {}
         # Wishes that carry a value which may have to lie apart.
@@ -129,10 +131,14 @@ class Replay:
 
         `decoded`: see `Execution.advance`.
         """
+        kind = type(event)
+        if kind is WaitResolved:
+            assert isinstance(event, WaitResolved)
+            if event.by == "signal" and (signal := self.state.next_signal(event.op)) is not None:
+                event = WaitResolved(event.op, "signal", signal.payload)
         self.state.fold(event, at)
         if self._given_up:
             self._check_given_up(event, at)
-        kind = type(event)
         if kind is StepStarted:
             assert isinstance(event, StepStarted)
             if event.attempt == 1:
@@ -150,7 +156,7 @@ class Replay:
             self._match(event)
         elif isinstance(event, WaitResolved):
             if event.by == "signal":
-                self._advance(WaitResolved(event.op, "signal", self.state.delivery), at)
+                self._advance(event, at)
             elif self._match_cancel(event.op):
                 pass
             elif event.by == "cancelled":
@@ -204,10 +210,10 @@ class Replay:
 
         They stay wishes until their events are folded.
         """
-        for op, command in list(self.wishes.items()):
+        for command in list(self.wishes.values()):
             if isinstance(command, RunStep) and not command.spec.queue:
-                self.held[op] = command
-                del self.wishes[op]
+                self.held[command.op] = command
+                del self.wishes[command.op]
         return [*self.wishes.values(), *islice(self.held.values(), max(0, room))]
 
     @property
@@ -265,7 +271,7 @@ class Replay:
             # Whoever waits for a child waits for its end.
             self._advance(ChildFinished(command.op, RunStatus.CANCELLED), at)
         elif wished is None and command.op in self.state.ops:
-            self.wishes[f"cancel {command.op}"] = command
+            self.wishes[CancelKey(command.op)] = command
 
     def _cancel(self, event: CancelRequested, at: float) -> None:
         path = event.child
@@ -304,9 +310,8 @@ class Replay:
     def _finish_child(self, event: ChildFinished, at: float) -> None:
         prefix = event.op + "/"
         self._match_cancel(event.op)
-        for op in [op for op in self.wishes if op.removeprefix("cancel ").startswith(prefix)]:
-            del self.wishes[op]
-            self.bulky.discard(op)
+        for key in [key for key, wish in self.wishes.items() if wish.op.startswith(prefix)]:
+            self.bulky.discard(self.wishes.pop(key).op)
         for op in [op for op in self.held if op.startswith(prefix)]:
             del self.held[op]
         for op in [op for op in self.open_steps if op.startswith(prefix)]:
@@ -321,7 +326,7 @@ class Replay:
     # --- wishes and what was recorded of them ---------------------------------------------------------------------
 
     def _match_cancel(self, op: str) -> bool:
-        return self.wishes.pop(f"cancel {op}", None) is not None
+        return self.wishes.pop(CancelKey(op), None) is not None
 
     def _match_step(self, event: StepStarted) -> None:
         command = self.wishes.get(event.op) or self.held.get(event.op)

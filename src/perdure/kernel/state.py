@@ -44,7 +44,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.history.kept_outcomes import KeptOutcomes
-from perdure.kernel.ids import address, signal_key
+from perdure.kernel.ids import SignalKey, address
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.values.failures import Failure
 
@@ -52,8 +52,6 @@ from perdure.kernel.values.failures import Failure
 IMPORTED, REDACTED = "imported", "redacted"
 # And one that took down its orchestrators.
 POISONED = "poisoned"
-# How a person ends a wait, followed by who it was.
-ANSWER, REJECTED = "answer:", "rejected:"
 
 
 class Shown:
@@ -162,7 +160,6 @@ class RunState:
         "child_values",
         "children",
         "created_at",
-        "delivery",
         "ended",
         "epoch",
         "finished",
@@ -219,15 +216,13 @@ class RunState:
         # Signals that no wait has taken yet, and waits that no signal has come for, by `address` and in order.
         self.inbox: dict[str, deque[SignalReceived]] = {}
         self.waits: dict[str, deque[str]] = {}
-        self.signal_ids: dict[str, None] = {}
+        self.signal_ids: dict[SignalKey, None] = {}
         self.answers: dict[str, str] = {}
         self.approvals = 0
         # Locks that the run holds and waits for, by the op that asked for them, in that order.
         self.locks: dict[str, HeldLock] = {}
         self.lock_waits: dict[str, HeldLock] = {}
         self.uses_locks = False
-        # The payload of the signal that the last event took out of the inbox.
-        self.delivery: Raw = NULL
         # Whether somebody else than the owner has given it something to do that the owner has not answered yet.
         self.stirred = False
         self.values: dict[str, Raw] = {}
@@ -343,7 +338,7 @@ class RunState:
 
     def _run_started(self, event: RunStarted, at: float) -> None:
         self.started = event
-        self.signal_ids.update(dict.fromkeys(event.seen))
+        self.signal_ids.update((SignalKey("", id), None) for id in event.seen)
         self.created_at = at
 
     def _input_replaced(self, event: InputReplaced, at: float) -> None:
@@ -444,7 +439,7 @@ class RunState:
         if op is not None and op.kind == "signal":
             self.waits[op.name].remove(event.op)
             if event.by == "signal":
-                self.delivery = self.inbox[op.name].popleft().payload
+                self.inbox[op.name].popleft()
         if op is not None and op.kind == "lock":
             asked = self.lock_waits.pop(event.op)
             if event.by == "lock":
@@ -453,7 +448,7 @@ class RunState:
             self._moved(event.op, *((-1, 0) if op.kind == "lock" else (0, -1)))
         if event.answer_id:
             self.answers[event.answer_id] = event.op
-        self.stirred = event.by.startswith((ANSWER, REJECTED))
+        self.stirred = event.is_answer or event.is_rejection
 
     def deliverable(self) -> list[str]:
         """The waits whose signal has come, in the order of the waits."""
@@ -463,9 +458,14 @@ class RunState:
                 found += list(self.waits[name])[: len(signals)]
         return found
 
+    def next_signal(self, op: str) -> SignalReceived | None:
+        """The signal that an open wait takes when it is resolved by one."""
+        wait = self.ops.get(op)
+        return self.inbox[wait.name][0] if wait is not None and wait.kind == "signal" else None
+
     def _signal_received(self, event: SignalReceived, at: float) -> None:
         if event.signal_id:
-            self.signal_ids[signal_key(event.child, event.signal_id)] = None
+            self.signal_ids[SignalKey(event.child, event.signal_id)] = None
         name = address(event.child, event.name)
         self.inbox.setdefault(name, deque()).append(event)
         # A signal that nobody waits for is no reason to wake the run.

@@ -16,6 +16,7 @@ from perdure.engine.driver import Driver
 from perdure.engine.locks import RETRY_SECONDS, Hold, Locker
 from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
+from perdure.kernel.commands import CancelKey
 from perdure.kernel.events import ChildFinished, RunClaimed, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.ids import step_key
 from perdure.kernel.inbound import unpark
@@ -150,7 +151,7 @@ class RunLocks:
         if hold is None or driver.closed or driver.stale or self._orchestrator.closing:
             return
         try:
-            given_up = f"cancel {op}" in driver.replay.wishes
+            given_up = CancelKey(op) in driver.replay.wishes
             if op in driver.state.lock_waits and not given_up:
                 token = _raw(hold.token)
                 before = driver.state.kept.token(op) if driver.state.kept is not None else None

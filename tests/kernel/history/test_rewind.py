@@ -78,7 +78,7 @@ def test_signals_come_again_also_those_that_were_taken() -> None:
         "x": [second],
         "y": [third],
     }
-    assert set(state.signal_ids) == {"id go", "id x", "id y"}
+    assert {key.id for key in state.signal_ids} == {"id go", "id x", "id y"}
     state = fold("r1", cut(batches, "a:0"))
     assert {name: list(waiting) for name, waiting in state.inbox.items() if waiting} == {"x": [second], "y": [third]}
 

@@ -77,7 +77,6 @@ from perdure.kernel.ids import inputs_hash
 from perdure.kernel.invocation import Invocation, check_arguments
 from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory
 from perdure.kernel.program import Program
-from perdure.kernel.state import REJECTED
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import add_note, describe, rebuild
 from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
@@ -290,9 +289,9 @@ class Body:
         elif event.by == "timeout":
             late = LockTimeout(wait.name, wait.seconds) if wait.kind == "lock" else SignalTimeout(wait.kind, wait.name)
             self._resolve_with(event.op, late)
-        elif event.by.startswith(REJECTED):
-            by, reason = event.by.removeprefix(REJECTED), msgspec.json.decode(event.value, type=str)
-            self._resolve_with(event.op, ApprovalRejected(wait.name, by, reason))
+        elif event.is_rejection:
+            reason = msgspec.json.decode(event.value, type=str)
+            self._resolve_with(event.op, ApprovalRejected(wait.name, event.person, reason))
         else:
             what = "answer to the approval" if wait.kind == "approval" else wait.kind
             try:

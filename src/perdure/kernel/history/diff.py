@@ -135,8 +135,12 @@ def outcomes(batches: Sequence[Batch]) -> dict[str, OpOutcome]:
     for batch in batches:
         for event in batch.events:
             _begin(found, event, batch.at)
+            if isinstance(event, WaitResolved) and event.by == "signal":
+                signal = state.next_signal(event.op)
+                value = signal.payload if signal is not None else NULL
+                _set(found, event.op, batch.at, "signal", value)
             state.fold(event, batch.at)
-            _end(found, event, batch.at, state)
+            _end(found, event, batch.at)
     return found
 
 
@@ -158,16 +162,15 @@ def _begin(found: dict[str, OpOutcome], event: AnyEvent, at: float) -> None:
         found[INPUT] = OpOutcome(INPUT, "run", at, "given", given, event.input, event.input_blob)
 
 
-def _end(found: dict[str, OpOutcome], event: AnyEvent, at: float, state: RunState) -> None:
+def _end(found: dict[str, OpOutcome], event: AnyEvent, at: float) -> None:
     if isinstance(event, StepSucceeded):
         _set(found, event.op, at, "succeeded", event.value, event.blob)
     elif isinstance(event, StepFailed):
         _set(found, event.op, at, "cancelled" if event.cancelled else "failed", error=event.error)
     elif isinstance(event, StepSkipped):
         _set(found, event.op, at, "skipped", error=event.error)
-    elif isinstance(event, WaitResolved):
-        value = state.delivery if event.by == "signal" else event.value
-        _set(found, event.op, at, event.by.partition(":")[0], value)
+    elif isinstance(event, WaitResolved) and event.by != "signal":
+        _set(found, event.op, at, event.by.partition(":")[0], event.value)
     elif isinstance(event, ChildFinished):
         _set(found, event.op, at, event.status.value, event.value, event.blob, event.error)
     elif isinstance(event, RunFinished):

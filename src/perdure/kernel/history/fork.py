@@ -43,7 +43,7 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.ids import op_name
 from perdure.kernel.patches import retried_as
-from perdure.kernel.state import ANSWER, REJECTED, RunState
+from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import Failure
 
 _SHARED = events_with(Trait.FORKED)
@@ -129,7 +129,7 @@ def _failure(event: AnyEvent) -> Failure | None:
         return None if event.cancelled else event.error
     if isinstance(event, ChildFinished):
         return event.error if event.status is RunStatus.FAILED else None
-    if isinstance(event, WaitResolved) and (event.by == "timeout" or event.by.startswith(REJECTED)):
+    if isinstance(event, WaitResolved) and (event.by == "timeout" or event.is_rejection):
         return Failure("", event.by)
     return None
 
@@ -353,8 +353,8 @@ class _Edit:
 
     def _resolved(self, op: Op, event: WaitResolved, value: Value) -> list[AnyEvent]:
         if op.kind == "approval":
-            by = event.by if event.by.startswith(ANSWER) else ANSWER
-            return [msgspec.structs.replace(event, by=by, value=value.data)]
+            person = event.person if event.is_answer else ""
+            return [WaitResolved.answered(event.op, person, value.data, event.answer_id)]
         if op.taken is not None:
             return [event]
         # The wait timed out in the origin; in the fork the signal arrives.
@@ -370,7 +370,7 @@ class _Edit:
             if op.kind == "step":
                 events.append(StepSucceeded(path, value.kept, op.attempt, value.blob))
             elif op.kind == "approval":
-                events.append(WaitResolved(path, ANSWER, value.data))
+                events.append(WaitResolved.answered(path, "", value.data))
             else:
                 events.append(SignalReceived(op.name, value.data, child=op.child))
         return events

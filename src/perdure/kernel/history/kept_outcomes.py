@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from perdure.kernel.commands import (
     FINISH,
+    CancelKey,
     CancelOp,
     Command,
     Finish,
@@ -24,6 +25,7 @@ from perdure.kernel.commands import (
     SetState,
     StartChild,
     StartTimer,
+    Wishes,
 )
 from perdure.kernel.events import (
     AnyEvent,
@@ -61,9 +63,9 @@ class KeptOutcomes:
         self._alike: dict[tuple[str, str], deque[str]] = {}
         # Commands that `next` has seen: those with a kept outcome, in their previous order, and those that have none
         # but must be recorded before the program continues.
-        self._seen: set[str] = set()
+        self._seen: set[str | CancelKey] = set()
         self._ready: list[tuple[int, str]] = []
-        self._structure: deque[str] = deque()
+        self._structure: deque[str | CancelKey] = deque()
 
     def add(self, kept: OutcomeKept) -> None:
         """Add an outcome; they come in their previous order."""
@@ -96,18 +98,18 @@ class KeptOutcomes:
         if kept is not None:
             del self.entries[kept.op]
 
-    def next(self, wishes: dict[str, Command]) -> Command | None:
+    def next(self, wishes: Wishes) -> Command | None:
         """The pending command to record next; None when none of them has a kept outcome."""
         if FINISH in wishes:
             return None
         # New commands are at the end.
-        for op in reversed([*takewhile(lambda op: op not in self._seen, reversed(wishes))]):
-            self._seen.add(op)
-            command = wishes[op]
+        for key in reversed([*takewhile(lambda key: key not in self._seen, reversed(wishes))]):
+            self._seen.add(key)
+            command = wishes[key]
             if isinstance(command, SetState | RecordValue | CancelOp | Finish) or _is_inner(command):
-                self._structure.append(op)
+                self._structure.append(key)
             elif (kept := self.of(command)) is not None:
-                heapq.heappush(self._ready, (self._numbers[kept.op], op))
+                heapq.heappush(self._ready, (self._numbers[kept.op], command.op))
         while self._structure and self._structure[0] not in wishes:
             self._structure.popleft()
         if self._structure:

@@ -215,7 +215,7 @@ def retried(batches: Sequence[Batch], without: Withdrawn, started: RunStarted, n
     past = _Outcomes(started)
     for seq, at, event in numbered(batches):
         past.fold(event, at, kept=seq < without.seq, withdrawn=getattr(event, "op", "") in without.ops)
-    seen = tuple(key for key in past.state.signal_ids if "\0" not in key)[-1000:]
+    seen = tuple(key.id for key in past.state.signal_ids if not key.child)[-1000:]
     begin = msgspec.structs.replace(started, recorded=past.recorded or None, seen=seen)
     forked = RunForked(started.forked_from, without.seq, run=context_of(batches, started.forked_from))
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import DeadlineExceeded, StepCancelled
-from perdure.kernel.commands import FINISH, Command, Finish, RunStep
+from perdure.kernel.commands import FINISH, CancelKey, Command, Finish, RunStep
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -69,7 +69,7 @@ def _commands(
             wish = replay.wishes.get(FINISH)
             finish = wish if isinstance(wish, Finish) else finish
             ending = number >= end or any(isinstance(wish, Finish) for wish in replay.wishes.values())
-            if _is_cancelled(event) and f"cancel {event.op}" not in replay.wishes and finish is None and not ending:
+            if _is_cancelled(event) and CancelKey(event.op) not in replay.wishes and finish is None and not ending:
                 raise AssertionError(f"{event.op} was recorded as cancelled, and nobody wished for that")
             replay.fold(event, at)
             seen.append(" ".join(_tell(command) for command in replay.wishes.values()))

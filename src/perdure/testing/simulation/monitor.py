@@ -32,7 +32,7 @@ from perdure.kernel.events import (
     encode_events,
 )
 from perdure.kernel.projection import RunRow, child_row, child_rows, row
-from perdure.kernel.state import ANSWER, REJECTED, RunState
+from perdure.kernel.state import RunState
 from perdure.kernel.values.failures import type_name
 from perdure.ports.journal import Append, Appended, Outcome
 from perdure.testing.simulation.report import StepExecution
@@ -128,6 +128,7 @@ class Monitor:
             watched.batches.append(batch)
         self._count(state)
         children = child_rows(state)
+        state.changed.clear()
         # Those that did not change have their rows from before.
         unchanged = [child_row(state, child) for child in state.children.values()]
         for implied in (row(state), *children, *unchanged):
@@ -157,7 +158,7 @@ class Monitor:
             pass  # whoever cancels a run may end it
         elif isinstance(event, RunFinished) and (state.epoch == 0 or state.parked is not None) and _is_late(event):
             pass  # nobody advances it, and its deadline has passed
-        elif isinstance(event, WaitResolved) and event.by.startswith((ANSWER, REJECTED)):
+        elif isinstance(event, WaitResolved) and (event.is_answer or event.is_rejection):
             pass  # a person's word
         elif isinstance(event, StepSucceeded | StepFailed | StepSkipped) and _is_remote(state, event.op):
             pass  # reported by whoever executed it

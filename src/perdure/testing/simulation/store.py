@@ -9,6 +9,7 @@ from typing import Any, cast
 from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch, SignalReceived
+from perdure.kernel.ids import generated_id
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.state import fold
 from perdure.ports.blobs import Blobs
@@ -219,7 +220,7 @@ class SimulatedJournal:
             return
         journal, seq = self._base.journal, watched.state.next_seq
         state = fold(run_id, watched.batches)
-        append = extend(state, [SignalReceived("nobody", signal_id=f"~{seq}")], state.at)
+        append = extend(state, [SignalReceived("nobody", signal_id=generated_id(str(seq)))], state.at)
         outcomes = journal.append([append])
         self._monitor.note("somebody", f"interferes with {run_id}")
         self._monitor.answered(self._machine, [append], outcomes, journal.rows)
