@@ -33,14 +33,16 @@ if TYPE_CHECKING:
     from perdure.authoring.code.step import Step, step, step_inline
     from perdure.authoring.code.waits import Inputs, approval, inputs, set_state, wait_signal
     from perdure.authoring.code.workflow import Workflow, workflow
-    from perdure.client.bulk import BulkItem, BulkReport, RunFilters, Start
+    from perdure.client.bulk import BulkItem, BulkReport
     from perdure.client.client import Client
     from perdure.client.compacting import CompactReport
     from perdure.client.handle import RunHandle
     from perdure.client.locks import Locks, LockView
     from perdure.client.pruning import KeptRun, PruneReport
+    from perdure.client.queries import RunFilters
     from perdure.client.rebuilding import DamagedJournal, Difference, RebuildReport
     from perdure.client.schedules import Schedule, ScheduleHandle, ScheduleView
+    from perdure.client.starts import Start
     from perdure.client.views import (
         ApprovalView,
         Chunk,
@@ -313,7 +315,9 @@ _HOMES = {
         "perdure.authoring.code.child": ("call child continue_as"),
         "perdure.authoring.code.waits": ("Inputs approval inputs set_state wait_signal"),
         "perdure.authoring.code.workflow": ("Workflow workflow"),
-        "perdure.client.bulk": ("BulkItem BulkReport RunFilters Start"),
+        "perdure.client.bulk": ("BulkItem BulkReport"),
+        "perdure.client.queries": ("RunFilters"),
+        "perdure.client.starts": ("Start"),
         "perdure.client.client": ("Client"),
         "perdure.client.compacting": ("CompactReport"),
         "perdure.client.handle": ("RunHandle"),

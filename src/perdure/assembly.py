@@ -8,25 +8,25 @@ import os
 import secrets
 import shlex
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
-from perdure.authoring.code.inspection import arguments
 from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
 from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client import observing
-from perdure.client.client import Client, moment_of
+from perdure.client.base import StoreClient
+from perdure.client.client import Client
 from perdure.client.completions import Completions, OnComplete, callbacks_of
-from perdure.client.forking import refused
 from perdure.client.handle import run_result
 from perdure.client.observing import Observer, OnCommit
 from perdure.client.observing import checked as checked_observer
 from perdure.client.pruning import PruneReport
 from perdure.client.schedules import Schedule
+from perdure.client.starts import moment_of
 from perdure.client.views import RunResult
 from perdure.client.watch import Watch
 from perdure.config import EMBEDDED_LEASE, Limits, Recovery, Retention
@@ -34,12 +34,12 @@ from perdure.engine.duties import FunctionDuty
 from perdure.engine.remote import RemoteStep, Report
 from perdure.engine.resources import resources_of
 from perdure.engine.threads import DEFAULT_THREADS
-from perdure.errors import BrokenProgram, Corrupt, PerdureError, UsageError
-from perdure.inherited import check_main, check_process
-from perdure.kernel.events import Batch, RunStarted, RunStatus
+from perdure.errors import PerdureError, UsageError
+from perdure.gateway import LocalGateway
+from perdure.inherited import check_main
+from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN
-from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invocation
+from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue, check_queue
 from perdure.kernel.policies.reuse import Reuse
@@ -48,14 +48,12 @@ from perdure.kernel.policies.rules import RulesLike, rules_of
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
-from perdure.kernel.state import RunState
 from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.values.codec import TypeCodec
 from perdure.kernel.values.signatures import Signature
 from perdure.orchestrator.membership import Membership
-from perdure.orchestrator.orchestrator import Orchestrator, Taken
+from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.recovery import recover_at_start, warn_of_unknown
-from perdure.orchestrator.rehearsal import rehearse
 from perdure.orchestrator.retention import Pruner
 from perdure.orchestrator.service import Service, ServiceConfig
 from perdure.orchestrator.sweep import Counts, SweepReport, sweep
@@ -85,6 +83,7 @@ class Engine(Client):
     """
 
     _service_config = ServiceConfig()
+    _gateway_class = LocalGateway
 
     def __init__(
         self,
@@ -116,7 +115,6 @@ class Engine(Client):
         _check_kinds(store, programs, name, max_concurrency, limits, recovery, retention)
         codecs = _checked_codecs(codecs)
         opened = with_leases(open_store(store), leases)
-        super().__init__(opened, limits=limits, codecs=codecs, clock=clock, durability=durability, reuse=reuse)
         if max_concurrency < 1:
             raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
@@ -135,19 +133,23 @@ class Engine(Client):
         self._lasting: Name | None = None
         self._unnamed = name is None and not opened.url.startswith("memory:")
         self._rules = rules_of(rules, "Engine(rules=...)")
-        self._queues = _queues_by_name(queues)
         self._serves = None if serves is None else _names(serves)
-        self._scheduled = Runs(self)
-        # What a sweep that has this engine for itself may still take up.
-        self._counts: Counts | None = None
-        remote = _remote_steps(steps, self._report).values()
         given = list(programs)
         at_hand = _checked(program for program in given if not isinstance(program, str))
         lazy = lazy_programs([place for place in given if isinstance(place, str)], self._check_loaded)
         if twice := lazy.keys() & {program.name for program in at_hand}:
             raise UsageError(f"the program {min(twice)!r} is given twice, as a workflow and as the place of one")
-        self._programs = Programs([*at_hand, *remote, schedule_program(self._scheduled)], lazy)
+        self._programs = Programs(at_hand, lazy)
         self._programs.on_renewed = self._renewed
+        base = StoreClient(
+            "Engine", opened, limits=limits, codecs=codecs, clock=clock, durability=durability, reuse=reuse
+        )
+        base.queues = _queues_by_name(queues)
+        self._local = self._gateway_class(base, self._programs, self._serves, self._ended_here)
+        self._assemble(base, self._local)
+        self._scheduled = Runs(base, self._starts, self._messages)
+        for program in (*_remote_steps(steps, self._messages.report).values(), schedule_program(self._scheduled)):
+            self._programs.add(program)
         self._stream_mode = stream_mode(stream)
         self.resources = resources_of(resources)
         """What the steps of this engine look up by name."""
@@ -158,14 +160,12 @@ class Engine(Client):
         self._executor, self._threads, self._on_commit = executor, threads, checked_observer(on_commit)
         self._observer: Observer | None = None
         self._retention = retention
-        self._schedules = _declared(schedules)
+        self._declared = _declared(schedules)
         self._on_complete = callbacks_of(on_complete)
         self._completions: Completions | None = None
         self._orchestrator: Orchestrator | None = None
         self._ownership: Membership | None = None
         self._service: Service | None = None
-        # Whether it is being closed, and waits for steps under way.
-        self._leaving = False
         # Set when another process has been started under our name, and nothing is advanced here any more.
         self.superseded = asyncio.Event()
 
@@ -220,16 +220,15 @@ class Engine(Client):
 
     async def _open(self, *, look: bool) -> Self:
         check_main()
-        if self._forked():
-            check_process(self._pid, "Engine")
+        if self._base.forked:
+            self._base.check_process()
         if self._orchestrator is not None:
             raise UsageError("this Engine is open already; make another one to run two side by side")
         for program in self._programs.every():
             _check_types(program, self)
-        self._pid = os.getpid()
-        await self.store.open(migrate=True)
+        await self._base.connect(migrate=True)
         try:
-            self.store.promise(self._durability)
+            self.store.promise(self._base.durability)
             await self._start(look)
         except (Exception, asyncio.CancelledError):
             if self._service is not None:
@@ -242,7 +241,8 @@ class Engine(Client):
             if self._completions is not None:
                 await self._completions.close(0)
             self._completions = None
-            self._orchestrator = self._service = self._watch = None
+            self._orchestrator = self._local.orchestrator = self._service = None
+            self._base.set_watch(None)
             self._give_up_name()
             await self.store.close()
             raise
@@ -252,9 +252,8 @@ class Engine(Client):
         if self._unnamed:
             self._lasting = Name(self.store.url, self._programs, self._serves)
             self.name = self._lasting.take()
-        self._locks = self._make_locks()
         self._scheduled.come()
-        orchestrator = self._orchestrator = Orchestrator(
+        orchestrator = self._orchestrator = self._local.orchestrator = Orchestrator(
             self.store,
             self._programs,
             name=self.name,
@@ -265,8 +264,8 @@ class Engine(Client):
             executor=self._executor,
             threads=self._threads,
             clock=self.clock,
-            locker=self._locks.locker,
-            on_finished=self._finished,
+            locker=self._base.opened_locks.locker,
+            on_finished=self._base.resolve,
             rules=self._rules,
             on_commit=self._committed,
             serves=self._serves,
@@ -280,15 +279,17 @@ class Engine(Client):
             self._completions = Completions(self._on_complete, self._result)
             orchestrator.on_completed = self._completed
         orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
-        self._watch = Watch(
-            self.store,
-            orchestrator.active.__contains__,
-            orchestrator.unreadable,
-            orchestrator.locks.regaining.__contains__,
+        self._base.set_watch(
+            Watch(
+                self.store,
+                orchestrator.active.__contains__,
+                orchestrator.unreadable,
+                orchestrator.locks.regaining.__contains__,
+            )
         )
-        self._news.is_local = orchestrator.active.__contains__
+        self._base.news.is_local = orchestrator.active.__contains__
         self._ownership = Membership(
-            self._leases,
+            self._base.leases,
             self.name,
             orchestrator.session,
             self._recovery.ttl,
@@ -299,10 +300,15 @@ class Engine(Client):
         await self._ownership.take()
         self._describe()
         self._service = Service(
-            orchestrator, self._ownership, self._leases, self._queues, self._max_concurrency, self._service_config
+            orchestrator,
+            self._ownership,
+            self._base.leases,
+            self._base.queues,
+            self._max_concurrency,
+            self._service_config,
         )
         if self._retention is not None and look:
-            pruner = Pruner(self._retention, self._leases, self.name, self._retain)
+            pruner = Pruner(self._retention, self._base.leases, self.name, self._retain)
             self._service.repeat(pruner, first=pruner.first, interval=self._retention.every)
         self._service.repeat(FunctionDuty("keeping its name", self._keep_name), first=3600.0, interval=3600.0)
         self._service.start_heartbeat()
@@ -311,9 +317,9 @@ class Engine(Client):
         else:
             await warn_of_unknown(orchestrator)
         self._service.start(look=look)
-        for schedule in self._schedules:
+        for schedule in self._declared:
             try:
-                _ = await self._declare(schedule)
+                _ = await self._schedules.declare(schedule)
             except UsageError as error:
                 error.add_note(f"in Engine(schedules=[Schedule({schedule.id!r}, ...)])")
                 raise
@@ -340,7 +346,7 @@ class Engine(Client):
         counts = Counts({"timers": max_timers, "schedules": max_schedules, "runs": max_runs})
         alone = self._orchestrator is None
         if alone:
-            self._counts, self._scheduled.may_fire = counts, counts.tick
+            self._local.counts, self._scheduled.may_fire = counts, counts.tick
             _ = await self._open(look=False)
         try:
             assert self._orchestrator is not None
@@ -363,11 +369,11 @@ class Engine(Client):
             if alone:
                 # Its time is up: what it has under way is handed over at once.
                 await self._close(0.0)
-                self._counts, self._scheduled.may_fire = None, lambda run: True
+                self._local.counts, self._scheduled.may_fire = None, lambda run: True
 
     def _committed(self, id: str, append: Append) -> None:
-        if self._news.followed:
-            self._news.committed(append.run_id, append.next_seq)
+        if self._base.news.followed:
+            self._base.news.committed(append.run_id, append.next_seq)
         if self._observer is not None:
             self._observer.committed(id, append)
 
@@ -375,14 +381,14 @@ class Engine(Client):
         return await self.prune(retention.older_than, retention.statuses, archive=retention.archive)
 
     async def _abandon(self, id: str) -> None:
-        """Nobody waits for a remote step any more: ask its run to end. If that fails, its outcome is dropped."""
+        """The parent of a remote step waits for it no longer: cancel its run. If that fails, its outcome is dropped."""
         try:
-            await self.cancel(id, "nobody waits for it any more")
+            await self.cancel(id, "its caller waits for it no longer")
         except PerdureError as error:
             log.warning("%s", error)
 
     def _ended_here(self, row: RunRow) -> None:
-        super()._ended_here(row)
+        self._base.resolve(row)
         self._completed(row)
 
     def _completed(self, row: RunRow) -> None:
@@ -392,11 +398,7 @@ class Engine(Client):
             self._completions.ended(row)
 
     async def _result(self, row: RunRow) -> RunResult[Any]:
-        return await run_result(self, row, self._known(row.program), row.id, row.run_id)
-
-    def _finished(self, row: RunRow | Corrupt) -> None:
-        if self._watch is not None:
-            self._watch.resolve(row)
+        return await run_result(self._base, row, self._local.find_program(row.program), row.id, row.run_id)
 
     async def close(self) -> None:
         """Hand over what waits, let steps under way end within `Recovery(grace=...)`, and hand over the rest.
@@ -407,18 +409,19 @@ class Engine(Client):
 
     async def _close(self, grace: float) -> None:
         orchestrator, self._orchestrator = self._orchestrator, None
-        if orchestrator is None or self._service is None or self._ownership is None or self._forked():
+        self._local.orchestrator = None
+        if orchestrator is None or self._service is None or self._ownership is None or self._base.forked:
             return
         self._scheduled.leave()
-        self._leaving = True
+        self._local.leaving = True
         try:
             await self._service.stop_taking_runs()
             interrupted = await orchestrator.close(grace, self._service.release_due)
-            self._leaving = False
+            self._local.leaving = False
             await self._service.stop()
             await self._ownership.leave()
         finally:
-            self._leaving = False
+            self._local.leaving = False
             observer, self._observer = self._observer, None
             if observer is not None:
                 await observer.close()
@@ -437,7 +440,7 @@ class Engine(Client):
 
     async def _tell_whose_it_is(self, id: str) -> RunRow | None:
         """The run under an id, if there is one. Where it belongs to another orchestrator, say how long it waits."""
-        found = await self._find(id)
+        found = await self._base.find(id)
         if found is None:
             return None
         if self._ownership is None or found[0].owner is None or found[0].status.finished:
@@ -457,180 +460,6 @@ class Engine(Client):
     async def _keep_name(self) -> None:
         if self._lasting is not None:
             self._lasting.show()
-
-    def _program(self, invocation: Invocation[Any]) -> Program | None:
-        if isinstance(invocation, EncodedInvocation):
-            return self._programs.get(invocation.name)
-        own = invocation.program
-        if own is not None:
-            self._programs.renew(own)
-        return self._programs.find(invocation.name, own.version if own is not None else "")
-
-    def _known(self, program: str) -> Program | None:
-        try:
-            return self._programs.get(program)
-        except BrokenProgram:
-            return None
-
-    def _accepting(self) -> Orchestrator:
-        orchestrator = self._orchestrator
-        if self._forked():
-            check_process(self._pid, "Engine")
-        if orchestrator is None or orchestrator.closing:
-            raise UsageError("this Engine is not open; use it as `async with Engine(...) as engine`")
-        if orchestrator.retired.is_set():
-            raise UsageError(
-                f"another process has been started as {self.name!r}, and goes on with what this Engine had; give each "
-                "process a name of its own: Engine(name=...)"
-            )
-        return orchestrator
-
-    def _begins_here(self, started: RunStarted) -> bool:
-        """Whether a new run begins in this engine at once; else it waits in the store for its turn."""
-        waits = started.queue or started.not_before is not None or self._serves is not None
-        # The run of a tick belongs to the tick; a sweep takes up any other when it looks again, and counts it.
-        counted = self._counts is not None and not started.schedule
-        return not waits and not counted and started.program in self._programs
-
-    async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
-        if self._leaving:
-            # A step that may still end must not fail for this: what it starts waits for another engine.
-            return await super()._submit(run_id, started, recorded)
-        orchestrator = self._accepting()
-        if not self._begins_here(started):
-            accepted = await super()._submit(run_id, started, recorded)
-            self._is_waiting(orchestrator, started)
-            return accepted
-        try:
-            await orchestrator.begin(run_id, started, recorded)
-        except Taken:
-            return False
-        return True
-
-    async def _submit_many(self, starts: Sequence[tuple[str, RunStarted, RunStarted]]) -> Sequence[bool | Exception]:
-        if self._leaving:
-            return await super()._submit_many(starts)
-        orchestrator = self._accepting()
-        here = [one for one in starts if self._begins_here(one[1])]
-        apart = [one for one in starts if not self._begins_here(one[1])]
-        # Begun in one turn of the loop, they share a commit.
-        begun = await asyncio.gather(*(orchestrator.begin(*one) for one in here), return_exceptions=True)
-        outcomes: dict[str, bool | Exception] = {}
-        for (run_id, _, _), came in zip(here, begun, strict=True):
-            if isinstance(came, BaseException) and not isinstance(came, Exception):
-                raise came
-            outcomes[run_id] = not isinstance(came, Taken) and (came is None or came)
-        for (run_id, started, _), put in zip(apart, await super()._submit_many(apart), strict=True):
-            outcomes[run_id] = put
-            self._is_waiting(orchestrator, started)
-        return [outcomes[run_id] for run_id, _, _ in starts]
-
-    def _is_waiting(self, orchestrator: Orchestrator, started: RunStarted) -> None:
-        """A run was put into the store to wait: see that it is looked at when its turn comes."""
-        if started.queue:
-            orchestrator.on_queued()
-        elif started.not_before is not None:
-            orchestrator.on_due(started.not_before)
-        if started.deadline is not None:
-            orchestrator.on_due(started.deadline)
-        if self._counts is not None:
-            self._counts.begun.set()
-
-    async def _flush(self, run: RunRow) -> int | None:
-        orchestrator, run_id = self._orchestrator, run.run_id
-        if orchestrator is None or run.status.finished or run.status is RunStatus.PARKED:
-            return None
-        if run_id not in orchestrator.active and run.owner == self.name:
-            await orchestrator.loading.load([run_id])
-        written: int | None = None
-        for then in (orchestrator.snapshots.take_now, None):
-            while (driver := orchestrator.active.get(run_id)) is not None:
-                written = await orchestrator.teller.tell(run_id, lambda state: state.next_seq)
-                if written is not None:
-                    break
-            if driver is None:
-                break
-            if then is not None:
-                await then(orchestrator, driver)
-        return written
-
-    async def _at_hand(self, id: str) -> str | None:
-        orchestrator = self._orchestrator
-        run_id = orchestrator.lingering.find(id) if orchestrator is not None and isinstance(id, str) else None
-        if orchestrator is None or run_id is None:
-            return None
-        if run_id not in orchestrator.active:
-            await orchestrator.loading.load([run_id])
-        driver = orchestrator.active.get(run_id)
-        if driver is not None and driver.state.finished is None:
-            return run_id
-        orchestrator.lingering.gone(id)
-        return None
-
-    async def _bring(self, run: RunRow) -> None:
-        orchestrator = self._orchestrator
-        # One that waits here is read once, and goes on in the commit that accepts what it waits for.
-        ours = orchestrator is not None and run.owner == self.name and run.status is RunStatus.WAITING
-        if orchestrator is not None and ours and self._counts is None:
-            await orchestrator.loading.load([run.run_id])
-
-    async def _try_to_tell(self, run_id: str, decide: Callable[[RunState], Any], caller: str = "") -> Any:
-        orchestrator = self._orchestrator
-        if orchestrator is None:
-            return await super()._try_to_tell(run_id, decide, caller)
-        if run_id in orchestrator.active:
-            return await orchestrator.teller.tell(run_id, decide)
-        verdict = await super()._try_to_tell(run_id, decide, caller)
-        if isinstance(verdict, Accepted):
-            # It sleeps, and may be ours: no need to wait for the next look at the store. In the background, since what
-            # was accepted stays accepted whatever becomes of the reading.
-            if self._counts is None:
-                orchestrator.loading.load_soon(run_id)
-            else:
-                self._counts.begun.set()
-        return verdict
-
-    async def _rehearse(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
-        started = past[0].events[0]
-        assert isinstance(started, RunStarted)
-        if self._orchestrator is None or started.program not in self._programs:
-            return False
-        try:
-            await rehearse(self._orchestrator, run_id, past)
-        except Exception as error:
-            raise refused(id, error) from error
-        return True
-
-    def _take_up(self, run_id: str, started: RunStarted) -> None:
-        if self._orchestrator is not None and started.program in self._programs:
-            self._orchestrator.loading.load_soon(run_id)
-
-    def _program_of(self, started: RunStarted) -> Program | None:
-        return self._code_of(started.program, started.version)
-
-    def _code_of(self, program: str, version: str) -> Program | None:
-        return self._programs.find(program, version) if self._programs.serves(program, version) else None
-
-    async def _arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
-        orchestrator = self._orchestrator
-        found: dict[str, dict[str, Any]] = {}
-        started = await self.payloads.with_input(batches)
-        if orchestrator is None or not self._programs.serves(started.program, started.version):
-            return {}
-        whole = await self.payloads.inflate(batches)
-
-        def replay() -> None:
-            found.update(arguments(self._programs, self.codec, run.root or run.run_id, started, whole))
-
-        await orchestrator.in_callback(replay)
-        return found
-
-    async def _terminate(self, existing: RunRow, reason: str) -> None:
-        orchestrator = self._orchestrator
-        if orchestrator is not None and await orchestrator.teller.terminate(existing.run_id, reason):
-            await self.watch.ended(existing.run_id)
-            return
-        await super()._terminate(existing, reason)
 
 
 def connect(

@@ -68,7 +68,7 @@ def test_a_lock_of_a_run_that_has_ended_is_released_without_force(run_id: str, c
     async def end_without_release() -> None:
         async with Engine(cli.url) as engine:
             # Ended by another process, and its owner died before it gave the lock back.
-            await engine._terminate((await engine._require("r1"))[0], "test")
+            await engine._messages.terminate((await engine._base.require("r1"))[0].run_id, "test")
             assert await engine.store.leases.get(lease_key("account:7"), engine.clock.now()) is not None
 
     asyncio.run(end_without_release())

@@ -14,7 +14,7 @@ from perdure import assembly
 from perdure.cli import options
 from perdure.cli.exits import ENDS, EPILOGUE, Exit
 from perdure.cli.output import clean, cut, span, value_text
-from perdure.client.queries import Asking
+from perdure.client.reader import Reader
 from tests.cli.conftest import Cli
 
 COMMANDS = ["demo", "run", "runs", "runs ls", "runs show", "runs steps", "runs journal", "runs watch", "doctor"]
@@ -102,7 +102,7 @@ def test_a_mistake_of_ours_is_told_in_one_line_and_without_a_traceback(
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a wire came loose")
 
-    monkeypatch.setattr(Asking, "list", broken)
+    monkeypatch.setattr(Reader, "list", broken)
     ended = cli("runs", "ls")
     assert ended.code == Exit.BUG
     assert "please report it: RuntimeError: a wire came loose" in ended.err
@@ -114,7 +114,7 @@ def test_an_interrupted_command_ends_with_130(cli: Cli, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     cli("run", "flows.py:early", "--input", "1")
-    monkeypatch.setattr(Asking, "list", interrupted)
+    monkeypatch.setattr(Reader, "list", interrupted)
     ended = cli("runs", "ls")
     assert (ended.code, ended.err) == (130, "perdure: interrupted\n")
 
@@ -191,10 +191,11 @@ def test_a_list_of_runs_loads_nothing_that_goes_on_with_them(cli: Cli) -> None:
         "authoring",
         "orchestrator",
         "client.client",
-        "kernel.fork",
-        "kernel.capsule",
-        "kernel.diff",
-        "kernel.rules",
+        "kernel.history.fork",
+        "kernel.history.capsule",
+        "kernel.history.diff",
+        "kernel.divergence.explain",
+        "kernel.policies.rules",
     )
     heavy = tuple(f"perdure.{name}" for name in unwanted)
     assert "perdure.client.queries" in ended.stderr

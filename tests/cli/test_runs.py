@@ -28,7 +28,7 @@ from perdure import (
     workflow,
 )
 from perdure.cli import runs
-from perdure.client.queries import Asking
+from perdure.client.reader import Reader
 from perdure.kernel.events import AttemptFailed, Entry, WaitOpened
 from tests.cli.conftest import Cli
 from tests.engine.harness import Recorded
@@ -374,14 +374,14 @@ async def test_a_run_is_followed_from_another_process_until_it_ends(tmp_path: Pa
 
 
 def test_watching_goes_on_by_number_when_the_store_went_away(filled: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Asking.follow
+    whole = Reader.follow
 
-    async def breaks(self: Asking, id: str, start: int = 0) -> AsyncIterator[Entry]:
+    async def breaks(self: Reader, id: str, start: int = 0) -> AsyncIterator[Entry]:
         async for entry in whole(self, id, start):
             yield entry
             raise StoreUnavailable("sqlite:///x", "it went away")
 
-    monkeypatch.setattr(Asking, "follow", breaks)
+    monkeypatch.setattr(Reader, "follow", breaks)
     monkeypatch.setattr(runs, "RECONNECT_SECONDS", 0)
     ended = filled("runs", "watch", "one", "--start", "1", "--json")
     count = len(ended.lines)

@@ -198,7 +198,7 @@ async def test_what_is_no_invocation_is_refused_before_anything_is_started() -> 
 
 
 async def test_more_runs_than_fit_into_one_commit_are_started_in_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.client.client.STARTS_AT_ONCE", 7)
+    monkeypatch.setattr("perdure.client.starts.STARTS_AT_ONCE", 7)
     async with Engine("memory://", [doubled]) as engine:
         report = await engine.start_many(doubled(n) for n in range(30))
         assert [await handle for handle in report.done] == [n * 2 for n in range(30)]

@@ -205,21 +205,21 @@ async def test_a_fork_that_is_made_while_its_origin_is_pruned_has_its_values(
 ) -> None:
     await engine.run(large("a"), id="origin")
     pass_time(engine, DAY)
-    append = engine._append
+    append = engine._base.append
 
     async def after_pruning(*arguments: Any) -> bool:
-        await engine.store.upkeep.remove([(await engine._require("origin"))[0].run_id])
+        await engine.store.upkeep.remove([(await engine._base.require("origin"))[0].run_id])
         assert (await engine.store.upkeep.collect(3600, 100)).blobs == 0
         return await append(*arguments)
 
-    monkeypatch.setattr(engine, "_append", after_pruning)
+    monkeypatch.setattr(engine._base, "append", after_pruning)
     fork = await engine.fork("origin", at="part:0", new_id="fork")
     assert await fork.result() == "aaaAAA"
 
 
 async def test_incarnations_that_were_continued_go_and_the_last_one_goes_on(engine: Engine) -> None:
     run = await engine.start(again(3), id="endless")
-    while (await engine._require("endless"))[0].incarnation < 4:
+    while (await engine._base.require("endless"))[0].incarnation < 4:
         await asyncio.sleep(0)
     pass_time(engine, DAY)
     assert (await engine.prune(3600)).runs == 3

@@ -80,7 +80,7 @@ async def test_a_row_that_was_changed_is_told_and_mended(url: str) -> None:
 
 async def test_the_columns_that_differ_are_told(url: str) -> None:
     async with connect(url) as client:
-        row, head = await client._require("nap")
+        row, head = await client._base.require("nap")
         wrong = msgspec.structs.replace(row, status=Status.PARKED, wake_at=None, tags={"a": "b"})
         assert await client.store.upkeep.reproject(row.run_id, head.next_seq, [wrong])
         report = await client.rebuild()

@@ -52,7 +52,7 @@ class Flood:
                 self._polite[client].set()
             return found
 
-        client._leases = _Noticed(client.store.leases, notice)
+        client._base.leases = _Noticed(client.store.leases, notice)
 
     async def before_an_append(self) -> None:
         """Every caller that is not waiting for its turn gets a call through."""

@@ -193,7 +193,7 @@ async def test_who_follows_a_run_of_another_process_sees_steps_that_are_told_to_
         for number in range(3):
             coming = asyncio.ensure_future(anext(following))
             async with asyncio.timeout(PATIENCE):
-                while not [one for one in client._news.followed["r1"] if one._waiter is not None]:
+                while not [one for one in client._base.news.followed["r1"] if one._waiter is not None]:
                     await asyncio.sleep(0)
             await write_all(store, run.then(*steps(number)))
             async with asyncio.timeout(PATIENCE):

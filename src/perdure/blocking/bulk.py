@@ -8,9 +8,11 @@ from typing import Any, TypeVar, Unpack, cast
 
 from perdure.blocking.handle import RunHandle
 from perdure.blocking.loop import Loop
-from perdure.client.bulk import BulkReport, RunFilters, Start
+from perdure.client.bulk import BulkReport
 from perdure.client.client import Client
 from perdure.client.handle import RunHandle as AsyncRunHandle
+from perdure.client.queries import RunFilters
+from perdure.client.starts import Start
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
 

@@ -19,7 +19,9 @@ from perdure.authoring.code.child import continue_as
 from perdure.authoring.code.step import step
 from perdure.authoring.code.waits import set_state
 from perdure.authoring.code.workflow import Workflow, workflow
-from perdure.client.client import Client
+from perdure.client.base import StoreClient
+from perdure.client.messages import Messages
+from perdure.client.starts import Start, Starts
 from perdure.engine.step_context import step_context
 from perdure.errors import AlreadyExists, NotDecodable, SignalTimeout
 from perdure.kernel.events import RunStatus
@@ -76,8 +78,8 @@ class Errand(msgspec.Struct, frozen=True):
 class Runs:
     """What schedules do with runs, through the engine they live in."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, base: StoreClient, starts: Starts, messages: Messages) -> None:
+        self._base, self._starts, self._messages = base, starts, messages
         self._leaving = asyncio.Event()
         # Whether a tick that begins this run may fire now. A sweep fires so many and leaves the rest to the next.
         self.may_fire: Callable[[str], bool] = lambda run: True
@@ -112,18 +114,20 @@ class Runs:
             return Fired(verdict, ahead)
         tick = {"tick": stamp(order.tick)} if order.tick is not None else {}
         try:
-            _ = await self._client.start(
-                EncodedInvocation(
-                    definition.program, definition.input.encode(), errand.id, order.tick, definition.rules
-                ),
-                id=id,
-                tags={**definition.tags, "schedule": errand.id, **tick},
-                queue=definition.queue or None,
-                key=definition.queue_key or None,
-                priority=definition.priority,
-                deadline=definition.deadline,
-                max_concurrency=definition.max_concurrency,
-                durability=definition.durability or None,
+            _ = await self._starts.start(
+                Start(
+                    EncodedInvocation(
+                        definition.program, definition.input.encode(), errand.id, order.tick, definition.rules
+                    ),
+                    id=id,
+                    tags={**definition.tags, "schedule": errand.id, **tick},
+                    queue=definition.queue or None,
+                    key=definition.queue_key or None,
+                    priority=definition.priority,
+                    deadline=definition.deadline,
+                    max_concurrency=definition.max_concurrency,
+                    durability=definition.durability or None,
+                )
             )
         except AlreadyExists as error:
             return Fired("failed", ahead, str(error))
@@ -141,9 +145,9 @@ class Runs:
         if previous is None:
             return "waits" if errand.busy else None
         if overlap == "cancel_previous":
-            await self._client.cancel(previous.run_id, DUE)
+            await self._messages.cancel(previous.run_id, DUE)
         elif overlap == "terminate_previous":
-            await self._client._terminate(previous, DUE)
+            await self._messages.terminate(previous.run_id, DUE)
             return None
         return "skipped" if overlap == "skip" else "waits"
 
@@ -176,7 +180,7 @@ class Runs:
                 leaving.cancel()
 
     async def _end(self, run: RunRow) -> None:
-        row = await self._client.watch.ended(run.run_id)
+        row = await self._base.watch.ended(run.run_id)
         if row.status is RunStatus.PARKED:
             await asyncio.sleep(_PARKED_SECONDS)
 
@@ -185,7 +189,7 @@ class Runs:
         return run if run is not None and run.finished_at is None else None
 
     async def _find(self, id: str) -> RunRow | None:
-        found = await self._client.store.runs.find(id)
+        found = await self._base.store.runs.find(id)
         return found[0] if found is not None else None
 
 

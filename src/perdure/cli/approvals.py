@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, pairs, value_text, when, write_json
-from perdure.client.queries import Asking
+from perdure.client.reader import Reader
 from perdure.client.views import ApprovalView
 
 app = App(name="approvals", help="List open approvals.")
@@ -30,7 +30,7 @@ def ls(
     """List every open approval, the oldest first, with the commands that answer it."""
 
     async def ask() -> Sequence[ApprovalView]:
-        async with Asking(opened(store)) as client:
+        async with Reader(opened(store)) as client:
             return await client.approvals(name=name, approver=approver, program=program)
 
     found = asyncio.run(ask())

@@ -11,7 +11,7 @@ import msgspec
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import cut, error_name, note, pairs, span, table, value_text, write_json
-from perdure.client.queries import Asking
+from perdure.client.reader import Reader
 from perdure.client.views import RunView
 from perdure.errors import NoSuchRun
 from perdure.kernel.events import moment
@@ -36,7 +36,7 @@ def diff(a: RunId, b: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson
 async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff]:
     from perdure.kernel.history.diff import diff as compare
 
-    async with Asking(opened(store)) as client:
+    async with Reader(opened(store)) as client:
         views = []
         for id in (a, b):
             view = await client.get(id)

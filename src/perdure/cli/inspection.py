@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
-from perdure.client.queries import Asking
+from perdure.client.reader import Reader
 from perdure.errors import Diverged, NoSuchRun, UsageError
 from perdure.kernel.events import Batch, RunStarted
 
@@ -73,8 +73,8 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
         return {}
 
 
-async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Asking]:
-    async with Asking(opened(store)) as client:
+async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Reader]:
+    async with Reader(opened(store)) as client:
         view = await client.get(id)
         if view is None:
             raise NoSuchRun(id)

@@ -12,7 +12,7 @@ from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, table, when, write_json
 from perdure.client.locks import LockView
-from perdure.client.queries import Asking
+from perdure.client.reader import Reader
 
 app = App(name="locks", help="Look at locks, and take them away.")
 
@@ -51,7 +51,7 @@ def release(
         note(f"the lock {key!r} was taken away from {released.owner}, and is free")
 
 
-async def _release(client: Asking, key: str, force: bool) -> LockView | None:
+async def _release(client: Reader, key: str, force: bool) -> LockView | None:
     held = await client.locks.get(key)
     if held is None or force:
         return await client.locks.force_release(key) if held is not None else None
@@ -66,9 +66,9 @@ async def _release(client: Asking, key: str, force: bool) -> LockView | None:
     return held
 
 
-def _ask(store: str, question: Callable[[Asking], Awaitable[T]]) -> T:
+def _ask(store: str, question: Callable[[Reader], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with Asking(opened(store)) as client:
+        async with Reader(opened(store)) as client:
             return await question(client)
 
     return asyncio.run(ask())

@@ -9,7 +9,7 @@ from cyclopts import App
 
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, span, table, write_json
-from perdure.client.queries import Asking
+from perdure.client.reader import Reader
 from perdure.client.views import QueueView
 
 app = App(name="queues", help="Look at queues.")
@@ -20,7 +20,7 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List the queues that have runs which wait or are under way."""
 
     async def ask() -> Sequence[QueueView]:
-        async with Asking(opened(store)) as client:
+        async with Reader(opened(store)) as client:
             return await client.queues()
 
     queues = asyncio.run(ask())

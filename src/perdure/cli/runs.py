@@ -34,7 +34,7 @@ from perdure.cli.output import (
     when,
     write_json,
 )
-from perdure.client.queries import Asking
+from perdure.client.reader import Reader
 from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
 from perdure.client.why import Why
 from perdure.errors import NoSuchRun, StoreUnavailable
@@ -70,7 +70,7 @@ def ls(
     """List runs, newest first, and say why those that do not go on stand still."""
     tags = tags_of(tag or [])
 
-    async def ask(client: Asking) -> tuple[RunPage, dict[str, Why]]:
+    async def ask(client: Reader) -> tuple[RunPage, dict[str, Why]]:
         page = await client.list(
             status=[s for given in status or [] for s in given.split(",")],
             program=program,
@@ -120,7 +120,7 @@ def ls(
 def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show a run as it stands."""
 
-    async def ask(client: Asking) -> tuple[RunView, Sequence[StepView], Why | None]:
+    async def ask(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None]:
         return await _view(client, id), await client.steps(id), await client.why(id)
 
     view, steps, why = _ask(store, ask)
@@ -180,7 +180,7 @@ def journal(
 ) -> None:
     """Show the journal of a run: every event, numbered from 0. --json gives one event a line."""
 
-    async def ask(client: Asking) -> tuple[RunView, Sequence[Entry]]:
+    async def ask(client: Reader) -> tuple[RunView, Sequence[Entry]]:
         return await _view(client, id), await client.journal(id, _number(start))
 
     view, entries = _ask(store, ask)
@@ -238,7 +238,7 @@ class _Follower:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow(self) -> int:
-        async with Asking(opened(self._store)) as client:
+        async with Reader(opened(self._store)) as client:
             view = await _view(client, self._run_id or self._id)
             self._run_id = view.run_id
             if self._shown is None:
@@ -261,12 +261,12 @@ class _Follower:
                 self._conclude(view, await client.steps(view.run_id))
         return ENDS[view.status]
 
-    async def _stands_still(self, client: Asking, run_id: str) -> bool:
+    async def _stands_still(self, client: Reader, run_id: str) -> bool:
         """Whether the run is parked now, and not only was so once."""
         view = await _view(client, run_id)
         return view.status is RunStatus.PARKED and view.next_seq == self._next
 
-    async def _warn_of_standstill(self, client: Asking, view: RunView) -> None:
+    async def _warn_of_standstill(self, client: Reader, view: RunView) -> None:
         if view.status is not RunStatus.RUNNING or not sys.stderr.isatty():
             return
         alive = view.owner is not None and await client.store.leases.get(ORCHESTRATOR + view.owner, client.clock.now())
@@ -284,15 +284,15 @@ class _Follower:
 # --- asking ---------------------------------------------------------------------------------------------------------
 
 
-def _ask(store: str, question: Callable[[Asking], Awaitable[T]]) -> T:
+def _ask(store: str, question: Callable[[Reader], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with Asking(opened(store)) as client:
+        async with Reader(opened(store)) as client:
             return await question(client)
 
     return asyncio.run(ask())
 
 
-async def _view(client: Asking, id: str) -> RunView:
+async def _view(client: Reader, id: str) -> RunView:
     view = await client.get(id)
     if view is None:
         raise NoSuchRun(id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
@@ -12,7 +12,6 @@ from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
 from perdure.client.client import Client
-from perdure.client.handle import RunHandle
 from perdure.client.views import Chunk
 from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.kernel.events import RunStatus
@@ -66,7 +65,7 @@ class _Follower:
                 if view.status is RunStatus.PARKED:
                     note(f"run {view.id!r} is parked; its stream goes on when it does: {view.reason}")
             # By run_id, once it is known: what it goes on as belongs to it, and another run under the same id does not.
-            handle: RunHandle[Any] = RunHandle(client, self._id, self._run_id, None)
+            handle = client._handles.of(self._id, self._run_id, None)
             async for chunk in handle.stream(self._step, self._next):
                 self._write(chunk)
                 self._next = chunk.index + 1

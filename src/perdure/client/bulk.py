@@ -4,71 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
-from datetime import datetime
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
 
 from msgspec.structs import replace
 
-from perdure.client.handle import RunHandle
-from perdure.client.queries import Asking
-from perdure.client.resolving import Resolving
+from perdure.client.base import StoreClient
+from perdure.client.queries import Queries, RunFilters
 from perdure.errors import NoSuchRun, StoreUnavailable, UsageError
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import check_cursor
-from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
-from perdure.kernel.invocation import Invocation
-from perdure.kernel.policies.durability import Durability
-from perdure.kernel.policies.durations import Duration
-from perdure.kernel.policies.reuse import Reuse
-from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.inbound import AlreadyFinished, Duplicate, Finished, NotFound
 from perdure.kernel.projection import RunRow
 from perdure.ports.runs import RunFilter
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-R = TypeVar("R", covariant=True)
 
-# How many runs are told something at a time: their commits are shared, and the loop stays free for the runs.
+# How many runs are acted on at a time: their commits are shared, and the loop stays free for the runs.
 AT_ONCE = 100
-_UNFINISHED = tuple(status for status in RunStatus if not status.finished)
+UNFINISHED = tuple(status for status in RunStatus if not status.finished)
 _NOTHING_TO_DO = (AlreadyFinished, Finished, Duplicate, NotFound)
-
-
-class RunFilters(TypedDict, total=False):
-    """Which runs: those that `list()` gives for the same filters, or those of these `ids`."""
-
-    ids: Iterable[str]
-    status: RunStatus | str | Sequence[RunStatus | str] | None
-    program: str | None
-    tags: dict[str, str] | None
-    since: datetime | None
-    until: datetime | None
-    owner: str | None
-    parent: str | None
-    root: str | None
-    queue: str | None
-    id_prefix: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Start(Generic[R]):
-    """One run of many to be started: an invocation, with the options of `start`."""
-
-    invocation: Invocation[R]
-    _: KW_ONLY
-    id: str | None = None
-    reuse: Reuse | None = None
-    queue: str | None = None
-    key: str | None = None
-    priority: int = 0
-    debounce: Duration | None = None
-    delay: Duration | None = None
-    deadline: Duration | datetime | None = None
-    max_concurrency: int | None = None
-    durability: str | Durability | None = None
-    rules: RulesLike = ()
-    tags: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,91 +80,30 @@ def _is_idle(item: BulkItem[Any]) -> bool:
     return isinstance(item.result, _NOTHING_TO_DO)
 
 
-class InBulk(Resolving, Asking):
-    """Tells many runs the same thing."""
+class Bulk:
+    """Does the same thing to many runs."""
 
-    async def retry_many(
-        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
-    ) -> BulkReport[RunHandle[Any]]:
-        """Retry the runs that match, those that failed unless `status` says otherwise: at most `limit`, newest first.
+    def __init__(self, base: StoreClient, queries: Queries) -> None:
+        self._base, self._queries = base, queries
 
-        Of several runs under one id the latest counts.
-        """
-
-        async def latest(run: RunRow) -> bool:
-            found = await self.store.runs.find(run.id)
-            return found is None or found[0].run_id == run.run_id
-
-        return await self._many("retry_many", filters, (RunStatus.FAILED,), self.retry, limit, cursor, dry_run, latest)
-
-    async def cancel_many(
-        self,
-        reason: str | None = None,
-        *,
-        limit: int = 1000,
-        cursor: str | None = None,
-        dry_run: bool = False,
-        **filters: Unpack[RunFilters],
-    ) -> BulkReport[Cancelled | AlreadyFinished]:
-        """Ask the unfinished runs that match to end."""
-        return await self._many(
-            "cancel_many", filters, _UNFINISHED, lambda id: self.cancel(id, reason), limit, cursor, dry_run
-        )
-
-    async def pause_many(
-        self,
-        reason: str | None = None,
-        *,
-        limit: int = 1000,
-        cursor: str | None = None,
-        dry_run: bool = False,
-        **filters: Unpack[RunFilters],
-    ) -> BulkReport[Accepted | Finished]:
-        """Let no new step begin of the runs that match, of those that could go on unless `status` says otherwise."""
-        going = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING)
-        return await self._many("pause_many", filters, going, lambda id: self.pause(id, reason), limit, cursor, dry_run)
-
-    async def resume_many(
-        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
-    ) -> BulkReport[Accepted | Finished]:
-        """Let the paused runs that match go on."""
-        return await self._many("resume_many", filters, (RunStatus.PAUSED,), self.resume, limit, cursor, dry_run)
-
-    async def signal_many(
-        self,
-        name: str,
-        payload: Any = None,
-        signal_id: str | None = None,
-        *,
-        limit: int = 1000,
-        cursor: str | None = None,
-        dry_run: bool = False,
-        **filters: Unpack[RunFilters],
-    ) -> BulkReport[Accepted | Duplicate | NotFound | Finished]:
-        """Send the unfinished runs that match a signal; with a `signal_id` it arrives once at each of them."""
-        return await self._many(
-            "signal_many",
-            filters,
-            _UNFINISHED,
-            lambda id: self.signal(id, name, payload, signal_id),
-            limit,
-            cursor,
-            dry_run,
-        )
-
-    async def _many(
+    async def each(
         self,
         what: str,
         filters: RunFilters,
         status: Sequence[RunStatus],
-        tell: Callable[[str], Awaitable[T]],
+        act: Callable[[str], Awaitable[T]],
         limit: int,
         cursor: str | None,
         dry_run: bool,
-        counts: Callable[[RunRow], Awaitable[bool]] | None = None,
+        *,
+        latest: bool = False,
     ) -> BulkReport[T]:
-        """Tell every run that matches, a few at a time; stop where the store is out of reach, and say where."""
-        self._check_open()
+        """Call `act` with every run that matches, a few at a time; stop where the store is out of reach, and say where.
+
+        `status` is what the call means where the filters name none. With `latest` only the latest run under an id
+        counts.
+        """
+        self._base.check_open()
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise UsageError(f"{what}(limit={limit!r}): give how many runs at most, from 1 on")
         if unknown := sorted(filters.keys() - RunFilters.__annotations__.keys()):
@@ -218,13 +113,13 @@ class InBulk(Resolving, Asking):
             raise UsageError(f"{what}() without a filter would mean every run; say which, as in program='fulfil'")
         _ = check_cursor(cursor, what)
         if "ids" in given:
-            return await self._named(what, given, tell, limit, cursor, dry_run)
+            return await self._named(what, given, act, limit, cursor, dry_run)
         items: list[BulkItem[T]] = []
-        matching = await self._run_filter(what, **{"status": status, **given})
+        matching = await self._queries.filter(what, cast("RunFilters", {"status": status, **given}))
         while True:
             want = min(AT_ONCE, limit - len(items))
-            page, cursor = await self._page(matching, cursor, want, counts)
-            items += await self._tell_each(page, tell, len(items), dry_run)
+            page, cursor = await self._page(matching, cursor, want, latest)
+            items += await self._act_on(page, act, len(items), dry_run)
             lost = any(isinstance(item.error, StoreUnavailable) for item in items[-len(page) :] if page)
             if cursor is None or len(items) >= limit or lost:
                 return BulkReport(items, cursor, dry_run)
@@ -233,7 +128,7 @@ class InBulk(Resolving, Asking):
         self,
         what: str,
         given: dict[str, Any],
-        tell: Callable[[str], Awaitable[T]],
+        act: Callable[[str], Awaitable[T]],
         limit: int,
         cursor: str | None,
         dry_run: bool,
@@ -249,7 +144,7 @@ class InBulk(Resolving, Asking):
             raise UsageError(f"{what}(ids=[...]) names {len(ids):,} runs, more than limit={limit:,}")
         items: list[BulkItem[T]] = []
         for start in range(0, len(ids), AT_ONCE):
-            items += await self._tell_each(ids[start : start + AT_ONCE], tell, start, dry_run)
+            items += await self._act_on(ids[start : start + AT_ONCE], act, start, dry_run)
         return BulkReport(items, None, dry_run)
 
     async def _page(
@@ -257,16 +152,16 @@ class InBulk(Resolving, Asking):
         matching: RunFilter,
         cursor: str | None,
         want: int,
-        counts: Callable[[RunRow], Awaitable[bool]] | None,
+        latest: bool,
     ) -> tuple[list[str], str | None]:
         """The run_ids of the next runs that match, at most so many, and where to go on; None at the end."""
         page: list[str] = []
         while True:
             filter = replace(matching, limit=AT_ONCE, cursor=cursor)
-            found = await self.store.runs.list(filter)
+            found = await self._base.store.runs.list(filter)
             for run, _ in found:
                 cursor = run.run_id
-                if await self._goes_with_its_root(run, matching) or (counts is not None and not await counts(run)):
+                if await self._goes_with_its_root(run, matching) or (latest and not await self._is_latest(run)):
                     continue
                 page.append(run.run_id)
                 if len(page) == want:
@@ -274,22 +169,26 @@ class InBulk(Resolving, Asking):
             if len(found) < AT_ONCE:
                 return page, None
 
+    async def _is_latest(self, run: RunRow) -> bool:
+        found = await self._base.store.runs.find(run.id)
+        return found is None or found[0].run_id == run.run_id
+
     async def _goes_with_its_root(self, run: RunRow, matching: RunFilter) -> bool:
-        """Whether the run at the top of a child is told the same, which is enough and better for the child."""
-        root = await self.store.runs.get(run.root) if run.root else None
+        """Whether the root of a child matches as well: acting on the root is enough, and better for the child."""
+        root = await self._base.store.runs.get(run.root) if run.root else None
         return root is not None and matching.fits(root)
 
-    async def _tell_each(
-        self, ids: Sequence[str], tell: Callable[[str], Awaitable[T]], first: int, dry_run: bool
+    async def _act_on(
+        self, ids: Sequence[str], act: Callable[[str], Awaitable[T]], first: int, dry_run: bool
     ) -> list[BulkItem[T]]:
         async def one(index: int, run: str) -> BulkItem[T]:
             id = run
             try:
-                found = await self._find(run)
+                found = await self._base.find(run)
                 if found is None:
                     raise NoSuchRun(run)
                 id = found[0].id
-                return BulkItem(index, id, None if dry_run else await tell(run))
+                return BulkItem(index, id, None if dry_run else await act(run))
             except Exception as error:
                 return BulkItem(index, id, error=error)
 

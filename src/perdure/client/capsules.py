@@ -4,46 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.client.base import Connection
-from perdure.client.views import RunView, run_view
+from perdure.client.base import StoreClient
+from perdure.client.gateway import RunGateway
+from perdure.client.queries import Queries
+from perdure.client.views import RunView
 from perdure.errors import AlreadyExists, Corrupt, InvalidCapsule
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunReleased, encode_events
 from perdure.kernel.history.capsule import Capsule, blobs_of, capsule_of, encode_capsule, read_capsule
-from perdure.kernel.program import Program
 from perdure.kernel.projection import child_rows, row
-from perdure.kernel.state import IMPORTED, REDACTED, RunState, fold
+from perdure.kernel.state import IMPORTED, REDACTED, RunState
 from perdure.kernel.values.redact import redact as take_out
 from perdure.ports.journal import Append
 
 
-class Capsules(Connection):
+class Capsules:
     """Writes runs into files, and reads them from there."""
+
+    def __init__(self, base: StoreClient, gateway: RunGateway, queries: Queries) -> None:
+        self._base, self._gateway, self._queries = base, gateway, queries
 
     async def export(self, id: str, *, redact: Sequence[str] = ()) -> bytes:
         """A run as one file: its journal with its children, its large values, and which program wrote it.
 
         `redact` takes values out: `$.card.number` of every value, `charge:0.$.pan` of an op, `$..pan` at any depth.
         """
-        return encode_capsule(take_out(await self._capsule(id), [redact] if isinstance(redact, str) else redact))
+        return encode_capsule(take_out(await self.capsule(id), [redact] if isinstance(redact, str) else redact))
 
-    async def _capsule(self, id: str) -> Capsule:
-        run, _ = await self._require(id)
+    async def capsule(self, id: str) -> Capsule:
+        """A run with its children and its large values."""
+        run, _ = await self._base.require(id)
         root = run.root or run.run_id
-        batches = await self.store.journal.read(root)
+        batches = await self._base.store.journal.read(root)
         blobs: dict[str, bytes] = {}
         for blob in blobs_of(batches):
-            data = await self.store.blobs.get(blob)
+            data = await self._base.store.blobs.get(blob)
             if data is None:
                 raise Corrupt(f"the blob {blob}", "it is missing", root)
             blobs[blob] = data
         started = batches[0].events[0]
-        program = self._known(getattr(started, "program", ""))
+        program = self._gateway.find_program(getattr(started, "program", ""))
         source = program.source_hash() if program is not None else ""
-        return capsule_of(root, batches, blobs, source=source, now=self.clock.now())
-
-    def _known(self, program: str) -> Program | None:
-        """The program of that name, where there are programs."""
-        return None
+        return capsule_of(root, batches, blobs, source=source, now=self._base.clock.now())
 
     async def import_run(self, data: bytes) -> RunView:
         """Bring a run from a file into this store, to be read and replayed; nothing executes it.
@@ -52,27 +53,27 @@ class Capsules(Connection):
         Raises InvalidCapsule, and changes nothing, when the file is not as it was written; AlreadyExists when its id
         belongs to another run.
         """
-        self._check_open()
+        self._base.check_open()
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidCapsule(f"it is a {type(data).__name__}; give the bytes of the file")
         capsule, state = read_capsule(bytes(data))
         if not await self._is_here(capsule):
             for blob in capsule.blobs.values():
-                await self.store.blobs.put(blob)
-            if not await self._append(self._arrival(capsule, state)) and not await self._is_here(capsule):
+                await self._base.store.blobs.put(blob)
+            if not await self._base.append(self._arrival(capsule, state)) and not await self._is_here(capsule):
                 raise AlreadyExists(capsule.id, "accepted just now", "import", capsule.program)
-        run, head = await self._require(capsule.run_id)
-        state = fold(capsule.run_id, await self.store.journal.read(capsule.run_id))
-        return run_view(await self._load(run), head, state)
+        view = await self._queries.get(capsule.run_id)
+        assert view is not None
+        return view
 
     async def _is_here(self, capsule: Capsule) -> bool:
         """Whether this very run is in the store already. Raises AlreadyExists when another one is in its place."""
-        here = await self.store.journal.read(capsule.run_id)
+        here = await self._base.store.journal.read(capsule.run_id)
         if here:
             if not _begins_with(here, capsule.batches):
                 raise AlreadyExists(capsule.id, "of another content", "import", capsule.program)
             return True
-        found = await self.store.runs.find(capsule.id)
+        found = await self._base.store.runs.find(capsule.id)
         # The incarnations of one run may come one after another.
         if found is not None and not found[0].root and found[0].continued_as != capsule.run_id:
             raise AlreadyExists(capsule.id, found[0].status, "import", found[0].program)
@@ -89,7 +90,7 @@ class Capsules(Connection):
                 why = "it was imported, to be read and replayed. Taken out of it: " + ", ".join(capsule.redacted)
             events: list[AnyEvent] = [RunReleased(state.owner)] if state.owner is not None else []
             events.append(RunParked(why, kind))
-            batches.append(Batch(state.next_seq, max(self.clock.now(), state.at), events))
+            batches.append(Batch(state.next_seq, max(self._base.clock.now(), state.at), events))
             for event in events:
                 state.fold(event, batches[-1].at)
         return Append(capsule.run_id, 0, batches, row(state), children=child_rows(state))

@@ -1,55 +1,65 @@
-"""Everything a caller can do with a store, except execute."""
+"""Everything a caller can do with a store, except execute: one method for each, of the part that does it."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, get_args, overload
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, Unpack, get_args, overload
 
-import msgspec
-from msgspec import Raw
-
-from perdure.client.bulk import BulkItem, BulkReport, InBulk, Start
-from perdure.client.compacting import Compacting
-from perdure.client.handle import RunHandle
-from perdure.client.pruning import Pruning
-from perdure.client.queries import Asking
-from perdure.client.rebuilding import Rebuilding
-from perdure.client.resolving import Resolving
+from perdure.client.base import StoreClient
+from perdure.client.bulk import UNFINISHED, Bulk, BulkReport
+from perdure.client.capsules import Capsules
+from perdure.client.compacting import CompactReport, compact
+from perdure.client.forking import Forks
+from perdure.client.gateway import RunGateway
+from perdure.client.handle import Handles, RunHandle
+from perdure.client.messages import Messages
+from perdure.client.pruning import GRACE, Pruner, PruneReport, Statuses
+from perdure.client.queries import RunFilters
+from perdure.client.reader import Reader
+from perdure.client.rebuilding import Rebuilder, RebuildReport
+from perdure.client.resolving import Resolver
 from perdure.client.resting import Answers, Until
-from perdure.client.schedules import Scheduling
-from perdure.client.views import RunResult
-from perdure.engine.outbox import extend
-from perdure.errors import AlreadyExists, PerdureError, UsageError
-from perdure.kernel import inbound
-from perdure.kernel.events import AnyEvent, CancelRequested, RunFinished, RunStarted, RunStatus
-from perdure.kernel.ids import check_id
-from perdure.kernel.ids import run_id as make_run_id
-from perdure.kernel.inbound import Accepted
-from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invocation
+from perdure.client.schedules import Schedule, ScheduleHandle, Schedules, ScheduleView
+from perdure.client.starts import Start, Starts
+from perdure.client.views import (
+    RunResult,
+    RunView,
+)
+from perdure.errors import UsageError
+from perdure.kernel.events import RunStatus
+from perdure.kernel.ids import INPUT, check_id
+from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.kernel.invocation import Invocation
 from perdure.kernel.policies.durability import Durability
-from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.policies.durations import Duration
-from perdure.kernel.policies.reuse import Reuse, decide
-from perdure.kernel.policies.rule_names import run_rules
+from perdure.kernel.policies.reuse import Reuse
 from perdure.kernel.policies.rules import RulesLike
-from perdure.kernel.policies.start_options import Place, at_least_one, debounced_id, placed, seconds
-from perdure.kernel.policies.tags import checked_tags
 from perdure.kernel.program import Program
-from perdure.kernel.projection import RunRow, row
-from perdure.kernel.state import RunState, fold
-from perdure.ports.journal import Appended, append_all
-
-# How many runs are prepared and put into the store at a time.
-STARTS_AT_ONCE = 1000
+from perdure.kernel.schedules.schedule import CatchUp, Overlap
 
 R = TypeVar("R")
 
 
-class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Asking):
+class Client(Reader):
     """A connection to a store: starts runs for engines elsewhere to execute, tells them things, and reads."""
+
+    def _assemble(self, base: StoreClient, gateway: RunGateway) -> None:
+        super()._assemble(base, gateway)
+        queries = self._queries
+        self._messages = messages = Messages(base, gateway)
+        self._handles = Handles(base, gateway, queries, messages)
+        self._starts = Starts(base, gateway, messages, self._handles)
+        self._forks = Forks(base, gateway, self._handles)
+        self._resolver = Resolver(base, gateway, messages, self._forks)
+        self._bulk = Bulk(base, queries)
+        self._schedules = Schedules(base, gateway, messages, self._starts)
+        self._capsules = Capsules(base, gateway, queries)
+        self._pruner = Pruner(base, self._capsules)
+        self._rebuilder = Rebuilder(base)
+
+    # --- starting -----------------------------------------------------------------------------------------------------
 
     async def start(
         self,
@@ -74,30 +84,23 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         `debounce` it begins when no other start under its id, or its queue and key, has come for so long; those that
         came before it began have one run with it, and the last input counts.
         """
-        self._check_open()
-        check_invocation(invocation, "start")
-        request = Start(
-            invocation,
-            id=id,
-            reuse=reuse,
-            queue=queue,
-            key=key,
-            priority=priority,
-            debounce=debounce,
-            delay=delay,
-            deadline=deadline,
-            max_concurrency=max_concurrency,
-            durability=durability,
-            rules=rules,
-            tags=tags,
+        return await self._starts.start(
+            Start(
+                invocation,
+                id=id,
+                reuse=reuse,
+                queue=queue,
+                key=key,
+                priority=priority,
+                debounce=debounce,
+                delay=delay,
+                deadline=deadline,
+                max_concurrency=max_concurrency,
+                durability=durability,
+                rules=rules,
+                tags=tags,
+            )
         )
-        starting = await self._starting(request)
-        while True:
-            handle = await self._existing(starting)
-            if handle is not None:
-                return handle
-            if await self._submit(*self._identified(starting)):
-                return starting.handle(self)
 
     async def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
         """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with options of its own.
@@ -105,138 +108,7 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         The report has what became of each, in their order: its handle, or why it could not be started. One that fails
         keeps no other from being started. Of several under one id `reuse` decides, as it does for one that exists.
         """
-        self._check_open()
-        if not isinstance(starts, Iterable):
-            one = "; for one use start()" if isinstance(starts, Invocation) else ""
-            raise UsageError(f"start_many([...]) takes a list of invocations, and {starts!r:.80} is none{one}")
-        requests = [one if isinstance(one, Start) else Start(one) for one in starts]
-        for request in requests:
-            if not isinstance(request.invocation, Invocation):
-                raise UsageError(
-                    f"start_many([...]) takes invocations such as fulfil(order), or Start(fulfil(order), id=...), "
-                    f"not {request.invocation!r}"
-                )
-        items: dict[int, BulkItem[RunHandle[R]]] = {}
-        for first in range(0, len(requests), STARTS_AT_ONCE):
-            await self._start_some(dict(enumerate(requests[first : first + STARTS_AT_ONCE], first)), items)
-        return BulkReport([items[index] for index in range(len(requests))])
-
-    async def _start_some(self, requests: dict[int, Start[R]], items: dict[int, BulkItem[RunHandle[R]]]) -> None:
-        """Start some runs; each round all those whose ids are free at once."""
-        pending: dict[int, _Starting[R]] = {}
-        for index, request in requests.items():
-            try:
-                pending[index] = await self._starting(request)
-            except Exception as error:
-                items[index] = BulkItem(index, _id_in(request), error=error)
-        while pending:
-            round: dict[int, _Starting[R]] = {}
-            taken: set[str] = set()
-            for index, starting in list(pending.items()):
-                if starting.id in taken:
-                    continue  # the one before it comes first, and is there in the next round
-                try:
-                    handle = await self._existing(starting)
-                except Exception as error:
-                    items[index] = BulkItem(index, starting.id or "", error=error)
-                    del pending[index]
-                    continue
-                if handle is not None:
-                    items[index] = BulkItem(index, handle.id, handle)
-                    del pending[index]
-                    continue
-                round[index] = starting
-                if starting.id is not None:
-                    taken.add(starting.id)
-            outcomes = await self._submit_many([self._identified(starting) for starting in round.values()])
-            for (index, starting), outcome in zip(round.items(), outcomes, strict=True):
-                if isinstance(outcome, Exception):
-                    items[index] = BulkItem(index, starting.id or "", error=outcome)
-                elif outcome:
-                    handle = starting.handle(self)
-                    items[index] = BulkItem(index, handle.id, handle)
-                else:
-                    continue
-                del pending[index]
-
-    async def _starting(self, request: Start[R]) -> _Starting[R]:
-        """What one start asks for, checked; nothing of it is in the store but its offloaded values."""
-        invocation, id = request.invocation, request.id
-        program = self._program(invocation)
-        reuse: Reuse = request.reuse or self._reuse
-        decide(reuse, None)
-        if id is not None:
-            check_id(id)
-        now, delay = self.clock.now(), request.delay
-        place = placed(request.queue, request.key, request.priority)
-        if request.debounce is not None:
-            reuse = request.reuse or "return_existing"
-            id = debounced_id(invocation.name, place, id, reuse, delay)
-            delay = seconds(request.debounce, "debounce")
-        started, recorded = await self._prepare(
-            invocation,
-            program,
-            now,
-            delay,
-            request.deadline,
-            request.max_concurrency,
-            request.durability,
-            request.rules,
-            request.tags,
-            place,
-        )
-        return _Starting(invocation, program, reuse, request.debounce is not None, now, id, started, recorded)
-
-    async def _existing(self, starting: _Starting[R]) -> RunHandle[R] | None:
-        """The run that exists under the id, if the start is content with it; AlreadyExists if the id must be free."""
-        id, reuse, program = starting.id, starting.reuse, starting.program
-        found = await self.store.runs.find(id) if id is not None else None
-        # A child of another run may bear the id as well; it is no obstacle.
-        existing = found[0] if found is not None and not found[0].root else None
-        starting.incarnation = existing.incarnation + 1 if existing is not None else 1
-        if existing is None:
-            await self._check_arguments(starting)
-            return None
-        decision = decide(reuse, existing.status)
-        if starting.debounced:
-            if existing.program != starting.invocation.name:
-                raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
-            await self._check_arguments(starting)
-            if await self._replace_input(existing.run_id, starting.recorded):
-                return RunHandle(self, existing.id, existing.run_id, program)
-        elif decision == "return":
-            if existing.program != starting.invocation.name:
-                raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
-            return RunHandle(self, existing.id, existing.run_id, program)
-        elif decision == "reject":
-            raise AlreadyExists(existing.id, existing.status, reuse)
-        else:
-            await self._check_arguments(starting)
-        if decision == "replace":
-            await self._terminate(existing, "another run was started under its id")
-        return None
-
-    async def _check_arguments(self, starting: _Starting[Any]) -> None:
-        """Refuse arguments that no worker takes, where the program is not at hand, before anything is written for them.
-
-        Not earlier: a run that exists is given out whatever the arguments are. Large ones were checked before they were
-        put apart.
-        """
-        if starting.program is None and starting.recorded is starting.started:
-            if not isinstance(starting.invocation, EncodedInvocation):
-                await self._signatures.check(starting.invocation.name, bytes(starting.started.input))
-
-    def _identified(self, starting: _Starting[Any]) -> tuple[str, RunStarted, RunStarted]:
-        """A start with the run_id of a new run."""
-        # Never before the last one: runs started in one millisecond are listed in their order.
-        run_id = self._last_run_id = make_run_id(starting.now, secrets.randbits(36), self._last_run_id)
-        starting.run_id = run_id
-        identity = {"id": starting.id or run_id, "incarnation": starting.incarnation}
-        if starting.recorded is starting.started:
-            started = recorded = _with(starting.started, **identity)
-        else:
-            started, recorded = _with(starting.started, **identity), _with(starting.recorded, **identity)
-        return run_id, started, recorded
+        return await self._starts.start_many(starts)
 
     @overload
     def handle(self, id: str) -> RunHandle[Any]: ...
@@ -253,7 +125,7 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
             raise UsageError(
                 f"handle({id!r}, ...) takes the workflow that was started, such as fulfil, not {program!r}"
             )
-        return RunHandle(self, check_id(id), "", program)
+        return self._handles.of(check_id(id), "", program)
 
     async def run(
         self,
@@ -273,6 +145,53 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
         return await (await self.start(invocation, **options)).outcome(until=until, answers=answers, by=by)
 
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    async def signal(
+        self, id: str, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once.
+
+        Raises SignalRejected when the run waits for a signal of this name and this one is not of the type it waits for.
+        """
+        return await self._messages.signal(id, name, payload, signal_id)
+
+    async def feed(
+        self, id: str, input: Any, input_id: str | None = None, name: str = INPUT
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Give a run its next input, durably: what `async for input in inputs()` in its body takes, in order.
+
+        An `input_id` makes it count once. Raises SignalRejected when the run waits for an input of another type.
+        """
+        return await self._messages.signal(id, name, input, input_id)
+
+    async def approve(
+        self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of a run, by its name or its path; of several of one name, the oldest.
+
+        Raises AnswerRejected when the answer does not fit what was asked, or `by` is not among those who may answer.
+        """
+        return await self._messages.approve(id, name, payload, approval_id, by)
+
+    async def reject(
+        self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Say no to an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
+        return await self._messages.reject(id, name, reason, approval_id, by)
+
+    async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
+        return await self._messages.cancel(id, reason)
+
+    async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
+        """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
+        return await self._messages.pause(id, reason)
+
+    async def resume(self, id: str) -> Accepted | Finished:
+        """Let a paused run go on."""
+        return await self._messages.resume(id)
+
     async def checkpoint(self, id: str) -> int:
         """Make everything durable that a run has done so far, and say before which number its events are in the store.
 
@@ -280,146 +199,236 @@ class Client(Scheduling, InBulk, Resolving, Pruning, Compacting, Rebuilding, Ask
         well, so that the next owner does not replay what is over. A client cannot reach into the memory of
         another process: UsageError says which one owns the run.
         """
-        run, head = await self._require(id)
-        run_id = run.root or run.run_id
-        if run.root:
-            run = await self.store.runs.get(run_id) or run
-        flushed = await self._flush(run)
-        if flushed is not None:
-            return flushed
-        began = fold(run_id, await self.store.journal.read(run_id, 0, 1)).started
-        lazy = began is not None and not durability_of(began.durability).waits
-        if lazy and run.status is RunStatus.RUNNING:
-            owner = f"{run.owner!r} owns it" if run.owner else "no engine has it at the moment"
-            raise UsageError(
-                f"run {run.id!r} is under way in another process ({owner}), whose memory cannot be written from here; "
-                "call checkpoint() there, or `await checkpoint()` in the workflow"
-            )
-        return head.next_seq
+        return await self._messages.checkpoint(id)
 
-    async def _flush(self, run: RunRow) -> int | None:
-        """Have written what is only in memory here; None where the run is not here."""
-        return None
+    async def resolve(
+        self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
+    ) -> Accepted | Finished:
+        """Let a parked run go on: any engine tries it again at once, whichever has code that fits.
 
-    def _program(self, invocation: Invocation[Any]) -> Program | None:
-        return invocation.program
+        `version` pins it to that version of its program from now on; `fail` ends it as failed, for that reason.
+        `before` lets it go on from right before an op, as a new incarnation under its id, and says which steps it no
+        longer knows of: they are done again. Raises NotParked when the run does not stand still.
+        """
+        return await self._resolver.resolve(id, version=version, fail=fail, before=before)
 
-    async def _prepare(
+    # --- forks and retries --------------------------------------------------------------------------------------------
+
+    async def fork(
         self,
-        invocation: Invocation[Any],
-        program: Program | None,
-        now: float,
-        delay: Duration | None,
-        deadline: Duration | datetime | None,
-        max_concurrency: int | None,
-        durability: str | Durability | None,
-        rules: RulesLike,
-        tags: dict[str, str] | None,
-        place: Place,
-    ) -> tuple[RunStarted, RunStarted]:
-        """The first event: as the program sees it, and as the journal keeps it when the input is large."""
-        data = invocation.encode(program, self.codec)
-        what = f"the input of {invocation.name}"
-        inline = self.payloads.fits_inline(len(data), what)
-        if durability is not None:
-            self.store.promise(durability_of(durability))
-        started = RunStarted(
-            id="",
-            program=invocation.name,
-            version=program.version if program is not None else "",
-            input=Raw(data),
-            tags=checked_tags(tags),
-            durability=str(durability_of(durability) if durability is not None else self._durability),
-            not_before=None if delay is None else now + seconds(delay, "delay"),
-            deadline=moment_of(deadline, now, "deadline"),
-            max_concurrency=at_least_one(max_concurrency),
-            rules=invocation.rules if isinstance(invocation, EncodedInvocation) else run_rules(rules, program),
-            queue=place.queue,
-            queue_key=place.key,
-            priority=place.priority,
-            schedule=invocation.schedule if isinstance(invocation, EncodedInvocation) else "",
-            scheduled_at=invocation.scheduled_at if isinstance(invocation, EncodedInvocation) else None,
+        id: str,
+        at: str | int | None = None,
+        set: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> RunHandle[Any]:
+        """Start a run that has the past of another up to a point, and goes on by itself from there.
+
+        `at` is an op path, for the point right before that op, or the number of the first event to leave out; without
+        it: right after the last op that is edited, the beginning when `inputs` are given, or else where the run stands.
+        `set` gives ops another outcome, by op path; `inputs` the workflow other arguments, by name; `state` publishes
+        other values than set_state() did. Raises ForkRefused when the code would not have done what is kept.
+        """
+        return await self._forks.fork(id, at, set, inputs, new_id, state=state)
+
+    async def time_travel(
+        self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
+    ) -> RunHandle[Any]:
+        """Start a run that goes on right before a step of another, with other arguments for that step.
+
+        `step` is an op path such as `process:2` or `rag:1/generate:0`; `inputs` are arguments by name, and those that
+        are not given stay as they were. A child takes them too.
+        """
+        return await self._forks.time_travel(id, step, inputs, new_id)
+
+    async def retry(self, id: str) -> RunHandle[Any]:
+        """Let a run that failed go on from what failed, or one that was cancelled from there, with all that succeeded.
+
+        It goes on under the same id as a new incarnation. What failed is tried again under its whole policy, and under
+        the same idempotency key. Raises CannotRetry, before anything is run, where it would get no further.
+        """
+        return await self._forks.retry(id)
+
+    # --- many runs at once --------------------------------------------------------------------------------------------
+
+    async def retry_many(
+        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+    ) -> BulkReport[RunHandle[Any]]:
+        """Retry the runs that match, those that failed unless `status` says otherwise: at most `limit`, newest first.
+
+        Of several runs under one id the latest counts.
+        """
+        return await self._bulk.each(
+            "retry_many", filters, (RunStatus.FAILED,), self.retry, limit, cursor, dry_run, latest=True
         )
-        if program is not None and not isinstance(invocation, EncodedInvocation) and not self._begins_here(started):
-            # It is read elsewhere, and later, where the caller hears of nothing: what does not fit is refused here.
-            program.check_input(started.input, self.codec)
-        if inline:
-            return started, started
-        if program is None and not isinstance(invocation, EncodedInvocation):
-            await self._signatures.check(invocation.name, data)
-        blob = await self.payloads.offload(data, what)
-        return started, _with(started, input=Raw(b"null"), input_blob=blob)
 
-    def _begins_here(self, started: RunStarted) -> bool:
-        """Whether a run begins in this process at once."""
-        return False
+    async def cancel_many(
+        self,
+        reason: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Cancelled | AlreadyFinished]:
+        """Ask the unfinished runs that match to end."""
+        return await self._bulk.each(
+            "cancel_many", filters, UNFINISHED, lambda id: self.cancel(id, reason), limit, cursor, dry_run
+        )
 
-    async def _submit(self, run_id: str, started: RunStarted, recorded: RunStarted) -> bool:
-        """Put a run into the store for any engine to take up; False when its id is not free."""
-        return await self._append(extend(RunState(run_id), [recorded], self.clock.now()))
+    async def pause_many(
+        self,
+        reason: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Accepted | Finished]:
+        """Let no new step begin of the runs that match, of those that could go on unless `status` says otherwise."""
+        going = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING)
+        return await self._bulk.each(
+            "pause_many", filters, going, lambda id: self.pause(id, reason), limit, cursor, dry_run
+        )
 
-    async def _submit_many(self, starts: Sequence[tuple[str, RunStarted, RunStarted]]) -> Sequence[bool | Exception]:
-        """As `_submit`, for many runs in one commit; an exception says why one could not be put there."""
-        now = self.clock.now()
-        appends = [extend(RunState(run_id), [recorded], now) for run_id, _, recorded in starts]
-        try:
-            outcomes = await append_all(self.store.journal, appends) if appends else ()
-        except PerdureError as error:
-            return [error] * len(starts)
-        return [isinstance(outcome, Appended) for outcome in outcomes]
+    async def resume_many(
+        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+    ) -> BulkReport[Accepted | Finished]:
+        """Let the paused runs that match go on."""
+        return await self._bulk.each("resume_many", filters, (RunStatus.PAUSED,), self.resume, limit, cursor, dry_run)
 
-    async def _replace_input(self, run_id: str, recorded: RunStarted) -> bool:
-        """Let a run that has not begun wait anew, and begin with this input; False when it has begun."""
-        verdict = await self._tell_in_turn(run_id, lambda state: inbound.replace_input(state, recorded))
-        return isinstance(verdict, Accepted)
+    async def signal_many(
+        self,
+        name: str,
+        payload: Any = None,
+        signal_id: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Accepted | Duplicate | NotFound | Finished]:
+        """Send the unfinished runs that match a signal; with a `signal_id` it arrives once at each of them."""
+        return await self._bulk.each(
+            "signal_many",
+            filters,
+            UNFINISHED,
+            lambda id: self.signal(id, name, payload, signal_id),
+            limit,
+            cursor,
+            dry_run,
+        )
 
-    async def _terminate(self, existing: RunRow, reason: str) -> None:
-        """End a run by an event of its own, whoever owns it. Of this and its completion one wins."""
-        while True:
-            batches = await self.store.journal.read(existing.run_id)
-            state = fold(existing.run_id, batches)
-            if state.finished is not None:
-                return
-            events: list[AnyEvent] = [CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason)]
-            if await self._append(extend(state, events, self.clock.now())):
-                self._ended_here(row(state))
-                return
+    # --- schedules ----------------------------------------------------------------------------------------------------
 
+    async def schedule(
+        self,
+        id: str,
+        invocation: Invocation[Any] | None = None,
+        *,
+        every: float | timedelta | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        overlap: Overlap = "skip",
+        catch_up: str | CatchUp = "one",
+        jitter: float | timedelta | None = None,
+        pause: bool = False,
+        queue: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        tags: dict[str, str] | None = None,
+        deadline: float | timedelta | None = None,
+        max_concurrency: int | None = None,
+        durability: str | Durability | None = None,
+        rules: RulesLike = (),
+    ) -> ScheduleHandle:
+        """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now.
 
-@dataclass(slots=True)
-class _Starting(Generic[R]):
-    """A start that has been checked, on its way into the store."""
+        Its runs are started with the options of `start`: they wait in `queue`, if there is one, bear `tags` beside
+        those of the schedule, and each has `deadline` seconds. Without an invocation: the schedule as it is.
+        """
+        self._base.check_open()
+        if invocation is None:
+            if every is not None or cron is not None:
+                raise UsageError(f"schedule({id!r}, ...) needs an invocation such as report(day='today')")
+            return await self._schedules.get(id)
+        return await self._schedules.declare(
+            Schedule(
+                id,
+                invocation,
+                every=every,
+                cron=cron,
+                timezone=timezone,
+                overlap=overlap,
+                catch_up=catch_up,
+                jitter=jitter,
+                pause=pause,
+                queue=queue,
+                key=key,
+                priority=priority,
+                tags=tags,
+                deadline=deadline,
+                max_concurrency=max_concurrency,
+                durability=durability,
+                rules=rules,
+            )
+        )
 
-    invocation: Invocation[R]
-    program: Program | None
-    reuse: Reuse
-    debounced: bool
-    now: float
-    id: str | None
-    # The first event: as the program sees it, and as the journal keeps it.
-    started: RunStarted
-    recorded: RunStarted
-    incarnation: int = 1
-    run_id: str = ""
+    async def schedules(self) -> Sequence[ScheduleView]:
+        """All schedules, by their ids."""
+        return await self._schedules.list()
 
-    def handle(self, client: Client) -> RunHandle[R]:
-        return RunHandle(client, self.id or self.run_id, self.run_id, self.program)
+    # --- upkeep -------------------------------------------------------------------------------------------------------
 
+    async def prune(
+        self,
+        older_than: Duration,
+        statuses: Statuses = RunStatus.COMPLETED,
+        dry_run: bool = False,
+        *,
+        archive: str | os.PathLike[str] | None = None,
+        grace: Duration = GRACE,
+    ) -> PruneReport:
+        """Remove the runs of these statuses that ended longer ago than that, their children, and their large values.
 
-def _id_in(request: Start[Any]) -> str:
-    return request.id if isinstance(request.id, str) else ""
+        Runs that have not ended are never removed. The id of a run that is gone is free for another one. With
+        `archive` each run is first written into a capsule in that directory; one for which that fails is kept. Values
+        that went to the blob store go when no run refers to them and nobody has put them for `grace`; what was put
+        with `blobs.put` stays. Works in small commits beside engines that are at work; when it is broken off, what is
+        left is pruned next time.
+        """
+        return await self._pruner.prune(older_than, statuses, dry_run, archive=archive, grace=grace)
 
+    async def compact(self, id: str, *, dry_run: bool = False) -> CompactReport:
+        """Leave out of a finished run's journal what its steps showed before they ended: chunks and progress.
 
-def _with(started: RunStarted, **changes: Any) -> RunStarted:
-    return msgspec.structs.replace(started, **changes)
+        Results, attempts and their errors, owners, signals and answers stay, and so do replay and audit. Events are
+        numbered anew. A run that is not finished needs none of it: its owner takes snapshots.
+        """
+        return await compact(self._base, id, dry_run=dry_run)
 
+    async def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
+        """Compute the row of every run from its journal, tell where it differs from the stored one, and mend it.
 
-def moment_of(value: Duration | datetime | None, now: float, what: str) -> float | None:
-    """A moment, given as such or as a number of seconds from `now`."""
-    if value is None:
-        return None
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise UsageError(f"{what}={value!r} has no timezone; write datetime.now(UTC) + timedelta(...)")
-        return value.astimezone(UTC).timestamp()
-    return now + seconds(value, what)
+        Safe beside engines that are at work: rows are replaced only while the journal is still what they were computed
+        from. A journal that is damaged is told, and the others are rebuilt all the same.
+        """
+        return await self._rebuilder.rebuild(dry_run=dry_run)
+
+    async def export(self, id: str, *, redact: Sequence[str] = ()) -> bytes:
+        """A run as one file: its journal with its children, its large values, and which program wrote it.
+
+        `redact` takes values out: `$.card.number` of every value, `charge:0.$.pan` of an op, `$..pan` at any depth.
+        """
+        return await self._capsules.export(id, redact=redact)
+
+    async def import_run(self, data: bytes) -> RunView:
+        """Bring a run from a file into this store, to be read and replayed; nothing executes it.
+
+        A finished run is as it was, one that was not is parked here. A run that is here already is left as it is.
+        Raises InvalidCapsule, and changes nothing, when the file is not as it was written; AlreadyExists when its id
+        belongs to another run.
+        """
+        return await self._capsules.import_run(data)

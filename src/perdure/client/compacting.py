@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perdure.client.base import Connection
+from perdure.client.base import StoreClient
 from perdure.errors import UsageError
 from perdure.kernel.events import Batch, encode_events
 from perdure.kernel.snapshot import audited
@@ -23,29 +23,22 @@ class CompactReport:
     bytes_after: int
 
 
-class Compacting(Connection):
-    """Compacts journals."""
-
-    async def compact(self, id: str, *, dry_run: bool = False) -> CompactReport:
-        """Leave out of a finished run's journal what its steps showed before they ended: chunks and progress.
-
-        Results, attempts and their errors, owners, signals and answers stay, and so do replay and audit. Events are
-        numbered anew. A run that is not finished needs none of it: its owner takes snapshots.
-        """
-        run, _ = await self._require(id)
-        root = run.root or run.run_id
-        row = run if not run.root else await self.store.runs.get(run.root)
-        if row is None or not row.status.finished:
-            raise UsageError(f"run {id!r} has not finished; compact it then. While it goes on, snapshots are taken")
-        batches = await self.store.journal.read(root)
-        kept = audited(batches)
-        before, after = _count(batches), _count(kept)
-        if not dry_run and after != before:
-            outcome = await self.store.journal.rewrite(root, before, kept)
-            # Nothing is appended to a finished run: somebody else has compacted it.
-            assert isinstance(outcome, Appended) or _count(await self.store.journal.read(root)) == after
-            self._states.forget(root)
-        return CompactReport(row.id, before, after, _size(batches), _size(kept))
+async def compact(base: StoreClient, id: str, *, dry_run: bool = False) -> CompactReport:
+    """Leave out of a finished run's journal what its steps emitted before they ended: chunks and progress."""
+    run, _ = await base.require(id)
+    root = run.root or run.run_id
+    row = run if not run.root else await base.store.runs.get(run.root)
+    if row is None or not row.status.finished:
+        raise UsageError(f"run {id!r} has not finished; compact it then. While it goes on, snapshots are taken")
+    batches = await base.store.journal.read(root)
+    kept = audited(batches)
+    before, after = _count(batches), _count(kept)
+    if not dry_run and after != before:
+        outcome = await base.store.journal.rewrite(root, before, kept)
+        # Nothing is appended to a finished run: somebody else has compacted it.
+        assert isinstance(outcome, Appended) or _count(await base.store.journal.read(root)) == after
+        base.states.forget(root)
+    return CompactReport(row.id, before, after, _size(batches), _size(kept))
 
 
 def _count(batches: Sequence[Batch]) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from perdure.client.handle import RunHandle
-from perdure.client.messages import Telling
+from perdure.client.base import StoreClient
+from perdure.client.gateway import RunGateway
+from perdure.client.handle import Handles, RunHandle
 from perdure.engine.outbox import create
 from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, PerdureError, UsageError
 from perdure.kernel.events import Batch, RunStarted, RunStatus
@@ -19,18 +19,16 @@ from perdure.kernel.history.capsule import blobs_of
 from perdure.kernel.history.fork import Point, Value
 from perdure.kernel.history.retry_points import retried, withdrawals
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
-from perdure.kernel.ids import run_id as make_run_id
-from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow, child_path
-
-if TYPE_CHECKING:
-    from perdure.client.client import Client
 
 _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
 
 
-class Forking(Telling):
+class Forks:
     """Makes new runs of the past of others. The others stay as they are."""
+
+    def __init__(self, base: StoreClient, gateway: RunGateway, handles: Handles) -> None:
+        self._base, self._gateway, self._handles = base, gateway, handles
 
     async def fork(
         self,
@@ -49,7 +47,7 @@ class Forking(Telling):
         `set` gives ops another outcome, by op path; `inputs` the workflow other arguments, by name; `state` publishes
         other values than set_state() did. Raises ForkRefused when the code would not have done what is kept.
         """
-        run, batches = await self._origin(id)
+        run, batches = await self.origin(id)
         values = await self._values(set or {})
         if at is not None:
             point = forks.before(batches, _place(at))
@@ -68,7 +66,7 @@ class Forking(Telling):
         `step` is an op path such as `process:2` or `rag:1/generate:0`; `inputs` are arguments by name, and those that
         are not given stay as they were. A child takes them too.
         """
-        run, batches = await self._origin(id)
+        run, batches = await self.origin(id)
         op = forks.find(forks.ops(batches), check_text(step, "step"))
         if inputs and op.kind not in ("step", "child"):
             raise UsageError(f"{op.path} is a {op.kind} and takes no arguments; fork with set= gives it a value")
@@ -81,20 +79,20 @@ class Forking(Telling):
         It goes on under the same id as a new incarnation. What failed is tried again under its whole policy, and under
         the same idempotency key. Raises CannotRetry, before anything is run, where it would get no further.
         """
-        run, batches = await self._origin(id)
+        run, batches = await self.origin(id)
         if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
             raise CannotRetry(run.id, run.status, _HINTS.get(run.status, "wait for its end, or fork it"))
-        now = self.clock.now()
+        now = self._base.clock.now()
         started = forks.beginning(
             batches, run.run_id, now, incarnation=run.incarnation + 1, keys=forks.started_of(batches).keys or run.run_id
         )
-        run_id = self._fork_id(now)
+        run_id = self._base.new_run_id(now)
         past = await self._retried(run.id, run_id, batches, started, now)
         if await self._create(run_id, past):
-            self._take_up(run_id, started)
+            self._gateway.created(run_id, started)
             return self._handle(run.id, run_id, started)
-        # Somebody else has retried it, or started another one under its id.
-        latest, _ = await self._require(run.id)
+        # Another caller has retried it, or started another run under its id.
+        latest, _ = await self._base.require(run.id)
         if latest.forked_from != run.run_id:
             raise AlreadyExists(run.id, latest.status, "retry")
         return self._handle(run.id, latest.run_id, started)
@@ -108,7 +106,7 @@ class Forking(Telling):
         for without in candidates:
             past = retried(batches, without, started, now)
             try:
-                if await self._rehearse(id, run_id, past):
+                if await self._gateway.check_replay(id, run_id, past):
                     return past
             except CannotRetry as error:
                 refused = refused or error
@@ -120,14 +118,15 @@ class Forking(Telling):
 
     # --- in common ------------------------------------------------------------------------------------------------
 
-    async def _origin(self, id: str) -> tuple[RunRow, Sequence[Batch]]:
-        run, _ = await self._require(id)
+    async def origin(self, id: str) -> tuple[RunRow, Sequence[Batch]]:
+        """A run whose past others may begin with, and its journal."""
+        run, _ = await self._base.require(id)
         if run.root:
             path = child_path(run)
             raise UsageError(f"{id!r} is a child; name the run at the top, {run.root}, and the op in it, {path}/...")
         if run.program.startswith(BUILT_IN):
             raise UsageError(f"{id!r} is a run of {run.program}, which is perdure's own and cannot be forked")
-        return run, await self.store.journal.read(run.run_id)
+        return run, await self._base.store.journal.read(run.run_id)
 
     async def _fork(
         self,
@@ -138,67 +137,53 @@ class Forking(Telling):
         changes: Mapping[str, Any],
         **edits: Any,
     ) -> RunHandle[Any]:
-        now = self.clock.now()
-        run_id = self._fork_id(now)
+        now = self._base.clock.now()
+        run_id = self._base.new_run_id(now)
         id = run_id if new_id is None else check_id(new_id)
         started = forks.beginning(batches, run.run_id, now, id=id, **changes)
         past = forks.fork(batches, point, started, now, **edits)
-        await self._rehearse(run.id, run_id, past)
+        await self._gateway.check_replay(run.id, run_id, past)
         if not await self._create(run_id, past):
-            existing, _ = await self._require(id)
+            existing, _ = await self._base.require(id)
             raise AlreadyExists(id, existing.status, "fork")
-        self._take_up(run_id, started)
+        self._gateway.created(run_id, started)
         return self._handle(id, run_id, started)
 
     async def _create(self, run_id: str, past: Sequence[Batch]) -> bool:
         """Put a run with a past into the store; False when its id is not free."""
         for blob in blobs_of(list(past)):
             # Put again, so that it stays even if the run that it comes from is pruned at this moment.
-            data = await self.store.blobs.get(blob)
+            data = await self._base.store.blobs.get(blob)
             if data is None:
                 raise Corrupt(f"the blob {blob}", "it is missing", run_id)
-            await self.store.blobs.put(data)
-        return await self._append(create(run_id, past))
+            await self._base.store.blobs.put(data)
+        return await self._base.append(create(run_id, past))
 
     def _handle(self, id: str, run_id: str, started: RunStarted) -> RunHandle[Any]:
-        return RunHandle(cast("Client", self), id, run_id, self._program_of(started))
-
-    def _fork_id(self, now: float) -> str:
-        self._last_run_id = make_run_id(now, secrets.randbits(36), self._last_run_id)
-        return self._last_run_id
+        return self._handles.of(id, run_id, self._gateway.find_program(started.program, started.version))
 
     def _encoded(self, values: Mapping[str, Any]) -> dict[str, Raw]:
-        return {name: Raw(self.codec.encode(value, f"the value of {name!r}")) for name, value in values.items()}
+        return {name: Raw(self._base.codec.encode(value, f"the value of {name!r}")) for name, value in values.items()}
 
     async def _values(self, edited: Mapping[str, Any]) -> dict[str, Value]:
         values = {}
         for path, value in edited.items():
-            data, what = self.codec.encode(value, f"the value of {path}"), f"the value of {path}"
-            inline = self.payloads.fits_inline(len(data), what)
-            values[path] = Value(Raw(data), "" if inline else await self.payloads.offload(data, what))
+            data, what = self._base.codec.encode(value, f"the value of {path}"), f"the value of {path}"
+            inline = self._base.payloads.fits_inline(len(data), what)
+            values[path] = Value(Raw(data), "" if inline else await self._base.payloads.offload(data, what))
         return values
 
     async def _input(self, run: RunRow, batches: Sequence[Batch], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The input of the run with some arguments changed."""
-        arguments = _arguments.decode((await self.payloads.with_input(batches)).input)
+        arguments = _arguments.decode((await self._base.payloads.with_input(batches)).input)
         if isinstance(arguments, list):
             raise UsageError(
                 f"run {run.id!r} was started with arguments by position, so they cannot be changed by name"
             )
         data, what = msgspec.json.encode({**arguments, **self._encoded(inputs)}), f"the input of {run.program}"
-        if self.payloads.fits_inline(len(data), what):
+        if self._base.payloads.fits_inline(len(data), what):
             return {"input": Raw(data), "input_blob": ""}
-        return {"input": Raw(b"null"), "input_blob": await self.payloads.offload(data, what)}
-
-    async def _rehearse(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
-        """Raise ForkRefused when the code would not have done what is kept. False: there is no code here to ask."""
-        return False
-
-    def _take_up(self, run_id: str, started: RunStarted) -> None:
-        """A run is in the store: any engine may take it up."""
-
-    def _program_of(self, started: RunStarted) -> Program | None:
-        return None
+        return {"input": Raw(b"null"), "input_blob": await self._base.payloads.offload(data, what)}
 
 
 _HINTS = {

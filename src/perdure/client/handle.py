@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, get_args
 
+from perdure.client.base import StoreClient
+from perdure.client.gateway import RunGateway
+from perdure.client.messages import Messages
+from perdure.client.queries import Queries
 from perdure.client.resting import Answers, Rest, Until
 from perdure.client.views import Chunk, RunResult
 from perdure.errors import NoSuchRun, RunCancelled, RunFailed, RunParked, StepError, UsageError
@@ -16,11 +21,22 @@ from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.failures import add_note, rebuild
 
-if TYPE_CHECKING:
-    from perdure.client.client import Client
-
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """Makes handles of runs, and is what they reach their runs by."""
+
+    base: StoreClient
+    gateway: RunGateway
+    queries: Queries
+    messages: Messages
+
+    def of(self, id: str, run_id: str, program: Program | None) -> RunHandle[Any]:
+        """A handle of one run; without a run_id, of the latest run under the id."""
+        return RunHandle(self, id, run_id, program)
 
 
 class RunHandle(Generic[R]):
@@ -29,8 +45,8 @@ class RunHandle(Generic[R]):
     A run that was started under the same id later, because it had failed or was to be replaced, is another one.
     """
 
-    def __init__(self, client: Client, id: str, run_id: str, program: Program | None) -> None:
-        self._client = client
+    def __init__(self, by: Handles, id: str, run_id: str, program: Program | None) -> None:
+        self._by = by
         self._program = program
         self.id = id
         # Empty: whichever run is the latest under the id when something is asked of it.
@@ -75,8 +91,8 @@ class RunHandle(Generic[R]):
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
         async with asyncio.timeout(timeout):
             if until == "rest" or answers:
-                found = await self._latest() if self._run_id else (await self._client._require(self.id))[0]
-                resting = await Rest(self._client, answers or {}, by).wait(found, until)
+                found = await self._latest() if self._run_id else (await self._by.base.require(self.id))[0]
+                resting = await Rest(self._by.base, self._by.messages, answers or {}, by).wait(found, until)
                 if resting is not None:
                     return resting
             return await self._end()
@@ -84,26 +100,26 @@ class RunHandle(Generic[R]):
     async def _end(self) -> RunResult[R]:
         program, run_id = self._program, self._run_id
         if not run_id:
-            found, _ = await self._client._require(self.id)
+            found, _ = await self._by.base.require(self.id)
             run_id = found.run_id
             program = self._checked_program(found.program)
         row = await self._ended(run_id)
         while row.continued_as:
             row = await self._ended(row.continued_as)
-        return await run_result(self._client, row, program, self.id, run_id)
+        return await run_result(self._by.base, row, program, self.id, run_id)
 
     async def _ended(self, run_id: str) -> RunRow:
         try:
-            return await self._client.watch.ended(run_id)
+            return await self._by.base.watch.ended(run_id)
         except NoSuchRun:
             if not self._run_id:
                 raise
-            return await self._client.watch.ended((await self._latest()).run_id)
+            return await self._by.base.watch.ended((await self._latest()).run_id)
 
     def _checked_program(self, name: str) -> Program | None:
         """The program whose types the result has: the one that was given, or the one that is known here."""
         if self._program is None:
-            return self._client._known(name)
+            return self._by.gateway.find_program(name)
         if self._program.name != name:
             raise UsageError(
                 f"{self.id!r} is a run of {name!r} and not of {self._program.name!r}; give handle() the workflow that "
@@ -113,14 +129,14 @@ class RunHandle(Generic[R]):
 
     async def status(self) -> RunStatus:
         """Where the run stands."""
-        self._client._check_open()
+        self._by.base.check_open()
         if not self._run_id:
-            return (await self._client._require(self.id))[0].status
+            return (await self._by.base.require(self.id))[0].status
         return (await self._latest()).status
 
     async def _latest(self) -> RunRow:
         """The run that was started, or the one that it has gone on as."""
-        runs = self._client.store.runs
+        runs = self._by.base.store.runs
         row = await runs.get(self._current) or await self._beyond_pruned()
         while row.continued_as:
             row = await runs.get(row.continued_as) or await self._beyond_pruned()
@@ -129,9 +145,9 @@ class RunHandle(Generic[R]):
 
     async def _beyond_pruned(self) -> RunRow:
         """The latest run under the id, where runs on the way to it were pruned; it has to be one that went on."""
-        found = await self._client.store.runs.find(self.id)
+        found = await self._by.base.store.runs.find(self.id)
         if found is not None:
-            batches = await self._client.store.journal.read(found[0].run_id, 0, 1)
+            batches = await self._by.base.store.journal.read(found[0].run_id, 0, 1)
             started = batches[0].events[0] if batches else None
             if isinstance(started, RunStarted) and started.continued_from:
                 return found[0]
@@ -157,13 +173,13 @@ class RunHandle(Generic[R]):
 
     async def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask the run to end."""
-        return await self._tell(lambda run: self._client.cancel(run, reason))
+        return await self._tell(lambda run: self._by.messages.cancel(run, reason))
 
     async def signal(
         self, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
-        return await self._tell(lambda run: self._client.signal(run, name, payload, signal_id))
+        return await self._tell(lambda run: self._by.messages.signal(run, name, payload, signal_id))
 
     async def feed(
         self, input: Any, input_id: str | None = None, name: str = INPUT
@@ -175,21 +191,21 @@ class RunHandle(Generic[R]):
         self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Answer an open approval of the run."""
-        return await self._tell(lambda run: self._client.approve(run, name, payload, approval_id, by))
+        return await self._tell(lambda run: self._by.messages.approve(run, name, payload, approval_id, by))
 
     async def reject(
         self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Say no to an open approval of the run."""
-        return await self._tell(lambda run: self._client.reject(run, name, reason, approval_id, by))
+        return await self._tell(lambda run: self._by.messages.reject(run, name, reason, approval_id, by))
 
     async def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """What a step of the run, or all of them, show before they end; see `Client.stream`."""
-        self._client._check_open()
-        run = await self._client.store.runs.get(self._run_id) if self._run_id else None
+        self._by.base.check_open()
+        run = await self._by.base.store.runs.get(self._run_id) if self._run_id else None
         if run is None:
-            run, _ = await self._client._require(self.id)
-        async for chunk in self._client._stream(run, step, start, goes_on=True):
+            run, _ = await self._by.base.require(self.id)
+        async for chunk in self._by.queries.stream_run(run, step, start, goes_on=True):
             yield chunk
 
     def __await__(self) -> Generator[Any, None, R]:
@@ -199,12 +215,12 @@ class RunHandle(Generic[R]):
         return f"<run {self.id!r}>"
 
 
-async def run_result(client: Client, row: RunRow, program: Program | None, id: str, run_id: str) -> RunResult[Any]:
+async def run_result(base: StoreClient, row: RunRow, program: Program | None, id: str, run_id: str) -> RunResult[Any]:
     """How a run ended, as its row tells it: values by the types of its program, exceptions as they were raised."""
     if row.status in (RunStatus.COMPLETED, RunStatus.BAILED):
-        output = await client.payloads.load(row.output_blob, row.output)
+        output = await base.payloads.load(row.output_blob, row.output)
         returns = program.returns if program is not None and row.status is RunStatus.COMPLETED else Any
-        value = client.codec.decode(output, returns, f"the result of run {id!r}")
+        value = base.codec.decode(output, returns, f"the result of run {id!r}")
         return RunResult(id, run_id, row.status, value, program=row.program, tags=dict(row.tags))
     error: BaseException
     if row.status is RunStatus.CANCELLED:
@@ -213,7 +229,7 @@ async def run_result(client: Client, row: RunRow, program: Program | None, id: s
         error = RunParked(id, row.reason)
     else:
         assert row.error is not None
-        error = rebuild(row.error, client.codec, program.errors if program is not None else {})
+        error = rebuild(row.error, base.codec, program.errors if program is not None else {})
         if isinstance(error, StepError):
             traceback = row.error.traceback or error.traceback
             failed = RunFailed(id, error.type, error.message, traceback, error.attributes)

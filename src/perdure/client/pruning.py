@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from perdure.client.base import StoreClient
 from perdure.client.capsules import Capsules
 from perdure.errors import PerdureError, UsageError
 from perdure.kernel.events import FINISHED, RunStatus
@@ -54,8 +55,11 @@ class PruneReport:
     dry_run: bool = False
 
 
-class Pruning(Capsules):
+class Pruner:
     """Prunes runs."""
+
+    def __init__(self, base: StoreClient, capsules: Capsules) -> None:
+        self._base, self._capsules = base, capsules
 
     async def prune(
         self,
@@ -74,14 +78,14 @@ class Pruning(Capsules):
         with `blobs.put` stays. Works in small commits beside engines that are at work; when it is broken off, what is
         left is pruned next time.
         """
-        self._check_open()
-        before = self.clock.now() - seconds(older_than, "older_than")
+        self._base.check_open()
+        before = self._base.clock.now() - seconds(older_than, "older_than")
         wanted, age = ended_statuses(statuses), seconds(grace, "grace")
         folder = None if archive is None or dry_run else _folder(archive)
         runs = size = archived = 0
         kept: list[KeptRun] = []
         cursor = ""
-        while page := await self.store.upkeep.ended(before, wanted, BATCH, cursor):
+        while page := await self._base.store.upkeep.ended(before, wanted, BATCH, cursor):
             cursor = page[-1].run_id
             for some in _portions(page):
                 going = some if folder is None else await self._archived(some, folder, kept)
@@ -97,7 +101,7 @@ class Pruning(Capsules):
         done = []
         for run in runs:
             try:
-                data = encode_capsule(await self._capsule(run.run_id))
+                data = encode_capsule(await self._capsules.capsule(run.run_id))
                 await asyncio.to_thread(_write, os.path.join(folder, archive_name(run)), data)
                 done.append(run)
             except (PerdureError, OSError) as error:
@@ -105,22 +109,22 @@ class Pruning(Capsules):
         return done
 
     async def _removed(self, runs: Sequence[Ended], kept: list[KeptRun]) -> list[Ended]:
-        gone = set(await self.store.upkeep.remove([run.run_id for run in runs])) if runs else set()
+        gone = set(await self._base.store.upkeep.remove([run.run_id for run in runs])) if runs else set()
         for run in runs:
-            self._states.forget(run.run_id)
+            self._base.states.forget(run.run_id)
             # One that is not there any more was removed by somebody else who prunes.
-            if run.run_id not in gone and await self.store.journal.head(run.run_id) is not None:
+            if run.run_id not in gone and await self._base.store.journal.head(run.run_id) is not None:
                 why = f"an earlier run under the id {run.id!r} stays, and would become its latest"
                 kept.append(KeptRun(run.id, run.run_id, why))
         return [run for run in runs if run.run_id in gone]
 
     async def _collected(self, age: float, dry_run: bool) -> tuple[int, int]:
         if dry_run:
-            found = await self.store.upkeep.collect(age, 1_000_000, dry_run=True)
+            found = await self._base.store.upkeep.collect(age, 1_000_000, dry_run=True)
             return found.blobs, found.bytes
         blobs = size = 0
         while True:
-            found = await self.store.upkeep.collect(age, BLOBS)
+            found = await self._base.store.upkeep.collect(age, BLOBS)
             blobs, size = blobs + found.blobs, size + found.bytes
             if found.blobs < BLOBS:
                 return blobs, size

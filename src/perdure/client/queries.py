@@ -1,15 +1,16 @@
-"""What callers ask about runs."""
+"""What callers read of runs: views, lists, steps, journals, streams."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from msgspec.structs import replace
 
-from perdure.client.base import Connection
+from perdure.client.base import StoreClient
+from perdure.client.gateway import RunGateway
 from perdure.client.views import (
     ApprovalView,
     Chunk,
@@ -28,7 +29,7 @@ from perdure.client.views import (
     step_view,
 )
 from perdure.client.why import Why, World, alive, ended, explain, unread
-from perdure.errors import Corrupt, UsageError
+from perdure.errors import Corrupt, NotDecodable, UsageError
 from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, Entry, RunFinished, RunStatus, entries
 from perdure.kernel.ids import check_cursor, flaw_of
 from perdure.kernel.policies.lock_keys import lease_key
@@ -43,7 +44,7 @@ from perdure.kernel.values.arguments import by_name
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import RunFilter
 
-# How many events of a journal are read at a time by whoever follows it.
+# How many events of a journal a follower reads at a time.
 PAGE = 1000
 # How many events are replayed without being asked, to tell the arguments of steps: the engine stands still meanwhile.
 REPLAYED = 2000
@@ -59,84 +60,70 @@ MAX_ASKED = 10_000
 FAR = 2**53
 
 
-class Asking(Connection):
+class RunFilters(TypedDict, total=False):
+    """Which runs: those that `list()` gives for the same filters, or those of these `ids`."""
+
+    ids: Iterable[str]
+    status: RunStatus | str | Sequence[RunStatus | str] | None
+    program: str | None
+    tags: dict[str, str] | None
+    since: datetime | None
+    until: datetime | None
+    owner: str | None
+    parent: str | None
+    root: str | None
+    queue: str | None
+    id_prefix: str | None
+
+
+class Queries:
     """Reads runs, their steps and their journals."""
+
+    def __init__(self, base: StoreClient, gateway: RunGateway) -> None:
+        self._base, self._gateway = base, gateway
 
     async def get(self, id: str) -> RunView | None:
         """The latest run under an id, or None."""
-        found = await self._find(id)
+        found = await self._base.find(id)
         if found is None:
             return None
         run, head = found
-        state = fold(run.root or run.run_id, await self.store.journal.read(run.root or run.run_id))
+        state = fold(run.root or run.run_id, await self._base.store.journal.read(run.root or run.run_id))
         return run_view(await self._load(run), head, state)
 
-    async def list(
-        self,
-        *,
-        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
-        program: str | None = None,
-        tags: dict[str, str] | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        owner: str | None = None,
-        parent: str | None = None,
-        root: str | None = None,
-        queue: str | None = None,
-        id_prefix: str | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> RunPage:
-        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one.
-
-        Created from `since` on and before `until`. `parent` and `root` are ids or run_ids, and a run without a parent
-        is its own root. `owner` is an orchestrator, which owns roots. `id_prefix` is no pattern.
-        """
-        self._check_open()
+    async def list(self, filters: RunFilters, limit: int, cursor: str | None) -> RunPage:
+        """The runs that match, newest first, a page at a time."""
+        self._base.check_open()
         limit = _whole(limit, "list(limit", 1, "ask for at least one run, such as limit=100")
         _ = check_cursor(cursor, "list")
-        filter = await self._run_filter(
-            "list", status, program, tags, since, until, owner, parent, root, queue, id_prefix
-        )
+        filter = await self.filter("list", filters)
         # One more than asked for tells whether there is another page.
-        found = await self.store.runs.list(replace(filter, limit=limit + 1, cursor=cursor))
+        found = await self._base.store.runs.list(replace(filter, limit=limit + 1, cursor=cursor))
         page = RunPage([run_summary(await self._load_or_say(run), head) for run, head in found[:limit]])
         page.cursor = page[-1].run_id if len(found) > limit else None
         return page
 
-    async def _run_filter(
-        self,
-        call: str,
-        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
-        program: str | None = None,
-        tags: dict[str, str] | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        owner: str | None = None,
-        parent: str | None = None,
-        root: str | None = None,
-        queue: str | None = None,
-        id_prefix: str | None = None,
-    ) -> RunFilter:
-        """What callers say about runs, checked."""
+    async def filter(self, call: str, given: RunFilters) -> RunFilter:
+        """The filters of a call, checked."""
+        status, program = given.get("status"), given.get("program")
         wanted = [*(status or ())] if isinstance(status, Iterable) and not isinstance(status, str) else [status]
         return RunFilter(
             status=[_status(s) for s in wanted if s is not None],
             program=_named(program, f"{call}(program", "the name of a workflow"),
-            tags=checked_tags(tags),
-            since=_timestamp(since, f"{call}(since"),
-            until=_timestamp(until, f"{call}(until"),
-            owner=_named(owner, f"{call}(owner", "the name of an orchestrator"),
-            parent=await self._run_id_of(parent, f"{call}(parent"),
-            root=await self._run_id_of(root, f"{call}(root"),
-            queue=_named(queue, f"{call}(queue", "the name of a queue"),
-            id_prefix=_prefix(id_prefix, f"{call}(id_prefix"),
+            tags=checked_tags(given.get("tags")),
+            since=_timestamp(given.get("since"), f"{call}(since"),
+            until=_timestamp(given.get("until"), f"{call}(until"),
+            owner=_named(given.get("owner"), f"{call}(owner", "the name of an orchestrator"),
+            parent=await self._run_id_of(given.get("parent"), f"{call}(parent"),
+            root=await self._run_id_of(given.get("root"), f"{call}(root"),
+            queue=_named(given.get("queue"), f"{call}(queue", "the name of a queue"),
+            id_prefix=_prefix(given.get("id_prefix"), f"{call}(id_prefix"),
             built_in=program is not None,
         )
 
     async def why(self, id: str) -> Why | None:
         """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
-        run, head = await self._require(id)
+        run, head = await self._base.require(id)
         summary = run_summary(Loaded(run), head)
         return (await self._reasons([summary], None)).get(run.run_id)
 
@@ -145,7 +132,7 @@ class Asking(Connection):
 
         Reads the journals of those that have not ended, at most some megabytes of them.
         """
-        self._check_open()
+        self._base.check_open()
         return await self._reasons(runs, JOURNALS_READ)
 
     async def _reasons(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, Why]:
@@ -178,7 +165,7 @@ class Asking(Connection):
             if budget is None or spent <= budget:
                 wanted.append(root)
         states: dict[str, RunState | Exception] = {}
-        for root, batches in (await self.store.journal.read_many(wanted)).items():
+        for root, batches in (await self._base.store.journal.read_many(wanted)).items():
             try:
                 states[root] = batches if isinstance(batches, Exception) else fold(root, batches)
             except (LookupError, AssertionError, msgspec.MsgspecError) as error:
@@ -187,17 +174,17 @@ class Asking(Connection):
 
     async def _world(self, runs: Sequence[RunSummary], states: Sequence[RunState]) -> World:
         """What there is beside these runs: one question for each kind that is needed."""
-        now = self.clock.now()
+        now = self._base.clock.now()
         queues = {run.queue for run in runs if run.queue and run.status is RunStatus.QUEUED}
         queued = {}
         for queue in queues:
             filter = RunFilter(status=[RunStatus.QUEUED], queue=queue, limit=QUEUED_READ)
-            queued[queue] = [row for row, _ in await self.store.runs.list(filter)]
-        stats = await self.store.queues.stats() if queues else ()
+            queued[queue] = [row for row, _ in await self._base.store.runs.list(filter)]
+        stats = await self._base.store.queues.stats() if queues else ()
         return World(
             now=now,
-            orchestrators=alive(await self._leases.live(ORCHESTRATOR, now)),
-            registered=registrations(await self._leases.live(REGISTRATION, now)),
+            orchestrators=alive(await self._base.leases.live(ORCHESTRATOR, now)),
+            registered=registrations(await self._base.leases.live(REGISTRATION, now)),
             holders=await self._holders({lock.key for state in states for lock in state.lock_waits.values()}),
             queued=queued,
             under_way={one.queue: one.running for one in stats},
@@ -205,7 +192,7 @@ class Asking(Connection):
 
     async def _holders(self, keys: set[str]) -> dict[str, str]:
         """Who holds these locks, as people know them, by the keys of their leases."""
-        held = [lock for lock in await self.locks.list() if lock.key in keys] if keys else []
+        held = [lock for lock in await self._base.locks.list() if lock.key in keys] if keys else []
         return {lease_key(lock.key): f"run {lock.id}" if lock.id else lock.owner for lock in held}
 
     async def _run_id_of(self, id: str | None, what: str) -> str | None:
@@ -214,24 +201,27 @@ class Asking(Connection):
             return None
         if not isinstance(id, str):
             raise UsageError(f"{what}={id!r}): give the id of a run")
-        found = await self._find(id)
+        found = await self._base.find(id)
         return id if found is None else found[0].run_id
 
     async def queues(self) -> Sequence[QueueView]:
         """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
-        self._check_open()
-        known = dict(self._queues)
-        views = [queue_view(s, known.pop(s.queue, None), self.clock.now()) for s in await self.store.queues.stats()]
+        self._base.check_open()
+        known = dict(self._base.queues)
+        views = [
+            queue_view(s, known.pop(s.queue, None), self._base.clock.now())
+            for s in await self._base.store.queues.stats()
+        ]
         views += [QueueView(name, 0, 0, limits=limits) for name, limits in known.items()]
         return sorted(views, key=lambda view: view.name)
 
     async def orchestrators(self) -> Sequence[OrchestratorView]:
         """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
-        self._check_open()
-        now = self.clock.now()
-        live = await self._leases.live(ORCHESTRATOR, now)
-        said = registrations(await self._leases.live(REGISTRATION, now))
-        return orchestrator_views(live, await self.store.upkeep.loads(), said)
+        self._base.check_open()
+        now = self._base.clock.now()
+        live = await self._base.leases.live(ORCHESTRATOR, now)
+        said = registrations(await self._base.leases.live(REGISTRATION, now))
+        return orchestrator_views(live, await self._base.store.upkeep.loads(), said)
 
     async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
         """The steps of a run and of its children with their attempts, in the order they began.
@@ -239,19 +229,23 @@ class Asking(Connection):
         `inputs`: whether an Engine that has the code replays the run to tell the arguments of its steps. Without it, it
         does unless the journal is long.
         """
-        run, _ = await self._require(id)
-        root = await self.store.runs.get(run.root) if run.root else run
+        run, _ = await self._base.require(id)
+        root = await self._base.store.runs.get(run.root) if run.root else run
         lives = run.status.finished or (root is not None and await self._lives(root.owner))
-        batches = await self.store.journal.read(run.root or run.run_id)
+        batches = await self._base.store.journal.read(run.root or run.run_id)
         try:
             records = steps_of(batches)
             if run.root:
                 records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
-            told = await self._arguments(run, batches) if inputs or (inputs is None and _is_short(batches)) else {}
+            told = (
+                await self._gateway.step_arguments(run, batches)
+                if inputs or (inputs is None and _is_short(batches))
+                else {}
+            )
             return [
                 step_view(
                     record,
-                    await self.payloads.load(record.output_blob, record.output),
+                    await self._base.payloads.load(record.output_blob, record.output),
                     lives or record.remote,
                     told[record.path] if record.path in told else await self._recorded(record),
                 )
@@ -261,26 +255,22 @@ class Asking(Connection):
             reason = f"it is none that an engine could have written ({type(error).__name__}: {error})"
             raise Corrupt(f"the journal of run {run.id!r}", reason, run.root or run.run_id) from error
 
-    async def _arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
-        """The arguments of steps by op path, where the code is at hand to tell them."""
-        return {}
-
     async def _recorded(self, record: StepRecord) -> dict[str, Any] | None:
         if not record.names and not record.input_blob and record.input == NULL:
             return None
-        return by_name(record.names, await self.payloads.load(record.input_blob, record.input))
+        return by_name(record.names, await self._base.payloads.load(record.input_blob, record.input))
 
     async def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
     ) -> Sequence[ApprovalView]:
         """Every open approval of all runs, the oldest first; of one `name`, or those that `approver` may answer now."""
-        self._check_open()
+        self._base.check_open()
         found: list[ApprovalView] = []
-        now, cursor = self.clock.now(), None
+        now, cursor = self._base.clock.now(), None
         while True:
             filter = RunFilter(program=program, cursor=cursor, limit=ASKING_PAGE, asking=True)
-            page = [row for row, _ in await self.store.runs.list(filter)]
-            journals = await self.store.journal.read_many([row.run_id for row in page]) if page else {}
+            page = [row for row, _ in await self._base.store.runs.list(filter)]
+            journals = await self._base.store.journal.read_many([row.run_id for row in page]) if page else {}
             for row in page:
                 batches = journals.get(row.run_id, [])
                 # A journal that cannot be read hides its own questions and no others; `doctor` tells of it.
@@ -295,20 +285,20 @@ class Asking(Connection):
     async def _lives(self, owner: str | None) -> bool:
         if owner is None:
             return False
-        return await self._leases.get(ORCHESTRATOR + owner, self.clock.now()) is not None
+        return await self._base.leases.get(ORCHESTRATOR + owner, self._base.clock.now()) is not None
 
     async def get_checkpoint(self, id: str) -> int | None:
         """The number before which a run need not be replayed from its events: a snapshot stands for them. Or None."""
-        run, _ = await self._require(id)
-        taken = newest(await self.store.journal.read(run.root or run.run_id))
+        run, _ = await self._base.require(id)
+        taken = newest(await self._base.store.journal.read(run.root or run.run_id))
         return None if taken is None else taken.seq
 
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
         """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
         start = _whole(start, "journal(start", 0, "events are numbered from 0")
-        run, _ = await self._require(id)
+        run, _ = await self._base.require(id)
         root = run.root or run.run_id
-        return _of(run, entries(root, await self.store.journal.read(root, start), start, run.run_id))
+        return _of(run, entries(root, await self._base.store.journal.read(root, start), start, run.run_id))
 
     async def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
         """The events of a run from number `start` on, as they come, until it ends.
@@ -317,7 +307,7 @@ class Asking(Connection):
         and have its `run_id`. A run_id means that one run.
         """
         start = _whole(start, "follow(start", 0, "events are numbered from 0")
-        run, _ = await self._require(id)
+        run, _ = await self._base.require(id)
         following: RunRow | None = run
         while following is not None:
             async for entry in self._follow_one(following, start):
@@ -326,10 +316,10 @@ class Asking(Connection):
 
     async def _follow_one(self, run: RunRow, start: int) -> AsyncIterator[Entry]:
         root = run.root or run.run_id
-        with self._news.follow(root) as news:
+        with self._base.news.follow(root) as news:
             over = False
             while True:
-                found = entries(root, await self.store.journal.read(root, start, PAGE), start, run.run_id)
+                found = entries(root, await self._base.store.journal.read(root, start, PAGE), start, run.run_id)
                 for entry in _of(run, found):
                     yield entry
                     if isinstance(entry.event, RunFinished) or _ends(run, entry):
@@ -339,7 +329,7 @@ class Asking(Connection):
                     continue
                 if over:
                     return
-                row = await self.store.runs.get(run.run_id)
+                row = await self._base.store.runs.get(run.run_id)
                 # The end may lie before `start`, or have come since the journal was read.
                 over = row is None or row.status.finished
                 if not over and not await news.beyond(start):
@@ -347,8 +337,8 @@ class Asking(Connection):
 
     async def _continuation(self, run_id: str) -> RunRow | None:
         """The run that another one goes on as; None when it does not, or not yet."""
-        run = await self.store.runs.get(run_id)
-        return await self.store.runs.get(run.continued_as) if run is not None and run.continued_as else None
+        run = await self._base.store.runs.get(run_id)
+        return await self._base.store.runs.get(run.continued_as) if run is not None and run.continued_as else None
 
     async def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """What a step shows before it ends, from number `start` on and as it comes; it ends with the step.
@@ -357,11 +347,12 @@ class Asking(Connection):
         all steps of the run and of its children, until it ends. By id, a run that goes on by `continue_as` has not
         ended: what the next one shows follows, and the numbers go on. A run_id means that one run.
         """
-        run, _ = await self._require(id)
-        async for chunk in self._stream(run, step, start, goes_on=run.id == id):
+        run, _ = await self._base.require(id)
+        async for chunk in self.stream_run(run, step, start, goes_on=run.id == id):
             yield chunk
 
-    async def _stream(self, run: RunRow, step: str | None, start: int, *, goes_on: bool) -> AsyncIterator[Chunk]:
+    async def stream_run(self, run: RunRow, step: str | None, start: int, *, goes_on: bool) -> AsyncIterator[Chunk]:
+        """As `stream`, of one run and, if it `goes_on`, of those that it continues as."""
         start = _whole(start, "stream(start", 0, "chunks are numbered from 0")
         streaming: RunRow | None = run
         begun: list[str] = []
@@ -369,9 +360,9 @@ class Asking(Connection):
         while streaming is not None:
             root = streaming.root or streaming.run_id
             reading = Reading(step, start, child_path(streaming), index)
-            with self._news.follow(root) as news:
+            with self._base.news.follow(root) as news:
                 while not reading.ended:
-                    batches = await self.store.journal.read(root, reading.next_seq, PAGE)
+                    batches = await self._base.store.journal.read(root, reading.next_seq, PAGE)
                     for c in reading.feed(batches):
                         yield Chunk(c.index, c.path, msgspec.json.decode(c.value), c.attempt, c.restart)
                     if not batches and not await news.beyond(reading.next_seq):
@@ -383,6 +374,31 @@ class Asking(Connection):
         if step is not None:
             names = ", ".join(dict.fromkeys(begun[:10])) or "none"
             raise UsageError(f"run {run.id!r} ended without a step {step!r}; its steps: {names}")
+
+    # --- the values of a run --------------------------------------------------------------------------------------
+
+    async def _load_or_say(self, run: RunRow) -> Loaded:
+        """As `_load`; a run whose values cannot be read is listed without them, and with the reason."""
+        try:
+            return await self._load(run)
+        except Corrupt as damage:
+            return Loaded(replace(run, reason=str(damage)))
+
+    async def _load(self, run: RunRow) -> Loaded:
+        input = await self._base.payloads.load(run.input_blob, run.input)
+        output = await self._base.payloads.load(run.output_blob, run.output)
+        return Loaded(run, msgspec.json.decode(input), self._output(run, output))
+
+    def _output(self, run: RunRow, output: msgspec.Raw) -> Any:
+        """What a run returned, as its program says where that is known, and as plain JSON where it is not."""
+        completed = run.status is RunStatus.COMPLETED
+        program = self._gateway.find_program(run.program, run.version) if completed else None
+        if program is not None:
+            try:
+                return self._base.codec.decode(output, program.returns, f"the result of run {run.id!r}")
+            except NotDecodable:
+                pass  # the type has changed since; the value is shown all the same
+        return msgspec.json.decode(output)
 
 
 def _is_short(batches: Sequence[Batch]) -> bool:

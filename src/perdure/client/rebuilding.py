@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from perdure.client.base import Connection
+from perdure.client.base import StoreClient
 from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.events import Batch
 from perdure.kernel.projection import RunRow, child_rows, row
@@ -56,8 +56,11 @@ class RebuildReport:
     dry_run: bool = False
 
 
-class Rebuilding(Connection):
+class Rebuilder:
     """Rebuilds projections."""
+
+    def __init__(self, base: StoreClient) -> None:
+        self._base = base
 
     async def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
         """Compute the row of every run from its journal, tell where it differs from the stored one, and mend it.
@@ -65,13 +68,13 @@ class Rebuilding(Connection):
         Safe beside engines that are at work: rows are replaced only while the journal is still what they were computed
         from. A journal that is damaged is told, and the others are rebuilt all the same.
         """
-        self._check_open()
+        self._base.check_open()
         count = mended = 0
         report = RebuildReport(dry_run=dry_run)
         cursor = ""
-        while page := await self.store.upkeep.journals(cursor, PAGE):
+        while page := await self._base.store.upkeep.journals(cursor, PAGE):
             cursor, count = page[-1], count + len(page)
-            journals = await self.store.journal.read_many(page)
+            journals = await self._base.store.journal.read_many(page)
             for run_id in page:
                 try:
                     found = await self._rebuilt(run_id, journals.get(run_id, []), dry_run, report)
@@ -90,7 +93,7 @@ class Rebuilding(Connection):
             if isinstance(batches, Exception):
                 raise batches
             if not batches:
-                head = await self.store.journal.head(run_id)
+                head = await self._base.store.journal.head(run_id)
                 if head is None:
                     return []  # pruned meanwhile
                 raise Corrupt(f"the journal of run_id {run_id}", "it has a head and no entries", run_id)
@@ -100,18 +103,18 @@ class Rebuilding(Connection):
                 return []
             if dry_run:
                 # The row was read after the journal: if that has not grown since, the two belong together.
-                if (await self.store.journal.heads([run_id])).get(run_id) == next_seq:
+                if (await self._base.store.journal.heads([run_id])).get(run_id) == next_seq:
                     return found
-            elif await self.store.upkeep.reproject(run_id, next_seq, rows):
-                self._states.forget(run_id)
+            elif await self._base.store.upkeep.reproject(run_id, next_seq, rows):
+                self._base.states.forget(run_id)
                 return found
-            batches = await self.store.journal.read(run_id)
+            batches = await self._base.store.journal.read(run_id)
         report.busy.append(run_id)
         return []
 
     async def _differences(self, computed: RunRow) -> list[Difference]:
         try:
-            stored = await self.store.runs.get(computed.run_id)
+            stored = await self._base.store.runs.get(computed.run_id)
         except Corrupt as damage:
             return [Difference(computed.id, computed.run_id, "row", f"damaged: {damage.reason}", "present")]
         if stored is None:

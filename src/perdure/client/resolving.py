@@ -1,4 +1,4 @@
-"""Runs that stand still, and what a person lets become of them."""
+"""Parked runs, and what a person decides about them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from perdure.client.forking import Forking
+from perdure.client.base import StoreClient
+from perdure.client.forking import Forks
+from perdure.client.gateway import UNDECIDED, Decided, RunGateway, Undecided, decided
+from perdure.client.messages import Messages
 from perdure.engine.outbox import create, extend
 from perdure.errors import FailedByHand, ForkRefused, NoSuchRun, UsageError
 from perdure.kernel import inbound
@@ -22,8 +25,11 @@ from perdure.kernel.state import fold
 from perdure.kernel.values.failures import describe
 
 
-class Resolving(Forking):
+class Resolver:
     """Lets parked runs go on, or ends them."""
+
+    def __init__(self, base: StoreClient, gateway: RunGateway, messages: Messages, forks: Forks) -> None:
+        self._base, self._gateway, self._messages, self._forks = base, gateway, messages, forks
 
     async def resolve(
         self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
@@ -40,39 +46,41 @@ class Resolving(Forking):
         if before is not None:
             return await self._truncate(id, check_text(before, "before"), pin)
         why = check_text(fail, "the reason", MAX_REASON)
-        failure = None if fail is None else describe(FailedByHand(why or "no reason was given"), self.codec)
-        verdict: Accepted | NotFound | Finished
-        verdict = await self._tell(id, lambda state, child: inbound.resolve(state, pin, failure, child))
+        failure = None if fail is None else describe(FailedByHand(why or "no reason was given"), self._base.codec)
+        verdict = await self._messages.tell(id, lambda state, child: inbound.resolve(state, pin, failure, child))
         if isinstance(verdict, NotFound):
             raise NoSuchRun(id)
         return verdict
 
     async def _truncate(self, id: str, op: str, version: str) -> Truncated | Finished:
         """Let a parked run end, and go on from before an op in another journal: one commit."""
-        while True:
-            run, batches = await self._origin(id)
+
+        async def attempt() -> Decided[Truncated | Finished] | Undecided:
+            run, batches = await self._forks.origin(id)
             state = fold(run.run_id, batches)
-            now = self.clock.now()
-            run_id = self._fork_id(now)
+            now = self._base.clock.now()
+            run_id = self._base.new_run_id(now)
             ending = rewind.end(state, op, run_id)
             if isinstance(ending, Finished):
-                return ending
+                return Decided(ending)
             await self._check_latest(run)
             past = await self._past_before(run, run_id, batches, op, version, now)
             remote = [path for path, open_op in state.ops.items() if open_op.kind == "remote"]
-            self._states.forget(run.run_id)
+            self._base.states.forget(run.run_id)
             append = extend(state, ending, now)
-            if not await self._append(replace(append, starts=[create(run_id, past)])):
-                continue  # somebody told it something, or an engine took it up
+            if not await self._base.append(replace(append, starts=[create(run_id, past)])):
+                return UNDECIDED  # a caller sent it something, or an engine loaded it
             started = past[0].events[0]
             assert isinstance(started, RunStarted)
-            self._take_up(run_id, started)
-            self.watch.resolve(row(state))
+            self._gateway.created(run_id, started)
+            self._base.watch.resolve(row(state))
             for path in remote:
-                # Whoever makes it makes it for a run that has ended.
+                # Its worker makes it for a run that has ended.
                 with suppress(NoSuchRun):
-                    await self.cancel(step_key(run.run_id, path), "its run goes on from before it")
-            return Truncated(run_id, rewind.forgotten(batches, past))
+                    await self._messages.cancel(step_key(run.run_id, path), "its run goes on from before it")
+            return Decided(Truncated(run_id, rewind.forgotten(batches, past)))
+
+        return await decided(attempt)
 
     async def _past_before(
         self, run: RunRow, run_id: str, batches: Sequence[Batch], op: str, version: str, now: float
@@ -92,7 +100,7 @@ class Resolving(Forking):
         for point in more:
             past = rewind.truncate(batches, point, started, now)
             try:
-                await self._rehearse(run.id, run_id, past)
+                await self._gateway.check_replay(run.id, run_id, past)
                 return past
             except ForkRefused:
                 continue
@@ -100,7 +108,7 @@ class Resolving(Forking):
         return rewind.truncate(batches, last, started, now)
 
     async def _check_latest(self, run: RunRow) -> None:
-        latest, _ = await self._require(run.id)
+        latest, _ = await self._base.require(run.id)
         if latest.run_id != run.run_id:
             raise UsageError(
                 f"{run.run_id} is not the latest run under the id {run.id!r}; give the id, or fork this one"

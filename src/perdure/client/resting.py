@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from perdure.client.base import StoreClient
+from perdure.client.messages import Messages
 from perdure.client.views import Interrupt, RunResult, interrupts
 from perdure.errors import NoSuchRun, UsageError
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import RunState
-
-if TYPE_CHECKING:
-    from perdure.client.client import Client
 
 # Wait for the end of a run, or until nothing of it can go on without a person.
 Until: TypeAlias = Literal["end", "rest"]
@@ -23,8 +22,8 @@ Answers: TypeAlias = Mapping[str, Any]
 class Rest:
     """One wait for a run to come to rest, with the answers that are still to be given."""
 
-    def __init__(self, client: Client, answers: Answers, by: str | None) -> None:
-        self._client, self._answers, self._by = client, dict(answers), by
+    def __init__(self, base: StoreClient, messages: Messages, answers: Answers, by: str | None) -> None:
+        self._base, self._messages, self._answers, self._by = base, messages, dict(answers), by
 
     async def wait(self, run: RunRow, until: Until) -> RunResult[Any] | None:
         """What the run asks for as soon as it cannot go on; None where its end is to be waited for."""
@@ -60,20 +59,19 @@ class Rest:
             if key not in self._answers:
                 continue
             if one.kind == "approval":
-                await self._client.approve(run_id, one.path, self._answers[key], by=self._by)
+                await self._messages.approve(run_id, one.path, self._answers[key], by=self._by)
             else:
-                await self._client.signal(one.id, one.name, self._answers[key])
+                await self._messages.signal(one.id, one.name, self._answers[key])
             del self._answers[key]
             given = True
         return given
 
     async def _at_rest(self, run_id: str) -> RunState:
         """The state of a run as soon as nothing of it can go on without a person."""
-        client = self._client
         state = RunState(run_id)
-        with client._news.follow(run_id) as news:
+        with self._base.news.follow(run_id) as news:
             while True:
-                batches = await client.store.journal.read(run_id, state.next_seq)
+                batches = await self._base.store.journal.read(run_id, state.next_seq)
                 for batch in batches:
                     for event in batch.events:
                         state.fold(event, batch.at)

@@ -6,11 +6,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import msgspec
 
-from perdure.client.messages import Telling
+from perdure.client.base import StoreClient
+from perdure.client.gateway import UNDECIDED, Decided, RunGateway, Undecided, decided
+from perdure.client.messages import Messages
+from perdure.client.starts import Start, Starts
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.inbound import Accepted, Duplicate
@@ -44,9 +47,6 @@ from perdure.kernel.schedules.schedule import (
 )
 from perdure.kernel.state import RunState, fold
 from perdure.ports.runs import RunFilter
-
-if TYPE_CHECKING:
-    from perdure.client.client import Client
 
 _PAGE = 500
 
@@ -128,68 +128,23 @@ class Schedule:
 OWN_TAGS = frozenset({"schedule", "tick"})
 
 
-class Scheduling(Telling):
+class Schedules:
     """Makes schedules, and lists them."""
 
-    async def schedule(
-        self,
-        id: str,
-        invocation: Invocation[Any] | None = None,
-        *,
-        every: float | timedelta | None = None,
-        cron: str | None = None,
-        timezone: str = "UTC",
-        overlap: Overlap = "skip",
-        catch_up: str | CatchUp = "one",
-        jitter: float | timedelta | None = None,
-        pause: bool = False,
-        queue: str | None = None,
-        key: str | None = None,
-        priority: int = 0,
-        tags: dict[str, str] | None = None,
-        deadline: float | timedelta | None = None,
-        max_concurrency: int | None = None,
-        durability: str | Durability | None = None,
-        rules: RulesLike = (),
-    ) -> ScheduleHandle:
-        """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now.
+    def __init__(self, base: StoreClient, gateway: RunGateway, messages: Messages, starts: Starts) -> None:
+        self.base, self._gateway, self.messages, self.starts = base, gateway, messages, starts
 
-        Its runs are started with the options of `start`: they wait in `queue`, if there is one, bear `tags` beside
-        those of the schedule, and each has `deadline` seconds. Without an invocation: the schedule as it is.
-        """
-        self._check_open()
-        handle = ScheduleHandle(cast("Client", self), check_schedule_id(id))
-        if invocation is None:
-            if every is not None or cron is not None:
-                raise UsageError(f"schedule({id!r}, ...) needs an invocation such as report(day='today')")
-            await handle._read()
-            return handle
-        return await self._declare(
-            Schedule(
-                id,
-                invocation,
-                every=every,
-                cron=cron,
-                timezone=timezone,
-                overlap=overlap,
-                catch_up=catch_up,
-                jitter=jitter,
-                pause=pause,
-                queue=queue,
-                key=key,
-                priority=priority,
-                tags=tags,
-                deadline=deadline,
-                max_concurrency=max_concurrency,
-                durability=durability,
-                rules=rules,
-            )
-        )
+    async def get(self, id: str) -> ScheduleHandle:
+        """A handle of a schedule that exists; raises NoSuchSchedule."""
+        self.base.check_open()
+        handle = ScheduleHandle(self, check_schedule_id(id))
+        await handle._read()
+        return handle
 
-    async def _declare(self, asked: Schedule) -> ScheduleHandle:
+    async def declare(self, asked: Schedule) -> ScheduleHandle:
         """Make a schedule what was asked for."""
-        handle, spec, invocation = ScheduleHandle(cast("Client", self), asked.id), asked.spec(), asked.invocation
-        if kernel.next_fire(spec, self.clock.now()) is None:
+        handle, spec, invocation = ScheduleHandle(self, asked.id), asked.spec(), asked.invocation
+        if kernel.next_fire(spec, self.base.clock.now()) is None:
             raise UsageError(f"cron={asked.cron!r} never fires from now on; choose another day or month")
         place, marks = placed(asked.queue, asked.key, asked.priority), checked_tags(asked.tags) or {}
         if own := sorted(OWN_TAGS & marks.keys()):
@@ -199,14 +154,14 @@ class Scheduling(Telling):
         if isinstance(asked.deadline, datetime):
             raise UsageError("deadline= of a schedule is how long each of its runs may take: seconds or a timedelta")
         if asked.durability is not None:
-            self.store.promise(durability_of(asked.durability))
-        program = handle._client._program(invocation)
-        input = invocation.encode(program, self.codec)
+            self.base.store.promise(durability_of(asked.durability))
+        program = self._gateway.program(invocation)
+        input = invocation.encode(program, self.base.codec)
         if program is not None:
-            program.check_input(msgspec.Raw(input), self.codec)
+            program.check_input(msgspec.Raw(input), self.base.codec)
         else:
-            await self._signatures.check(invocation.name, input)
-        self.payloads.fits_inline(len(input), f"the input of {invocation.name}")
+            await self.base.signatures.check(invocation.name, input)
+        self.base.payloads.fits_inline(len(input), f"the input of {invocation.name}")
         await handle._define(
             Definition(
                 spec,
@@ -224,27 +179,27 @@ class Scheduling(Telling):
         )
         return handle
 
-    async def schedules(self) -> Sequence[ScheduleView]:
+    async def list(self) -> Sequence[ScheduleView]:
         """All schedules, by their ids."""
-        self._check_open()
+        self.base.check_open()
         found: list[ScheduleView] = []
         cursor: str | None = None
         open_ = [status for status in RunStatus if not status.finished]
         while True:
-            page = await self.store.runs.list(RunFilter(open_, PROGRAM, limit=_PAGE, cursor=cursor))
-            journals = await self.store.journal.read_many([row.run_id for row, _ in page])
+            page = await self.base.store.runs.list(RunFilter(open_, PROGRAM, limit=_PAGE, cursor=cursor))
+            journals = await self.base.store.journal.read_many([row.run_id for row, _ in page])
             for row, _ in page:
                 journal = journals.get(row.run_id, [])
                 if isinstance(journal, Exception):
                     raise journal
-                found.append(self._view(await self._schedule(row, fold(row.run_id, journal))))
+                found.append(self.view(await self.read(row, fold(row.run_id, journal))))
             if len(page) < _PAGE:
                 return sorted(found, key=lambda view: view.id)
             cursor = page[-1][0].run_id
 
-    async def _schedule(self, row: RunRow, state: RunState) -> _Schedule:
+    async def read(self, row: RunRow, state: RunState) -> _Schedule:
         """What is known of a schedule, with what it has been told and not read yet."""
-        data = await self.payloads.load(row.input_blob, row.input)
+        data = await self.base.payloads.load(row.input_blob, row.input)
         try:
             opening = msgspec.json.decode(data, type=_Opening)
             id, definition, book = opening.id, opening.definition, opening.book
@@ -267,9 +222,10 @@ class Scheduling(Telling):
                 known.definition = said.definition
         return known
 
-    def _view(self, known: _Schedule) -> ScheduleView:
+    def view(self, known: _Schedule) -> ScheduleView:
+        """A schedule for callers."""
         spec, shown, book = known.definition.spec, known.shown, known.book
-        upcoming = None if known.paused else next(iter(known.upcoming(self.clock.now(), 1)), None)
+        upcoming = None if known.paused else next(iter(known.upcoming(self.base.clock.now(), 1)), None)
         return ScheduleView(
             id=known.id,
             program=known.definition.program,
@@ -339,27 +295,27 @@ class _Schedule:
 class ScheduleHandle:
     """One schedule: pause it, trigger it, look ahead."""
 
-    def __init__(self, client: Client, id: str) -> None:
-        self._client = client
+    def __init__(self, schedules: Schedules, id: str) -> None:
+        self._schedules = schedules
         self.id = id
 
     async def view(self) -> ScheduleView:
         """The schedule as it stands."""
-        return self._client._view(await self._read())
+        return self._schedules.view(await self._read())
 
     async def pause(self, reason: str | None = None) -> None:
         """Fire nothing until further notice. Runs that have been started go on."""
-        await self._tell(Pause(self._client.clock.now(), reason or ""))
+        await self._send(Pause(self._schedules.base.clock.now(), reason or ""))
 
     async def resume(self) -> None:
         """Fire again, from the next tick on; those of the pause are not caught up."""
-        await self._tell(Resume(self._client.clock.now()))
+        await self._send(Resume(self._schedules.base.clock.now()))
 
     async def trigger(self) -> str:
         """Start a run now, if the overlap policy allows, also while the schedule is paused. Returns the run's id."""
-        now = self._client.clock.now()
+        now = self._schedules.base.clock.now()
         run = f"{tick_id(self.id, now)}!{secrets.token_hex(3)}"
-        await self._tell(Trigger(now, run))
+        await self._send(Trigger(now, run))
         return run
 
     async def next(self, count: int = 10) -> Sequence[datetime]:
@@ -368,7 +324,7 @@ class ScheduleHandle:
             raise UsageError(f"next({count}): ask for at least one")
         known = await self._read()
         spec = known.definition.spec
-        ticks = known.upcoming(self._client.clock.now(), count)
+        ticks = known.upcoming(self._schedules.base.clock.now(), count)
         return [moment(kernel.fires_at(spec, self.id, tick)) for tick in ticks]
 
     async def backfill(self, start: datetime, end: datetime) -> Sequence[str]:
@@ -382,7 +338,7 @@ class ScheduleHandle:
                     f"backfill({name}={value!r:.80}) needs a datetime with a timezone; write "
                     "datetime(2026, 1, 1, tzinfo=UTC)"
                 )
-        now = self._client.clock.now()
+        now = self._schedules.base.clock.now()
         if end.timestamp() > now:
             raise UsageError(f"backfill(end={end.isoformat()}) is in the future; those ticks will fire by themselves")
         if start >= end:
@@ -390,58 +346,71 @@ class ScheduleHandle:
         known = await self._read()
         ticks = kernel.between(known.definition.spec, start.timestamp(), end.timestamp())
         if ticks:
-            await self._tell(Backfill(now, start.timestamp(), end.timestamp()))
+            await self._send(Backfill(now, start.timestamp(), end.timestamp()))
         return [tick_id(self.id, tick) for tick in ticks]
 
     async def delete(self) -> None:
         """End the schedule. Runs that it has started go on; what waits in line is dropped."""
         known = await self._read()
-        await self._client._terminate(known.row, "the schedule was deleted")
+        await self._schedules.messages.terminate(known.row.run_id, "the schedule was deleted")
 
     async def _read(self) -> _Schedule:
-        found = await self._client.store.runs.find(PREFIX + self.id)
+        found = await self._schedules.base.store.runs.find(PREFIX + self.id)
         if found is None or found[0].status.finished:
             raise NoSuchSchedule(self.id)
         row = found[0]
-        state = fold(row.run_id, await self._client.store.journal.read(row.run_id))
+        state = fold(row.run_id, await self._schedules.base.store.journal.read(row.run_id))
         if state.finished is not None:
             raise NoSuchSchedule(self.id)
-        return await self._client._schedule(row, state)
+        return await self._schedules.read(row, state)
 
     async def _define(self, definition: Definition) -> None:
-        """Make the schedule what was asked for, whoever else asks at the same time."""
-        while True:
+        """Make the schedule what was asked for, also when another caller does so at the same time."""
+
+        async def attempt() -> Decided[None] | Undecided:
             try:
                 known = await self._read()
             except NoSuchSchedule:
-                if await self._create(definition):
-                    return
-                continue
+                return Decided(None) if await self._create(definition) else UNDECIDED
             if known.definition == definition:
-                return
-            now = self._client.clock.now()
-            verdict = await self._client.signal(known.row.id, CONTROL, Change(now, definition))
-            if isinstance(verdict, Accepted | Duplicate):
-                return
+                return Decided(None)
+            now = self._schedules.base.clock.now()
+            verdict = await self._schedules.messages.signal(known.row.id, CONTROL, Change(now, definition))
+            return Decided(None) if isinstance(verdict, Accepted | Duplicate) else UNDECIDED
+
+        await decided(attempt)
 
     async def _create(self, definition: Definition) -> bool:
-        book = Book(self._client.clock.now(), definition.spec.pause)
+        book = Book(self._schedules.base.clock.now(), definition.spec.pause)
         arguments = {"id": self.id, "definition": definition, "book": book}
         invocation: Invocation[None] = Invocation(PROGRAM, None, (), arguments)
         try:
-            # One that was deleted is cancelled; one that somebody else has just made is in the way, and is looked at.
-            _ = await self._client.start(
-                invocation, id=PREFIX + self.id, reuse="allow_if_failed", durability="sync", tags={"schedule": self.id}
+            # One that was deleted is cancelled; one that another caller has just made is read.
+            _ = await self._schedules.starts.start(
+                Start(
+                    invocation,
+                    id=PREFIX + self.id,
+                    reuse="allow_if_failed",
+                    durability="sync",
+                    tags={"schedule": self.id},
+                )
             )
         except AlreadyExists:
             return False
         return True
 
-    async def _tell(self, control: Control) -> None:
-        # One that has just gone on in a new journal says that it has ended: ask again.
+    async def _send(self, control: Control) -> None:
         key = secrets.token_hex(8)
-        while not isinstance(await self._client.signal(PREFIX + self.id, CONTROL, control, key), Accepted | Duplicate):
+
+        async def attempt() -> Decided[None] | Undecided:
+            verdict = await self._schedules.messages.signal(PREFIX + self.id, CONTROL, control, key)
+            if isinstance(verdict, Accepted | Duplicate):
+                return Decided(None)
+            # It has ended, or has just continued in a new journal.
             await self._read()
+            return UNDECIDED
+
+        await decided(attempt)
 
     def __repr__(self) -> str:
         return f"<schedule {self.id!r}>"

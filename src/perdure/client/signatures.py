@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from perdure.client.why import alive
 from perdure.errors import NotDecodable, StoreUnavailable
 from perdure.kernel.ids import BUILT_IN
-from perdure.kernel.invocation import WrongCall
 from perdure.kernel.values.signatures import Misfit, Signature, unpacked
 from perdure.ports.clock import Clock
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, Registration, part_prefix, registrations
 from perdure.ports.store import Store
+
+if TYPE_CHECKING:
+    from perdure.kernel.invocation import WrongCall
 
 # How long what workers said is good enough to accept a call: where it is known what the program takes, and where not.
 # A call is refused only by what was read after it was made: workers come, with other code.
@@ -72,6 +75,8 @@ class Signatures:
         return found
 
     def _refusal(self, program: str, misfits: Mapping[str, Misfit]) -> NotDecodable | WrongCall:
+        from perdure.kernel.invocation import WrongCall  # brings the rules in, which reading does without
+
         workers = sorted(misfits)
         misfit, signature = misfits[workers[0]], self._known(program)[workers[0]]
         more = f" and {len(workers) - 1} more" if len(workers) > 1 else ""

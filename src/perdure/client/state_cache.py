@@ -36,7 +36,7 @@ class ToldState(RunState):
         super().fold(event, at)
 
 
-class States:
+class StateCache:
     """The last few runs, as far as their journals have been read."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from perdure.client.base import Connection
+from perdure.client.client import Client
 from perdure.errors import PerdureError, StoreUnavailable, UsageError
 from perdure.kernel.events import FINISHED, Batch, RunStatus
 from perdure.kernel.history.upgrade import Compatibility, Fit, check_compatibility
@@ -34,7 +34,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 async def upgrade_check(
-    client: Connection, programs: Programs, *, codec: Codec | None = None, sample: int | None = None
+    client: Client, programs: Programs, *, codec: Codec | None = None, sample: int | None = None
 ) -> AsyncIterator[Checked]:
     """Every run that has not ended, or `sample` of them spread over all, each with what the code makes of it."""
     if sample is not None and sample < 1:
@@ -48,7 +48,7 @@ async def upgrade_check(
             yield Checked(row.id, row.run_id, row.program, row.version, row.status, verdict.fit, verdict.reason)
 
 
-async def _open_runs(client: Connection) -> list[RunRow]:
+async def _open_runs(client: Client) -> list[RunRow]:
     found: list[RunRow] = []
     cursor = None
     while True:
@@ -69,7 +69,7 @@ def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:
 
 
 async def _judge(
-    client: Connection, programs: Programs, codec: Codec, row: RunRow, batches: Sequence[Batch] | Exception
+    client: Client, programs: Programs, codec: Codec, row: RunRow, batches: Sequence[Batch] | Exception
 ) -> Compatibility:
     try:
         if isinstance(batches, Exception):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from perdure.engine.large_values import as_kept
 from perdure.kernel.events import AnyEvent, Batch, WaitOpened
-from perdure.kernel.plan import Start
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow, child_rows, row, row_key
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
+
+if TYPE_CHECKING:
+    from perdure.kernel.plan import Start
 
 
 def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:

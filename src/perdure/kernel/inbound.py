@@ -175,6 +175,13 @@ def cancel(state: RunState, reason: str, child: str = "") -> Events | AlreadyFin
     return [] if state.cancel_requested is not None else [request]
 
 
+def terminate(state: RunState, reason: str) -> Events | AlreadyFinished:
+    """End a run at once, whichever orchestrator owns it; its body is not asked."""
+    if state.finished is not None:
+        return AlreadyFinished(state.finished.status)
+    return [CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason)]
+
+
 def report(state: RunState, outcome: StepSucceeded | StepFailed | StepSkipped) -> Events | Duplicate | Finished:
     """Tell a run what came of its remote step. Counts once; nothing, when the step was given up meanwhile."""
     if state.finished is not None:

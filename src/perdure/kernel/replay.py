@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -56,11 +56,13 @@ from perdure.kernel.events import (
 from perdure.kernel.history.edits import with_inputs
 from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory, patch_history
 from perdure.kernel.policies.versions import Programs
-from perdure.kernel.program import Execution, Program
 from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.value_versions import same_inputs
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Execution, Program
 
 OfOp = StepSucceeded | StepFailed | StepSkipped | WaitResolved | ValueRecorded | ChildStarted | ChildFinished
 _BEGIN = RunClaimed("", 1)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from perdure.assembly import Engine
 from perdure.client.views import RunResult
 from perdure.errors import UsageError
+from perdure.gateway import LocalGateway
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.program import Program
@@ -31,14 +32,18 @@ def known(invocation: Invocation[Any], others: Iterable[Program] = ()) -> list[P
     return list({(one.name, one.version): one for one in [*own, *others]}.values())
 
 
-class LearningEngine(Engine):
-    """An engine that takes on the program of an invocation when it is started, and those of its children."""
-
-    def _program(self, invocation: Invocation[Any]) -> Program | None:
+class _LearningGateway(LocalGateway):
+    def program(self, invocation: Invocation[Any]) -> Program | None:
         for program in known(invocation):
-            if not self._programs.serves(program.name, program.version):
-                self._programs.add(program)
-        return super()._program(invocation)
+            if not self.programs.serves(program.name, program.version):
+                self.programs.add(program)
+        return super().program(invocation)
+
+
+class LearningEngine(Engine):
+    """An engine that is given the program of an invocation when it is started, and those of its children."""
+
+    _gateway_class = _LearningGateway
 
 
 class VirtualTime(Simulation):

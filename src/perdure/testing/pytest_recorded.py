@@ -85,7 +85,7 @@ class RunsInStore(pytest.Collector):
     async def read(self, run_id: str) -> Capsule:
         """One run, as it is now."""
         async with Client(_store(self.url)) as client:
-            return await client._capsule(run_id)
+            return await client._capsules.capsule(run_id)
 
 
 class RunsInFolder(pytest.Collector):

@@ -524,13 +524,13 @@ class Body:
         """Wish for a run of another program."""
         if self.loop.closing:
             return self._refuse()
+        if isinstance(invocation, Called):
+            invocation.begun = True  # it was awaited, also where its arguments are refused
         program = invocation.program
         data = invocation.encode(program, self.codec)
         if program is not None and not self._past.replaying:
             program.check_input(Raw(data), self.codec)
         op = self.loop.scope().path(invocation.name)
-        if isinstance(invocation, Called):
-            invocation.begun = True
         future = self.loop.create_op_future() if detached else self.loop.create_child_future()
         future._op = op
         self._futures[op] = (future, Child(id or op, invocation.returns, {} if program is None else program.errors))

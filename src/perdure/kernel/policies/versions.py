@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from perdure.errors import UnknownProgram, UnknownVersion, UsageError
 from perdure.kernel.ids import BUILT_IN, check_version, version_order
-from perdure.kernel.program import Program
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Program
 
 
-class Programs(Mapping[str, Program]):
+class Programs(Mapping[str, "Program"]):
     """Programs by name, in all their versions. As a mapping: the newest of each name."""
 
     __slots__ = ("_newest", "_unloaded", "_versions", "on_renewed")

@@ -140,8 +140,7 @@ class Simulation:
         for engine in self._opened:
             if engine._service is not None:
                 self._playing.loop.call_soon(engine._service.wake)
-                if engine._locks is not None:
-                    self._playing.loop.call_soon(engine._locks.locker.look_soon)
+                self._playing.loop.call_soon(engine._base.opened_locks.locker.look_soon)
                 # Later than it may look again, for 10.1 - 10.0 is less than 0.1, and too soon would be never. After an
                 # eighth of a second, which is exact: what is due on a full second then stays due on it.
                 self._playing.loop.call_later(CHANGE_INTERVAL * 1.25, engine._service.wake)

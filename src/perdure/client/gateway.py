@@ -1,0 +1,204 @@
+"""How a client reaches the runs: through their journals in the store, or through the engine that it is part of.
+
+A client decides on the folded journal of a run what to append (`kernel/inbound`), and the append is written unless
+another event came first; then it decides again, on the new state. `StoreGateway` appends from outside. An engine has
+another implementation of the same protocol, which reaches the runs that are in its memory and leaves all others to the
+`StoreGateway`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+from perdure.client.base import StoreClient
+from perdure.engine.outbox import extend
+from perdure.engine.turns import CROWD, wait_for_turn
+from perdure.errors import PerdureError
+from perdure.kernel.events import AnyEvent, Batch, RunStarted
+from perdure.kernel.inbound import Accepted
+from perdure.kernel.projection import RunRow, row
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Appended, append_all
+
+if TYPE_CHECKING:
+    from perdure.kernel.invocation import Invocation
+    from perdure.kernel.program import Program
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+V = TypeVar("V")
+
+# The events to append to a run in this state, or why there are none.
+Decide = Callable[[RunState], Sequence[AnyEvent] | V]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(Generic[T_co]):
+    """It was decided, and what that wrote is durable."""
+
+    value: T_co
+
+
+class Undecided:
+    """Another event came first, or it is not known whether the append was written: decide again."""
+
+    __slots__ = ()
+
+
+UNDECIDED = Undecided()
+
+
+async def decided(attempt: Callable[[], Awaitable[Decided[T] | Undecided]]) -> T:
+    """Try until it is decided: the one loop in which a client retries what has lost a race."""
+    while True:
+        outcome = await attempt()
+        if isinstance(outcome, Decided):
+            return outcome.value
+
+
+def events_of(verdict: Sequence[AnyEvent] | V) -> Sequence[AnyEvent] | None:
+    """The events that a decision came to; None where it came to a reason for none."""
+    return cast("Sequence[AnyEvent]", verdict) if isinstance(verdict, Sequence) else None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run that is not in the store yet. Its first event: as its program sees it, and as its journal keeps it."""
+
+    run_id: str
+    started: RunStarted
+    recorded: RunStarted
+
+
+class RunGateway(Protocol):
+    """The way of a client to the runs, and to the programs that this process has."""
+
+    def program(self, invocation: Invocation[Any]) -> Program | None:
+        """The program that an invocation of a caller starts; None where this process does not have it."""
+        ...
+
+    def find_program(self, name: str, version: str = "") -> Program | None:
+        """The program of runs of this version, or the newest of its name; None where this process does not have it."""
+        ...
+
+    def begins_here(self, started: RunStarted) -> bool:
+        """Whether a new run begins in this process at once; else it waits in the store for an engine."""
+        ...
+
+    async def start(self, new: NewRun) -> bool:
+        """Accept a new run, durably; False when its id is not free."""
+        ...
+
+    async def start_many(self, new: Sequence[NewRun]) -> Sequence[bool | Exception]:
+        """As `start`, for many runs in few commits; an exception says why one could not be accepted."""
+        ...
+
+    async def find_warm(self, id: str) -> str | None:
+        """The run_id of a run of this id that is in memory here, where that is known without asking the store."""
+        ...
+
+    async def load(self, run: RunRow) -> None:
+        """Have a run in memory that is about to be told something, if it waits here."""
+        ...
+
+    async def tell(self, run_id: str, decide: Decide[V], caller: str = "") -> Decided[V | Accepted] | Undecided:
+        """Append what `decide` makes of a run, once. `caller` names a writer that may have asked for its turn."""
+        ...
+
+    async def flush(self, run: RunRow) -> int | None:
+        """Write what is only in memory here, with a snapshot, and say before which number; None if it is not here."""
+        ...
+
+    async def check_replay(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
+        """Raise ForkRefused when the code would not have done what a journal says; False where there is no code."""
+        ...
+
+    def created(self, run_id: str, started: RunStarted) -> None:
+        """A run with a past was put into the store: an engine may load it."""
+        ...
+
+    async def step_arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
+        """The arguments of steps by op path, where the code is here to tell them."""
+        ...
+
+
+class StoreGateway:
+    """Reaches runs through their journals in the store. Executes nothing, and has no programs.
+
+    `ended` is called with the row of each run that ends by what is appended here.
+    """
+
+    def __init__(self, base: StoreClient, ended: Callable[[RunRow], None]) -> None:
+        self._base, self._ended = base, ended
+
+    def program(self, invocation: Invocation[Any]) -> Program | None:
+        """The program of the invocation itself."""
+        return invocation.program
+
+    def find_program(self, name: str, version: str = "") -> Program | None:
+        """None: there are no programs."""
+        return None
+
+    def begins_here(self, started: RunStarted) -> bool:
+        """No run begins here."""
+        return False
+
+    async def start(self, new: NewRun) -> bool:
+        """Put a run into the store for any engine to begin; False when its id is not free."""
+        return await self._base.append(extend(RunState(new.run_id), [new.recorded], self._base.clock.now()))
+
+    async def start_many(self, new: Sequence[NewRun]) -> Sequence[bool | Exception]:
+        """As `start`, for many runs in one commit."""
+        now = self._base.clock.now()
+        appends = [extend(RunState(one.run_id), [one.recorded], now) for one in new]
+        try:
+            outcomes = await append_all(self._base.store.journal, appends) if appends else ()
+        except PerdureError as error:
+            return [error] * len(new)
+        return [isinstance(outcome, Appended) for outcome in outcomes]
+
+    async def find_warm(self, id: str) -> str | None:
+        """None: no run is in memory."""
+        return None
+
+    async def load(self, run: RunRow) -> None:
+        """Nothing: no run is in memory."""
+
+    async def tell(self, run_id: str, decide: Decide[V], caller: str = "") -> Decided[V | Accepted] | Undecided:
+        """Append what `decide` makes of a run's journal, once."""
+        base, states = self._base, self._base.states
+        state = await states.read(base.store.journal, run_id)
+        # The owner may be about to write, and have come too late each time.
+        while state.told >= CROWD and await wait_for_turn(base.leases, base.clock, run_id, caller):
+            states.remember(state)
+            state = await states.read(base.store.journal, run_id)
+        verdict = decide(state)
+        events = events_of(verdict)
+        if not events:
+            states.remember(state)
+            return Decided(Accepted() if events is not None else cast("V", verdict))
+        # What is in memory is ahead of the store until this is accepted.
+        states.forget(run_id)
+        if not await base.append(extend(state, events, base.clock.now())):
+            return UNDECIDED
+        states.remember(state)
+        if state.finished is not None:
+            self._ended(row(state))
+        return Decided(Accepted())
+
+    async def flush(self, run: RunRow) -> int | None:
+        """None: no run is in memory."""
+        return None
+
+    async def check_replay(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
+        """False: there is no code here to ask."""
+        return False
+
+    def created(self, run_id: str, started: RunStarted) -> None:
+        """Nothing: engines poll the store."""
+
+    async def step_arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
+        """None: there is no code here to ask."""
+        return {}

@@ -1,0 +1,200 @@
+"""Everything a caller can read of a store. Imports no more than that takes: reading commands are short-lived."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterable, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from perdure.client.base import KeptBlobs, StoreClient
+from perdure.client.gateway import RunGateway, StoreGateway
+from perdure.client.locks import Locks
+from perdure.client.queries import Queries, RunFilters
+from perdure.client.views import (
+    ApprovalView,
+    Chunk,
+    OrchestratorView,
+    QueueView,
+    RunPage,
+    RunSummary,
+    RunView,
+    StepView,
+)
+from perdure.client.watch import Watch
+from perdure.client.why import Why
+from perdure.config import Limits
+from perdure.errors import UsageError
+from perdure.kernel.events import Entry, RunStatus
+from perdure.kernel.values.codec import TypeCodec
+from perdure.ports.blobs import Blobs
+from perdure.ports.clock import Clock
+from perdure.ports.store import Store
+
+
+class Reader:
+    """A connection to a store that reads runs."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        limits: Limits | None = None,
+        codecs: Iterable[TypeCodec[Any]] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        base = StoreClient("Client", store, limits=limits, codecs=codecs, clock=clock)
+        self._assemble(base, StoreGateway(base, base.resolve))
+
+    def _assemble(self, base: StoreClient, gateway: RunGateway) -> None:
+        """Make the parts, over one store and one way to the runs."""
+        self._base, self._gateway = base, gateway
+        self.store, self.payloads, self.codec, self.clock = base.store, base.payloads, base.codec, base.clock
+        self._queries = Queries(base, gateway)
+
+    # --- opening and closing -------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Connect. `async with` and `await` do this too."""
+        if not self._base.is_open:  # `async with` of what was awaited before finds it open
+            await self._base.connect()
+            self._base.set_watch(Watch(self.store))
+        return self
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._base.disconnect()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    if not TYPE_CHECKING:  # a type checker says so itself
+
+        def __enter__(self):
+            name = type(self).__name__
+            raise UsageError(f"write `async with {name}(...)`; code that does not await uses perdure.blocking.{name}")
+
+        def __exit__(self, *error):
+            """Never reached: it cannot be entered so."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.open().__await__()
+
+    @property
+    def watch(self) -> Watch:
+        """Who waits for which run."""
+        return self._base.watch
+
+    @property
+    def blobs(self) -> Blobs:
+        """The blob store: `put(bytes) -> id`, `get(id) -> bytes | None`. What is put here is never collected."""
+        return KeptBlobs(self.store)
+
+    @property
+    def locks(self) -> Locks:
+        """The locks of the store: `async with engine.locks.hold(key)`."""
+        return self._base.locks
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def get(self, id: str) -> RunView | None:
+        """The latest run under an id, or None."""
+        return await self._queries.get(id)
+
+    async def list(
+        self,
+        *,
+        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+        program: str | None = None,
+        tags: dict[str, str] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        owner: str | None = None,
+        parent: str | None = None,
+        root: str | None = None,
+        queue: str | None = None,
+        id_prefix: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one.
+
+        Created from `since` on and before `until`. `parent` and `root` are ids or run_ids, and a run without a parent
+        is its own root. `owner` is an orchestrator, which owns roots. `id_prefix` is no pattern.
+        """
+        filters = RunFilters(
+            status=status,
+            program=program,
+            tags=tags,
+            since=since,
+            until=until,
+            owner=owner,
+            parent=parent,
+            root=root,
+            queue=queue,
+            id_prefix=id_prefix,
+        )
+        return await self._queries.list(filters, limit, cursor)
+
+    async def why(self, id: str) -> Why | None:
+        """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
+        return await self._queries.why(id)
+
+    async def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
+        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out.
+
+        Reads the journals of those that have not ended, at most some megabytes of them.
+        """
+        return await self._queries.reasons(runs)
+
+    async def queues(self) -> Sequence[QueueView]:
+        """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
+        return await self._queries.queues()
+
+    async def orchestrators(self) -> Sequence[OrchestratorView]:
+        """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
+        return await self._queries.orchestrators()
+
+    async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
+        """The steps of a run and of its children with their attempts, in the order they began.
+
+        `inputs`: whether an Engine that has the code replays the run to tell the arguments of its steps. Without it, it
+        does unless the journal is long.
+        """
+        return await self._queries.steps(id, inputs=inputs)
+
+    async def approvals(
+        self, *, name: str | None = None, approver: str | None = None, program: str | None = None
+    ) -> Sequence[ApprovalView]:
+        """Every open approval of all runs, the oldest first; of one `name`, or those that `approver` may answer now."""
+        return await self._queries.approvals(name=name, approver=approver, program=program)
+
+    async def get_checkpoint(self, id: str) -> int | None:
+        """The number before which a run need not be replayed from its events: a snapshot stands for them. Or None."""
+        return await self._queries.get_checkpoint(id)
+
+    async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
+        """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
+        return await self._queries.journal(id, start)
+
+    def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
+        """The events of a run from number `start` on, as they come, until it ends.
+
+        By id, a run that goes on by `continue_as` has not ended: the events of the next one follow, from number 0 on,
+        and have its `run_id`. A run_id means that one run.
+        """
+        return self._queries.follow(id, start)
+
+    def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
+        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step.
+
+        `step` is an op path such as `tokens:0`, or a name, which stands for the first step of that name. Without it:
+        all steps of the run and of its children, until it ends. By id, a run that goes on by `continue_as` has not
+        ended: what the next one shows follows, and the numbers go on. A run_id means that one run.
+        """
+        return self._queries.stream(id, step, start)

@@ -1,0 +1,285 @@
+"""How runs come into a store: checked, with an id that is free, and accepted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from perdure.client.base import StoreClient
+from perdure.client.bulk import BulkItem, BulkReport
+from perdure.client.gateway import UNDECIDED, Decided, NewRun, RunGateway, Undecided, decided
+from perdure.client.handle import Handles, RunHandle
+from perdure.client.messages import Messages
+from perdure.errors import AlreadyExists, UsageError
+from perdure.kernel import inbound
+from perdure.kernel.events import RunStarted
+from perdure.kernel.ids import check_id
+from perdure.kernel.inbound import Accepted
+from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invocation
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.durability import durability as durability_of
+from perdure.kernel.policies.durations import Duration
+from perdure.kernel.policies.reuse import Reuse, decide
+from perdure.kernel.policies.rule_names import run_rules
+from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.policies.start_options import Place, at_least_one, debounced_id, placed, seconds
+from perdure.kernel.policies.tags import checked_tags
+from perdure.kernel.program import Program
+
+# How many runs are prepared and put into the store at a time.
+STARTS_AT_ONCE = 1000
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[R_co]):
+    """One run of many to be started: an invocation, with the options of `start`."""
+
+    invocation: Invocation[R_co]
+    _: KW_ONLY
+    id: str | None = None
+    reuse: Reuse | None = None
+    queue: str | None = None
+    key: str | None = None
+    priority: int = 0
+    debounce: Duration | None = None
+    delay: Duration | None = None
+    deadline: Duration | datetime | None = None
+    max_concurrency: int | None = None
+    durability: str | Durability | None = None
+    rules: RulesLike = ()
+    tags: dict[str, str] | None = None
+
+
+class Starts:
+    """Starts runs."""
+
+    def __init__(self, base: StoreClient, gateway: RunGateway, messages: Messages, handles: Handles) -> None:
+        self._base, self._gateway, self._messages, self._handles = base, gateway, messages, handles
+
+    async def start(self, request: Start[R]) -> RunHandle[R]:
+        """Start a run, durably; with an id that is in use, do what `reuse` says."""
+        self._base.check_open()
+        check_invocation(request.invocation, "start")
+        starting = await self._starting(request)
+
+        async def attempt() -> Decided[RunHandle[R]] | Undecided:
+            handle = await self._existing(starting)
+            if handle is not None:
+                return Decided(handle)
+            return Decided(self._handle(starting)) if await self._gateway.start(self._new_run(starting)) else UNDECIDED
+
+        return await decided(attempt)
+
+    async def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
+        """Start many runs in few commits. One that fails keeps no other from being started."""
+        self._base.check_open()
+        if not isinstance(starts, Iterable):
+            one = "; for one use start()" if isinstance(starts, Invocation) else ""
+            raise UsageError(f"start_many([...]) takes a list of invocations, and {starts!r:.80} is none{one}")
+        requests = [one if isinstance(one, Start) else Start(one) for one in starts]
+        for request in requests:
+            if not isinstance(request.invocation, Invocation):
+                raise UsageError(
+                    f"start_many([...]) takes invocations such as fulfil(order), or Start(fulfil(order), id=...), "
+                    f"not {request.invocation!r}"
+                )
+        items: dict[int, BulkItem[RunHandle[R]]] = {}
+        for first in range(0, len(requests), STARTS_AT_ONCE):
+            await self._start_some(dict(enumerate(requests[first : first + STARTS_AT_ONCE], first)), items)
+        return BulkReport([items[index] for index in range(len(requests))])
+
+    async def _start_some(self, requests: dict[int, Start[R]], items: dict[int, BulkItem[RunHandle[R]]]) -> None:
+        """Start some runs; each round all those whose ids are free at once."""
+        pending: dict[int, _Starting[R]] = {}
+        for index, request in requests.items():
+            try:
+                pending[index] = await self._starting(request)
+            except Exception as error:
+                items[index] = BulkItem(index, _id_in(request), error=error)
+        while pending:
+            round: dict[int, _Starting[R]] = {}
+            taken: set[str] = set()
+            for index, starting in list(pending.items()):
+                if starting.id in taken:
+                    continue  # the one before it comes first, and is there in the next round
+                try:
+                    handle = await self._existing(starting)
+                except Exception as error:
+                    items[index] = BulkItem(index, starting.id or "", error=error)
+                    del pending[index]
+                    continue
+                if handle is not None:
+                    items[index] = BulkItem(index, handle.id, handle)
+                    del pending[index]
+                    continue
+                round[index] = starting
+                if starting.id is not None:
+                    taken.add(starting.id)
+            outcomes = await self._gateway.start_many([self._new_run(starting) for starting in round.values()])
+            for (index, starting), outcome in zip(round.items(), outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    items[index] = BulkItem(index, starting.id or "", error=outcome)
+                elif outcome:
+                    handle = self._handle(starting)
+                    items[index] = BulkItem(index, handle.id, handle)
+                else:
+                    continue
+                del pending[index]
+
+    async def _starting(self, request: Start[R]) -> _Starting[R]:
+        """What one start asks for, checked; nothing of it is in the store but its offloaded values."""
+        invocation, id = request.invocation, request.id
+        program = self._gateway.program(invocation)
+        reuse: Reuse = request.reuse or self._base.reuse
+        decide(reuse, None)
+        if id is not None:
+            check_id(id)
+        now, delay = self._base.clock.now(), request.delay
+        place = placed(request.queue, request.key, request.priority)
+        if request.debounce is not None:
+            reuse = request.reuse or "return_existing"
+            id = debounced_id(invocation.name, place, id, reuse, delay)
+            delay = seconds(request.debounce, "debounce")
+        started, recorded = await self._prepare(request, program, now, delay, place)
+        return _Starting(invocation, program, reuse, request.debounce is not None, now, id, started, recorded)
+
+    async def _existing(self, starting: _Starting[R]) -> RunHandle[R] | None:
+        """The run that exists under the id, if the start is content with it; AlreadyExists if the id must be free."""
+        id, reuse, program = starting.id, starting.reuse, starting.program
+        found = await self._base.store.runs.find(id) if id is not None else None
+        # A child of another run may bear the id as well; it is no obstacle.
+        existing = found[0] if found is not None and not found[0].root else None
+        starting.incarnation = existing.incarnation + 1 if existing is not None else 1
+        if existing is None:
+            await self._check_arguments(starting)
+            return None
+        decision = decide(reuse, existing.status)
+        if starting.debounced:
+            if existing.program != starting.invocation.name:
+                raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
+            await self._check_arguments(starting)
+            if await self._replace_input(existing.run_id, starting.recorded):
+                return self._handles.of(existing.id, existing.run_id, program)
+        elif decision == "return":
+            if existing.program != starting.invocation.name:
+                raise AlreadyExists(existing.id, existing.status, reuse, existing.program)
+            return self._handles.of(existing.id, existing.run_id, program)
+        elif decision == "reject":
+            raise AlreadyExists(existing.id, existing.status, reuse)
+        else:
+            await self._check_arguments(starting)
+        if decision == "replace":
+            await self._messages.terminate(existing.run_id, "another run was started under its id")
+        return None
+
+    async def _check_arguments(self, starting: _Starting[Any]) -> None:
+        """Refuse arguments that no worker takes, where the program is not at hand, before anything is written for them.
+
+        Not earlier: a run that exists is given out whatever the arguments are. Large ones were checked before they were
+        put apart.
+        """
+        if starting.program is None and starting.recorded is starting.started:
+            if not isinstance(starting.invocation, EncodedInvocation):
+                await self._base.signatures.check(starting.invocation.name, bytes(starting.started.input))
+
+    def _new_run(self, starting: _Starting[Any]) -> NewRun:
+        """A start with the run_id of a new run."""
+        starting.run_id = run_id = self._base.new_run_id(starting.now)
+        identity = {"id": starting.id or run_id, "incarnation": starting.incarnation}
+        started = recorded = _with(starting.started, **identity)
+        if starting.recorded is not starting.started:
+            recorded = _with(starting.recorded, **identity)
+        return NewRun(run_id, started, recorded)
+
+    def _handle(self, starting: _Starting[R]) -> RunHandle[R]:
+        return self._handles.of(starting.id or starting.run_id, starting.run_id, starting.program)
+
+    async def _prepare(
+        self, request: Start[Any], program: Program | None, now: float, delay: Duration | None, place: Place
+    ) -> tuple[RunStarted, RunStarted]:
+        """The first event: as the program sees it, and as the journal keeps it when the input is large."""
+        invocation, durability = request.invocation, request.durability
+        data = invocation.encode(program, self._base.codec)
+        what = f"the input of {invocation.name}"
+        inline = self._base.payloads.fits_inline(len(data), what)
+        if durability is not None:
+            self._base.store.promise(durability_of(durability))
+        started = RunStarted(
+            id="",
+            program=invocation.name,
+            version=program.version if program is not None else "",
+            input=Raw(data),
+            tags=checked_tags(request.tags),
+            durability=str(durability_of(durability) if durability is not None else self._base.durability),
+            not_before=None if delay is None else now + seconds(delay, "delay"),
+            deadline=moment_of(request.deadline, now, "deadline"),
+            max_concurrency=at_least_one(request.max_concurrency),
+            rules=invocation.rules if isinstance(invocation, EncodedInvocation) else run_rules(request.rules, program),
+            queue=place.queue,
+            queue_key=place.key,
+            priority=place.priority,
+            schedule=invocation.schedule if isinstance(invocation, EncodedInvocation) else "",
+            scheduled_at=invocation.scheduled_at if isinstance(invocation, EncodedInvocation) else None,
+        )
+        if (
+            program is not None
+            and not isinstance(invocation, EncodedInvocation)
+            and not self._gateway.begins_here(started)
+        ):
+            # It is read elsewhere, and later, where the caller hears of nothing: what does not fit is refused here.
+            program.check_input(started.input, self._base.codec)
+        if inline:
+            return started, started
+        if program is None and not isinstance(invocation, EncodedInvocation):
+            await self._base.signatures.check(invocation.name, data)
+        blob = await self._base.payloads.offload(data, what)
+        return started, _with(started, input=Raw(b"null"), input_blob=blob)
+
+    async def _replace_input(self, run_id: str, recorded: RunStarted) -> bool:
+        """Let a run that has not begun wait anew, and begin with this input; False when it has begun."""
+        verdict = await self._messages.settle(run_id, lambda state: inbound.replace_input(state, recorded))
+        return isinstance(verdict, Accepted)
+
+
+@dataclass(slots=True)
+class _Starting(Generic[R]):
+    """A start that has been checked, on its way into the store."""
+
+    invocation: Invocation[R]
+    program: Program | None
+    reuse: Reuse
+    debounced: bool
+    now: float
+    id: str | None
+    # The first event: as the program sees it, and as the journal keeps it.
+    started: RunStarted
+    recorded: RunStarted
+    incarnation: int = 1
+    run_id: str = ""
+
+
+def _id_in(request: Start[Any]) -> str:
+    return request.id if isinstance(request.id, str) else ""
+
+
+def _with(started: RunStarted, **changes: Any) -> RunStarted:
+    return msgspec.structs.replace(started, **changes)
+
+
+def moment_of(value: Duration | datetime | None, now: float, what: str) -> float | None:
+    """A moment, given as such or as a number of seconds from `now`."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise UsageError(f"{what}={value!r} has no timezone; write datetime.now(UTC) + timedelta(...)")
+        return value.astimezone(UTC).timestamp()
+    return now + seconds(value, what)
