@@ -82,7 +82,7 @@ async def see_and_resolve(url: str, folder: Path, program: str) -> None:
         assert view is not None
         assert view.parked == "poisoned"
         assert view.reason is not None
-        assert "3 orchestrators took this run up one after another" in view.reason
+        assert "3 orchestrators claimed this run one after another" in view.reason
         assert ("kill:0, attempt 4" in view.reason) == (program in ("poison", "poison_inside"))
         (folder / "mended").touch()
         _ = await client.resolve("bad")

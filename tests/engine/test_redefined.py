@@ -124,7 +124,7 @@ async def test_another_workflow_of_the_same_name_is_refused_and_says_where_both_
     with pytest.raises(UsageError, match="two programs are version '1' of 'flow'"):
         _ = Engine("memory://", [one, two])
     async with Engine("memory://", [one], recovery=AT_ONCE) as engine:
-        with pytest.raises(UsageError, match=r"another program of the name 'flow'.*test_redefined\.py:\d+"):
+        with pytest.raises(UsageError, match=r"another program named 'flow'.*test_redefined\.py:\d+"):
             await engine.run(two())
         assert (await engine.run(one())).output == "one"
 

@@ -1,4 +1,4 @@
-"""When what has happened must reach the store. Decides, never writes."""
+"""When events must be committed to the store. Decides, never writes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Durability:
         return self.mode == "sync"
 
     def due(self, outcomes: int) -> bool:
-        """Whether so many outcomes that are not in the store yet call for an append at once."""
+        """Whether this many outcomes that are not in the store yet must be appended now."""
         return self.waits or (self.mode == "every" and outcomes >= self.n)
 
     def __str__(self) -> str:
-        """As it is recorded, and read back by `durability`."""
+        """The text that the journal records and `durability` reads."""
         if self.mode == "every":
             return f"every({self.n})"
         return f"async({self.lag!r})" if self.mode == "async" else self.mode

@@ -1,4 +1,4 @@
-"""What a fallback is told, and what it can ask for in place of a value. Calls nothing."""
+"""What a fallback is given, and what it can return in place of a value. Calls nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FailedStep:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     attempt: int
-    """The attempt that the fallback is: one more than those that failed or died."""
+    """The number of the fallback's own attempt: one more than the attempts before it."""
     error: BaseException
     """What the last attempt raised, rebuilt from the journal: the same after a crash."""
 
@@ -49,7 +49,7 @@ def retry_with(*args: Any, **kwargs: Any) -> Any:
 
 
 def instead(step: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Any:
-    """From a fallback: call another step once, and take its result for that of the step that failed."""
+    """From a fallback: call another step once, and use its result in place of that of the failed step."""
     spec = getattr(step, "spec", None)
     if not isinstance(spec, StepSpec):
         raise UsageError(f"instead() takes a step and its arguments, as in instead(ask_locally, prompt), not {step!r}")

@@ -1,4 +1,4 @@
-"""Locks as a journal knows them: their names, and what a run holds. Never takes one."""
+"""Keys and time to live of locks, and the locks that a run holds. Never acquires one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_KEY = 255
 
 
 class HeldLock(msgspec.Struct, frozen=True):
-    """A lock that a run holds or waits for. The token is 0 until it holds it."""
+    """A lock that a run holds or waits for. The token is 0 while it waits."""
 
     key: str
     ttl: float
@@ -29,7 +29,7 @@ def lease_key(key: str) -> str:
 
 
 def unlocked(op: str) -> str:
-    """The op that asked for the lock which this one gives back: `lock:0` of `lock:0/unlock`."""
+    """The op that acquired the lock which this op releases: `lock:0` of `lock:0/unlock`."""
     return op.rpartition("/")[0]
 
 
@@ -42,13 +42,13 @@ def check_key(key: str) -> str:
 
 
 def check_ttl(ttl: float | timedelta, key: str) -> float:
-    """The seconds that a lock outlives its holder, or raise InvalidLock."""
+    """The ttl in seconds, or raise InvalidLock."""
     number = duration(ttl)
     if number is None:
-        raise InvalidLock(key, f"has ttl={ttl!r}, which is no number of seconds and no timedelta", cure=TTL_CURE)
+        raise InvalidLock(key, f"has ttl={ttl!r}, which is neither a number of seconds nor a timedelta", cure=TTL_CURE)
     if not 0 < number < ENDLESS:
         raise InvalidLock(key, f"has ttl={ttl!r}, which is not positive or is endless", cure=TTL_CURE)
     return number
 
 
-TTL_CURE = "give the seconds that others wait at most when its holder has died, as in ttl=30"
+TTL_CURE = "give the seconds after which the lock of a dead holder expires, as in ttl=30"

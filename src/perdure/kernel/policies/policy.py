@@ -1,4 +1,4 @@
-"""What a rule says about the steps it matches: keys, their checks, presets. Never looks at a step's name."""
+"""The policy of a rule: its keys, their checks, presets. Matching steps is the duty of `rules.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perdure.kernel.policies.retry import Backoff, Retry
 
 
 class Policy(TypedDict, total=False):
-    """What a rule can say about a step. What it does not say stays as the step has it."""
+    """What a rule can set for a step. Keys that it leaves out keep the step's own value."""
 
     retry: Retry
     attempts: int
@@ -35,14 +35,14 @@ class Policy(TypedDict, total=False):
     fallback: Callable[[FailedStep], Any] | None
 
 
-# For calls of language models and other slow services: three retries.
+# For language models and other slow services: three retries.
 llm: Final[Policy] = {"attempts": 4, "backoff": "exponential", "timeout": 30.0}
 # For input and output that a run can do without: two retries, then None in place of the result.
 io: Final[Policy] = {"attempts": 3, "backoff": "linear", "timeout": 10.0, "on_failure": "skip"}
-# For what works at once or not at all.
+# For calls that succeed at once or not at all.
 fast_fail: Final[Policy] = {"attempts": 1, "backoff": "none", "timeout": 5.0, "on_failure": "halt"}
 
-# Words of others for the same thing, which no likeness of letters leads to.
+# Names in other systems that close matching would not find.
 _ELSEWHERE = {
     "max_retries": "attempts, which counts the first one too",
     "retries": "attempts, which counts the first one too",
@@ -83,7 +83,7 @@ def check_policy(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def suggest(word: str, words: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
-    """`did you mean ...?`, or what there is."""
+    """`did you mean ...?`, or the known words."""
     known = tuple(words)
     if elsewhere is not None and word in elsewhere:
         return f"here it is called {elsewhere[word]}"
@@ -139,7 +139,7 @@ def _check_fallback(given: Any, where: str) -> None:
 
 
 def apply(policy: Mapping[str, Any], spec: StepSpec) -> StepSpec:
-    """The step under a policy: what the policy does not say stays."""
+    """The step with a policy merged over its own."""
     changes: dict[str, Any] = {key: value for key, value in policy.items() if key not in _RETRY}
     if "retry" not in policy:
         keys = {key: value for key, value in policy.items() if key in _RETRY}
@@ -153,7 +153,7 @@ def apply(policy: Mapping[str, Any], spec: StepSpec) -> StepSpec:
 
 
 def policy_data(policy: Mapping[str, Any], where: str, code: str | None = None) -> dict[str, Any]:
-    """A policy as JSON; raises InvalidRule where it holds code, with `code` as the reason."""
+    """A policy as JSON; raises InvalidRule if it holds code, with `code` as the reason."""
     code = code or CODE
     data = dict(policy)
     retry = data.get("retry")
@@ -168,12 +168,12 @@ def policy_data(policy: Mapping[str, Any], where: str, code: str | None = None) 
     return data
 
 
-# Of what a run's rules cannot hold.
+# The reason why the rules of a run cannot hold code.
 CODE = (
     "the rules of a run are kept in its journal, and {} {} code; give this rule to Engine(rules=...) or "
     "@workflow(rules=...)"
 )
-# Of what cannot be sent to the worker of a remote step.
+# The reason why the policy of a remote step cannot hold code.
 CODE_FOR_WORKER = (
     "a remote step is tried by its worker, to which the policy is sent, and {} {} code; give this rule to the worker: "
     "Engine(steps=[...], rules=...)"

@@ -1,17 +1,17 @@
-"""Whether a run can go on without a person. Decides, and waits for nothing."""
+"""Whether a run can continue without a person. Decides, never waits."""
 
 from __future__ import annotations
 
 from perdure.kernel.state import RunState
 
-# What comes from outside, and from nowhere else.
+# Waits that only an external event resolves.
 ASKED = frozenset({"approval", "signal"})
 
 
 def at_rest(state: RunState) -> bool:
-    """Whether nothing of a run goes on until a person acts: it asks, and runs nothing, or it is paused or parked.
+    """Whether nothing in a run continues until a person acts: it only waits for external events, is paused or parked.
 
-    The time that its questions themselves give is not counted: a deadline of theirs is no work. A timer is.
+    The timeout of an approval or a signal does not count as work. A timer does.
     """
     if state.finished is not None or state.parked is not None:
         return True
@@ -27,5 +27,5 @@ def at_rest(state: RunState) -> bool:
 
 
 def questions(state: RunState) -> list[str]:
-    """The op paths of what a run, and its children, ask for, in the order they asked."""
+    """The op paths of the open approvals and signals of a run and its children, in order."""
     return [path for path, op in state.ops.items() if op.kind in ASKED]

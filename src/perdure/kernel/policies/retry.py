@@ -1,4 +1,4 @@
-"""How often a step is tried and when the next try is due. Never sleeps, never draws a random number."""
+"""How many attempts a step gets, and when the next is due. Never sleeps, never draws a random number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Backoff = Literal["exponential", "linear", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A step's retry policy: up to `attempts` tries, only for exceptions in `on`.
+    """A step's retry policy: up to `attempts` attempts, only for exceptions in `on`.
 
     The wait after a failure grows with each one, by `factor` or (`backoff="linear"`) by `initial`, up to `max`.
     """
@@ -60,14 +60,14 @@ ONCE = Retry(attempts=1)
 def backoff(retry: Retry, failures: int, key: str) -> float:
     """Seconds to wait after the `failures`-th failure.
 
-    The jitter is a function of the step's idempotency key: it spreads many runs, and replays to the same moment.
+    The jitter is a function of the step's idempotency key: it spreads many runs, and replay gives the same value.
     """
     if retry.backoff == "none":
         return 0.0
     try:
         growth = failures if retry.backoff == "linear" else float(retry.factor) ** (failures - 1)
         wait = min(retry.max, retry.initial * growth)
-    except OverflowError:  # after many failures, or by a large factor: far beyond any `max`
+    except OverflowError:  # far beyond any `max`
         wait = retry.max if retry.initial else 0.0
     if not retry.jitter:
         return wait
@@ -75,5 +75,5 @@ def backoff(retry: Retry, failures: int, key: str) -> float:
 
 
 def fraction(key: str) -> float:
-    """A number in [0, 1) that depends on `key` alone."""
+    """A number in [0, 1) that depends only on `key`."""
     return (int.from_bytes(blake2b(key.encode(), digest_size=8).digest()) >> 11) / (1 << 53)

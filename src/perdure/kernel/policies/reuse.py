@@ -12,7 +12,7 @@ Decision = Literal["create", "return", "reject", "replace"]
 
 
 def decide(reuse: Reuse, existing: RunStatus | None) -> Decision:
-    """Create a new run, return or reject because of the one there is, or end that one first and replace it."""
+    """Create a new run, return the existing run, reject the start, or terminate the existing run and replace it."""
     if reuse not in get_args(Reuse):
         raise WrongValue(f"reuse={reuse!r} is none of {', '.join(map(repr, get_args(Reuse)))}")
     if existing is None:

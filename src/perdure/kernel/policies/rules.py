@@ -1,8 +1,8 @@
 """Which policy a step gets: ordered rules, the first that matches wins. Decides, never executes.
 
 A rule is a matcher and a policy. There are three levels: the rules of a run come before those of its program, and those
-before the engine's, unless a level replaces the ones behind it. What the first match says is merged over the step's own
-policy. Rules change how a step is tried, never which step it is: so they may change while a run goes on.
+before the engine's, unless a level replaces the ones behind it. The policy of the first match is merged over the step's
+own. Rules change how a step is tried, never which step it is, so they may change while a run is open.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of one level, and whether the levels behind it count."""
+    """The rules of one level, and whether it replaces the levels behind it."""
 
     rules: tuple[Rule, ...] = ()
     replaces: bool = False
@@ -93,15 +93,15 @@ RulesLike = Rules | Iterable[RuleLike] | Mapping[str, Any]
 def rule(matcher: Any, preset: Policy | None = None, /, **policy: Unpack[Policy]) -> Rule:
     """A policy for the steps that match: `rule("charge", timeout=5)`, `rule(re.compile("^llm_"), llm, timeout=60)`.
 
-    The matcher is the name of a step or the step itself, a compiled regular expression that is looked for in the name,
-    `kind(...)`, a function that is given a StepInfo, or `default`.
+    The matcher is a step or its name, a compiled regular expression that is searched for in the name, `kind(...)`, a
+    function that is given a StepInfo, or `default`.
     """
     where = f"rule({_show(matcher)})"
     return Rule(_matcher(matcher, where), check_policy({**(preset or {}), **policy}, where))
 
 
 def prepend(rules: RulesLike) -> Rules:
-    """These rules, then those of the levels behind. What a plain list means too."""
+    """These rules, then those of the levels behind. A plain list means the same."""
     return Rules(rules_of(rules, "prepend").rules)
 
 
@@ -125,7 +125,7 @@ def rules_of(given: RulesLike, where: str = "rules") -> Rules:
     found: list[Rule] = []
     for number, one in enumerate(given, 1):
         found.append(_rule(one, f"{where}, rule {number}"))
-    _check_reach(found, where)
+    _check_covered(found, where)
     return Rules(tuple(found), replaces) if found or replaces else NONE
 
 
@@ -183,7 +183,7 @@ def _matcher(given: Any, where: str) -> Matcher:
 
 
 def _matcher_of_data(given: Mapping[str, Any], where: str) -> Matcher:
-    """`{"regex": "^llm_"}` and the like: what JSON and YAML can say."""
+    """A matcher as JSON and YAML have it, such as `{"regex": "^llm_"}`."""
     words = ("name", "regex", "kind", "default")
     keys = set(given) - {"flags"}
     for key in keys:
@@ -208,8 +208,8 @@ def _matcher_of_data(given: Mapping[str, Any], where: str) -> Matcher:
         raise InvalidRule(where, f"{value!r} is not a regular expression: {error}") from None
 
 
-def _check_reach(rules: list[Rule], where: str) -> None:
-    """Every rule must be able to match something that those before it leave."""
+def _check_covered(rules: list[Rule], where: str) -> None:
+    """Raise InvalidRule for a rule that can never match because an earlier one covers it."""
     for number, one in enumerate(rules):
         for earlier, before in enumerate(rules[:number]):
             if _covers(before.matcher, one.matcher):
@@ -221,7 +221,7 @@ def _check_reach(rules: list[Rule], where: str) -> None:
 
 
 def _covers(before: Matcher, one: Matcher) -> bool:
-    """Whether everything that `one` matches is matched by `before`, as far as that can be known."""
+    """Whether `before` certainly matches everything that `one` matches."""
     if isinstance(before, Default) or (isinstance(before, Kind) and "step" in before.names):
         return True
     if isinstance(before, Kind) and isinstance(one, Kind):
@@ -245,7 +245,7 @@ def _show(matcher: Any) -> str:
 
 
 def rules_data(rules: Rules, where: str = "rules") -> dict[str, Any] | None:
-    """The rules of a run as its journal keeps them; raises InvalidRule where they hold code."""
+    """The rules of a run as its journal stores them; raises InvalidRule if they hold code."""
     if rules == NONE:
         return None
     pairs = []
@@ -256,7 +256,7 @@ def rules_data(rules: Rules, where: str = "rules") -> dict[str, Any] | None:
 
 
 def sent_rules(spec: StepSpec) -> dict[str, Any] | None:
-    """The policy that the worker of a remote step is sent: the rules of the run in which the worker tries it."""
+    """The policy of a remote step, as rules for the run in which a worker executes it."""
     if not spec.sent:
         return None
     policy = policy_data(dict(spec.sent), f"the remote step {spec.name!r}", CODE_FOR_WORKER)
@@ -280,7 +280,7 @@ def _matcher_data(matcher: Matcher, where: str) -> Any:
 
 
 class Resolver:
-    """The rules that hold for one run, nearest level first."""
+    """The rules that apply to one run, nearest level first."""
 
     __slots__ = ("_known", "_program", "_rules", "_tags")
 
@@ -290,7 +290,7 @@ class Resolver:
         self._known: dict[StepSpec, StepSpec] = {}
 
     def __call__(self, command: RunStep) -> RunStep:
-        """The same call, under the policy that the rules give it."""
+        """The same call with the policy that the rules give its step."""
         if command.op.startswith("<"):  # the engine's own, such as the report of a remote step
             return command
         spec = command.spec
@@ -322,7 +322,7 @@ class Resolver:
 
 
 def combine(levels: Iterable[Rules]) -> tuple[Rule, ...]:
-    """All rules that hold, in their order."""
+    """All rules that apply, in order."""
     found: list[Rule] = []
     for level in levels:
         found += level.rules
@@ -332,9 +332,9 @@ def combine(levels: Iterable[Rules]) -> tuple[Rule, ...]:
 
 
 def resolver(engine: Rules, program: Rules, started: RunStarted, name: str = "") -> Resolver | None:
-    """What makes of a step's policy what the rules say; None where there are no rules.
+    """The resolver for a run or one of its children; None if there are no rules.
 
-    `started` is of the root run, whose rules hold for its children too; `name` is the program of a child.
+    `started` belongs to the root run, whose rules apply to its children too; `name` is the program of a child.
     """
     run = NONE if started.rules is None else rules_of(started.rules, "the rules of the run")
     levels = (run, program, engine)
@@ -351,7 +351,7 @@ def kind_of(spec: StepSpec) -> str:
 
 
 def _refusing(spec: StepSpec, error: InvalidRule, cause: Exception | None = None) -> StepSpec:
-    """A step that fails because its rule is wrong: the program is told, and every other step goes on."""
+    """A step that fails with the error of its rule; other steps are not affected."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise error from cause

@@ -1,4 +1,4 @@
-"""Where a new run waits for its turn: what callers say about it, checked."""
+"""Check the options of a start: queue, key, priority, debounce and durations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Place:
 
 
 def placed(queue: str | None, key: str | None, priority: int) -> Place:
-    """The place that the options of a start name."""
+    """The place that the caller's options name, or UsageError."""
     check_priority(priority)
     if queue is None:
         given = f"key={key!r}" if key is not None else f"priority={priority}" if priority else None
@@ -31,7 +31,7 @@ def placed(queue: str | None, key: str | None, priority: int) -> Place:
 
 
 def debounced_id(program: str, place: Place, id: str | None, reuse: str, delay: Duration | None) -> str:
-    """The id under which starts of one run come together."""
+    """The id under which debounced starts are merged into one run."""
     if delay is not None:
         raise UsageError("debounce and delay both say when the run begins; give one of them")
     if reuse != "return_existing":

@@ -1,16 +1,16 @@
-"""Tags of runs: names and values, by which callers find them. Checks them, and keeps nothing."""
+"""Check the tags of a run: names and values by which callers find it."""
 
 from __future__ import annotations
 
 from perdure.errors import UsageError
 from perdure.kernel.ids import check_text, flaw_of
 
-# Tags are for finding runs, and are in every row that is listed.
+# Limits, because every listed row carries its tags.
 MAX_TAGS, MAX_TAG_NAME = 64, 200
 
 
 def checked_tags(tags: dict[str, str] | None) -> dict[str, str] | None:
-    """The tags as they are kept, None for none; or UsageError."""
+    """The tags as they are stored, None for none; or UsageError."""
     if tags is None:
         return None
     if not isinstance(tags, dict):
@@ -18,7 +18,7 @@ def checked_tags(tags: dict[str, str] | None) -> dict[str, str] | None:
     if not all(isinstance(k, str) and isinstance(v, str) for k, v in tags.items()):
         raise UsageError(f"tags={tags!r:.200}: names and values of tags are strings")
     if len(tags) > MAX_TAGS:
-        raise UsageError(f"there are {len(tags):,} tags, and {MAX_TAGS} is the limit; put what is more into the input")
+        raise UsageError(f"there are {len(tags):,} tags, and {MAX_TAGS} is the limit; put the rest into the input")
     for name, value in tags.items():
         flaw = flaw_of(name, MAX_TAG_NAME)
         if flaw is not None:

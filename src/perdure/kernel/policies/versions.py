@@ -1,4 +1,4 @@
-"""Which program executes a run: several versions of one name, and which takes over for which. Never opens one."""
+"""Find the program and version that executes a run. Never opens one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Programs(Mapping[str, "Program"]):
-    """Programs by name, in all their versions. As a mapping: the newest of each name."""
+    """Programs by name, in all their versions. As a mapping, the newest version of each name."""
 
     __slots__ = ("_newest", "_unloaded", "_versions", "on_renewed")
 
@@ -22,17 +22,17 @@ class Programs(Mapping[str, "Program"]):
     ) -> None:
         self._versions: dict[str, dict[str, Program]] = {}
         self._newest: dict[str, Program] = {}
-        # Programs that are loaded when they are first needed, by name.
+        # Loaders of programs that are loaded when they are first needed, by name.
         self._unloaded: dict[str, Callable[[], Program]] = dict(lazy or {})
-        # Told of a program that takes the place of another, before it does.
+        # Called with a program right before it replaces an older definition.
         self.on_renewed: Callable[[Program], None] = lambda program: None
         for program in programs:
             self.add(program)
 
     def renew(self, program: Program) -> None:
-        """Take on a program that was defined again: a cell of a notebook run twice, a module loaded anew.
+        """Replace a program that was defined again: a notebook cell run twice, a module reloaded.
 
-        The definition that was made last counts. Raises UsageError for another program of this name and version.
+        The latest definition counts. Raises UsageError for a different program of this name and version.
         """
         versions = self._versions.get(program.name, {})
         known = versions.get(program.version)
@@ -43,9 +43,9 @@ class Programs(Mapping[str, "Program"]):
             return
         if here.place != there.place:
             raise UsageError(
-                f"this engine has another program of the name {program.name!r}: it was given that of {here.source}, "
-                f"and this is that of {there.source}. Give one another name, as in @workflow(name=...), or make an "
-                "engine of this one"
+                f"this engine has another program named {program.name!r}, of {here.source}, and this one is of "
+                f"{there.source}. Give one of them another name, as in @workflow(name=...), or create a separate "
+                "engine for it"
             )
         if here.number < there.number:
             self.on_renewed(program)
@@ -53,7 +53,7 @@ class Programs(Mapping[str, "Program"]):
             self._newest[program.name] = versions[max(versions, key=version_order)]
 
     def add(self, program: Program) -> None:
-        """Take one more on. Raises UsageError when another is of its name and version."""
+        """Register a program. Raises UsageError if another has its name and version."""
         versions = self._versions.setdefault(program.name, {})
         if versions.setdefault(program.version, program) is not program:
             raise UsageError(
@@ -77,7 +77,7 @@ class Programs(Mapping[str, "Program"]):
         return len(self._newest.keys() | self._unloaded.keys())
 
     def _load(self, name: str) -> None:
-        """Load a program that is needed now. Raises what its loader raises, each time."""
+        """Load a program. If its loader raises, the next call tries again."""
         load = self._unloaded.get(name)
         if load is not None:
             program = load()
@@ -93,10 +93,10 @@ class Programs(Mapping[str, "Program"]):
         return list(self._newest.values())
 
     def find(self, name: str, version: str) -> Program:
-        """The program for a run of this version: that very one, or the newest that accepts it.
+        """The program for a run of this version: exactly that version, or the newest that accepts it.
 
-        A run that was started by name alone has no version; the newest takes it. Raises UnknownProgram or
-        UnknownVersion where there is none.
+        A run that was started by name only has no version, and gets the newest. Raises UnknownProgram or
+        UnknownVersion.
         """
         if self._unloaded:
             self._load(name)
@@ -107,10 +107,10 @@ class Programs(Mapping[str, "Program"]):
             return self._newest[name]
         if version in versions:
             return versions[version]
-        heirs = [known for known, program in versions.items() if version in program.accepts]
-        if not heirs:
+        accepting = [known for known, program in versions.items() if version in program.accepts]
+        if not accepting:
             raise UnknownVersion(name, version, tuple(sorted(versions, key=version_order)))
-        return versions[max(heirs, key=version_order)]
+        return versions[max(accepting, key=version_order)]
 
     def serves(self, name: str, version: str) -> bool:
         """Whether there is a program for a run of this version."""

@@ -1,7 +1,7 @@
-"""Say what an annotation decodes to: which are supported, and how registered codecs find their way into them.
+"""Which annotations values can be decoded by, and how registered codecs apply to them.
 
-msgspec stores dataclasses, Enums and other types by itself and asks nobody. Where a codec is registered for such a
-type, the annotation is rewritten: a stand-in takes its place, for which msgspec does ask. Never decodes on its own.
+msgspec encodes dataclasses, Enums and other types natively, without calling a hook. If a codec is registered for such a
+type, the annotation is rewritten: a stand-in type replaces it, for which msgspec calls the hook. Never decodes itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure.kernel.values.models import is_model, model_from
 from perdure.kernel.values.types import Shapes, name_of, record_fields
 from perdure.kernel.values.value_versions import Versions, versions_of
 
-# These say nothing about the value, so it comes back as plain JSON. `-> None` is how Python spells "no result".
+# Annotations without information: the value comes back as plain JSON.
 PLAIN: tuple[object, ...] = (Any, object, None, type(None), inspect.Signature.empty, NoReturn, Never)
 
 CURE = "register a codec with Engine(codecs=[TypeCodec(...)])"
@@ -33,7 +33,7 @@ class Annotations:
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        # Types with a codec in place of the form that msgspec has of them.
+        # Types with a registered codec that msgspec would otherwise encode natively.
         self.native = frozenset(cls for cls in shapes.codecs if _is_native(cls))
         self._stand_ins: dict[object, type] = {}
         shapes.make_record = self._make_versioned
@@ -42,7 +42,7 @@ class Annotations:
         """Say why values cannot be decoded by this annotation, and what to do; None when they can."""
         try:
             info = msgspec_inspect.type_info(self.rewrite(annotation))
-            # A type of msgspec's own is not always one it can decode: only a decoder knows about unions and Enums.
+            # type_info accepts some unions and Enums that msgspec cannot decode; only a decoder reports them.
             msgspec.json.Decoder(self.rewrite(annotation))
         except NameError as problem:
             return f"a name in it cannot be resolved ({problem}); import it where the annotation can see it"
@@ -90,8 +90,8 @@ class Annotations:
     # --- stand-ins --------------------------------------------------------------------------------------------------
 
     def rewrite(self, annotation: Any) -> Any:
-        """Put stand-ins where msgspec would not ask; give the annotation itself where nothing needs one."""
-        if not (self.native or Versions.anywhere) or not self._reaches(annotation, set()):
+        """Replace native types that have a codec by stand-ins; returns the annotation itself if there are none."""
+        if not (self.native or Versions.anywhere) or not self._contains_codec(annotation, set()):
             return annotation
         if isinstance(annotation, type) and not get_args(annotation):
             return self._stand_in(annotation)
@@ -103,17 +103,17 @@ class Annotations:
             return Union[rewritten]  # noqa: UP007  # made from a tuple
         return origin[rewritten]
 
-    def _reaches(self, annotation: Any, seen: set[Any]) -> bool:
+    def _contains_codec(self, annotation: Any, seen: set[Any]) -> bool:
         if isinstance(annotation, type) and not get_args(annotation):
             if annotation in seen:
                 return False
             seen.add(annotation)
             if self._shapes.codec_for(annotation) is not None:
                 return True
-            return any(self._reaches(hint, seen) for _, _, hint in _typed_fields(annotation))
+            return any(self._contains_codec(hint, seen) for _, _, hint in _typed_fields(annotation))
         if get_origin(annotation) is Literal:
             return False
-        return any(self._reaches(arg, seen) for arg in get_args(annotation))
+        return any(self._contains_codec(arg, seen) for arg in get_args(annotation))
 
     def _stand_in(self, cls: type) -> type:
         if cls not in self._stand_ins:
@@ -144,7 +144,7 @@ class Annotations:
         if config is not None and tagged and tag != config.tag:
             raise ValueError(f"Invalid value {tag!r} for the tag of {name_of(cls)}")
         made = {attribute: self.convert(value[stored], hint) for stored, attribute, hint in fields if stored in value}
-        # Fields that a dataclass does not take as arguments are set afterwards, as msgspec does.
+        # Fields with init=False are set afterwards, as msgspec does.
         late = {field.name for field in getattr(cls, "__dataclass_fields__", {}).values() if not field.init}
         record = cls(**{name: item for name, item in made.items() if name not in late})
         for name in late & made.keys():
@@ -157,7 +157,7 @@ class Annotations:
 
 
 class _StandIn(type):
-    """The type of stand-ins. msgspec checks what it was given, so everything is an instance of a stand-in."""
+    """The metaclass of stand-ins. msgspec checks the hook's result, so everything is an instance of a stand-in."""
 
     make: Callable[[Any], Any]
 
@@ -166,29 +166,29 @@ class _StandIn(type):
 
 
 def _is_native(cls: type) -> bool:
-    """Tell whether msgspec stores or reads a type without asking."""
+    """Whether msgspec encodes or decodes a type without calling a hook."""
     if issubclass(cls, (list, tuple, dict, set, frozenset)):
         return True
     try:
         return not isinstance(msgspec_inspect.type_info(cls), msgspec_inspect.CustomType)
-    except Exception:  # known to msgspec, and refused: an Enum of mixed values
+    except Exception:  # native, but refused: an Enum with mixed values
         return True
 
 
 def _typed_fields(cls: Any) -> Iterator[tuple[str, str, Any]]:
-    """Give (stored name, attribute, annotation) of a class that msgspec takes apart; nothing for any other."""
+    """(stored name, attribute, annotation) of the fields of a record type; empty for other types."""
     names = record_fields(cls)
     if names is None and (is_typeddict(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))):
         names = tuple((name, name) for name in getattr(cls, "_fields", None) or get_type_hints(cls))
     if names:
-        # Of a TypedDict without extras, which would leave NotRequired[...] around the type.
+        # With extras, a TypedDict would have NotRequired[...] around its types.
         hints = get_type_hints(cls, include_extras=not is_typeddict(cls))
         for stored, attribute in names:
             yield stored, attribute, hints.get(attribute, Any)
 
 
 def _parts(info: msgspec_inspect.Type) -> Iterator[msgspec_inspect.Type]:
-    """Give every type in a tree of types, each once: types may refer to themselves."""
+    """Every type in a tree of types, each once: types may be recursive."""
     queue: list[Any] = [info]
     seen: set[int] = set()
     for item in queue:
@@ -202,7 +202,7 @@ def _parts(info: msgspec_inspect.Type) -> Iterator[msgspec_inspect.Type]:
 
 
 def _versions_within(model: Any, seen: set[Any]) -> type | None:
-    """Find a type with a version among the fields of a pydantic model, which never asks us about them."""
+    """A type with a version among the fields of a pydantic model, which encodes them without our hooks."""
     seen.add(model)
     hints = [field.annotation for field in getattr(model, "model_fields", {}).values()]
     for hint in hints:

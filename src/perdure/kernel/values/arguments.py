@@ -1,4 +1,4 @@
-"""The arguments of steps by name, for people who look at a run."""
+"""The arguments of steps by name, for views of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.kernel.commands import RunStep
 
 
 def names_of(command: RunStep) -> tuple[str, ...]:
-    """What the encoded arguments of a call are called, in their order; `*rest` for each that a `*rest` takes."""
+    """The parameter names of the encoded arguments of a call, in order; `*rest` for each that `*rest` receives."""
     known = [name for name, _ in command.spec.types]
     plain = [name for name in known if not name.startswith(("*", "="))]
     rest = next((name for name in known if name.startswith("*") and not name.startswith("**")), "")

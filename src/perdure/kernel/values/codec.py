@@ -1,19 +1,18 @@
 """Turn values into JSON bytes and back, faithfully or not at all. Never pickles, imports or touches a store.
 
-Stored without further ado: None, bool, int of any size, float, str, list, dict, tuple, set, frozenset, dataclasses,
+Stored natively: None, bool, int of any size, float, str, list, dict, tuple, set, frozenset, dataclasses,
 msgspec Structs, TypedDict, NamedTuple, attrs classes without private attributes, pydantic models, datetime, date, time,
 timedelta, UUID, Enum, Decimal, bytes (as base64) and any nesting of these. Other types need a `TypeCodec`.
 
 A value comes back as its annotation says; without one (or with `Any`, `object` or `None`) it is plain JSON, in which a
-tuple is a list and a date is text, and a type with a version bears it as `$version`. What JSON does to a value beyond
-that:
+tuple is a list and a date is text, and a type with a version has it under `$version`. What else JSON changes:
 
 - Keys become text: `{1: "a"}` needs the annotation `dict[int, str]` to come back, and 1 must not stand beside "1".
 - Zones become offsets, and `fold` is not kept: a datetime keeps its instant, not its zone's name. Offsets are whole
   minutes; the seconds that some zones had before 1930 are cut.
 - The `__post_init__` of a dataclass runs again when it is decoded; attributes that are not fields are not stored.
 - Subclasses of str, int, float, list and dict lose their class, unless it is in the annotation or has a codec.
-- NaN, infinities and lone surrogates have no form and are refused, as is what contains itself.
+- NaN, infinities, lone surrogates and values that contain themselves are refused.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ Decode = Callable[[bytes | msgspec.Raw], Any]
 
 
 class Codec:
-    """The codec of one engine: msgspec, plus the types that were registered."""
+    """The codec of one engine: msgspec, plus registered types."""
 
     def __init__(self, codecs: Iterable[TypeCodec[Any]] = (), limit: int = Limits().payload) -> None:
-        # How many bytes a value may have that a body publishes or shows: it stays in the journal itself.
+        # The size limit of state and of approval requests, which are never offloaded.
         self.limit = limit
         self._shapes = Shapes(codecs)
         self._annotations = Annotations(self._shapes)
@@ -58,7 +57,7 @@ class Codec:
             data = self._encode(
                 self._shapes.plain(value, False) if self._annotations.native or Versions.anywhere else value
             )
-            # msgspec writes NaN as null, so a null may be a value that would be lost: only then is it worth a walk.
+            # msgspec writes NaN as null, so only data with a null needs the search for NaN.
             lost = b"null" in data and value is not None and self._shapes.has_nan(value)
         except BaseException as problem:
             if pressed(problem):
@@ -87,10 +86,10 @@ class Codec:
             try:
                 data = self._encode_sorted(value)
             except Exception:
-                pass  # keys that are not text, a set of things that have no order, or no form at all: see below
+                pass  # keys that are not text, sets that cannot be sorted, unknown types: see below
             else:
-                # msgspec sorts sets by `<`. That is one order for text and numbers; sets of tuples, sets or objects
-                # show as `[[` or `[{`, and need a closer look, as do types that only a codec knows.
+                # msgspec sorts sets by `<`, which is a total order for text and numbers. Sets of tuples, sets or
+                # objects appear as `[[` or `[{` and must be checked, as must types with a codec.
                 if not shapes.codecs and not _may_nest_in_set(value, data):
                     return data
                 if shapes.is_ordered(value):
@@ -98,7 +97,7 @@ class Codec:
         return self._encode(shapes.plain(value, True))
 
     def _plain_form(self, value: Any) -> Any:
-        """Give a form that msgspec knows for a value that it does not (its `enc_hook`)."""
+        """Plain data for a value of a type that msgspec does not know (its `enc_hook`)."""
         shape = self._shapes.of(type(value))
         if shape.codec is not None:
             return shape.codec.encode(value)
@@ -137,7 +136,7 @@ class Codec:
             raise NotDecodable(what, name_of(type), _reason(problem)) from problem
 
     def decoder(self, type: Any, what: str = "a stored value") -> Decode:
-        """Give the function that decodes by an annotation; raise NotDecodable at once if there can be none."""
+        """The function that decodes by an annotation; raises NotDecodable if the annotation is not supported."""
         decode, name = self._decoder(type, what), name_of(type)
 
         def checked(data: bytes | msgspec.Raw) -> Any:
@@ -151,10 +150,10 @@ class Codec:
         return checked
 
     def schema(self, annotation: Any) -> msgspec.Raw:
-        """A JSON schema that fits all that can be decoded by an annotation; an empty one where none is known."""
+        """A JSON schema that every value decodable by the annotation fits; empty if none is known."""
         try:
             info = None if is_plain(annotation) else msgspec_inspect.type_info(self._annotations.rewrite(annotation))
-        except Exception:  # what makes a type unfit is said when it is decoded
+        except Exception:  # the reason is reported when a value is decoded
             info = None
         return msgspec.Raw(b"{}" if info is None else msgspec.json.encode(schema_of(info)))
 
@@ -179,8 +178,8 @@ class Codec:
 
 
 def _may_nest_in_set(value: object, data: bytes) -> bool:
-    """Tell from the bytes whether a set may hold more than text and numbers. False is certain."""
-    # The outer bracket is mostly a list of arguments, not a set: look at the value rather than walk it every time.
+    """Whether a set in the value may hold more than text and numbers, judged by the bytes. False is certain."""
+    # The outer bracket is usually a list of arguments, not a set.
     if data.find(b"[[", 2) >= 0 or data.find(b"[{", 2) >= 0:
         return True
     if type(value) is list or type(value) is tuple:

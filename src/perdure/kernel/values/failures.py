@@ -1,12 +1,12 @@
 """Exceptions as data: describe one for the journal, and rebuild it as the class it was. Never imports a module.
 
-A class is looked for where it already is: among the builtins, in loaded modules, or in the types the caller knows.
-Rebuilding calls `__new__` and `__init__` of the builtin base, never the class's own: what an exception's constructor
-does to the world must not happen again on replay. An exception that cannot be rebuilt becomes a StepError, which is
-also of the builtin class that it was derived from: `except OSError` means the same whether or not its module is loaded.
+A class is looked up among the builtins, in loaded modules, and in the types that the caller passes. Rebuilding calls
+`__new__` and `__init__` of the builtin base, never the class's own: side effects of its constructor must not happen
+again on replay. An exception that cannot be rebuilt becomes a StepError that also derives from its builtin base class:
+`except OSError` means the same whether or not the module of the class is loaded.
 
-Any class at all may be raised, and its code may raise in turn: what is of every exception is read past that code, and
-what is asked of it is asked with care.
+User code may raise any class, whose methods may raise in turn: attributes of BaseException are read directly, and
+everything else is guarded.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from perdure.errors import RunFailed, StepError
 from perdure.kernel.values.codec import Codec
 
 TRACEBACK = 4 * 1024
-TEXT = 64 * 1024  # an error is to be read: more than this of its message, or of its attributes, is not
+TEXT = 64 * 1024  # of a message, and of all attributes
 DEPTH = 5
 CHILDREN = 100
-# Of a failure with its causes and the exceptions of its groups: how many, and how much of their messages and values.
+# Limits for a failure with its causes and grouped exceptions: their number, and the size of their text.
 FAILURES = 300
 BYTES = 4 * TEXT
 
 ABSENT = msgspec.Raw()  # msgspec does not take Raw | None
 
-# Frames that tell a user nothing about their own code.
+# Modules whose frames are left out of tracebacks.
 _OURS = ("perdure", "asyncio", "concurrent.futures", "threading")
 
-# Attributes that builtin exceptions keep in C, out of reach of `__dict__` and `args`.
+# Attributes that builtin exceptions keep in C, outside of `__dict__` and `args`.
 _MEMBERS: tuple[tuple[type[BaseException], tuple[str, ...]], ...] = (
     (ImportError, ("name", "path")),
     (NameError, ("name",)),
     (AttributeError, ("name",)),
 )
 
-# What every exception has, read and set past any `__getattribute__`, `__setattr__` or property of its class.
+# Attributes of BaseException, bypassing any `__getattribute__`, `__setattr__` or property of the class.
 _ARGS = BaseException.__dict__["args"]
 _CAUSE = BaseException.__dict__["__cause__"]
 _CONTEXT = BaseException.__dict__["__context__"]
@@ -54,7 +54,7 @@ _DICT = BaseException.__dict__["__dict__"]
 _MRO, _FLAGS, _NAMES = type.__dict__["__mro__"], type.__dict__["__flags__"], type.__dict__["__dict__"]
 _MODULE, _QUALNAME = type.__dict__["__module__"], type.__dict__["__qualname__"]
 _MP_MAIN = "__mp_main__"
-_HEAP_TYPE = 1 << 9  # of `__flags__`: the class was made by code, and is not one of the interpreter's own
+_HEAP_TYPE = 1 << 9  # in `__flags__`: the class is not a builtin
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,26 +63,26 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     """The class, as `module.qualname`."""
     message: str
-    """What `str()` said of it."""
+    """Its `str()`."""
     args: msgspec.Raw = ABSENT
-    """Its `args` as a JSON list; empty when they cannot be stored, and the message stands for them."""
+    """Its `args` as a JSON list; empty when they cannot be stored."""
     data: msgspec.Raw = ABSENT
     """Its attributes as a JSON object, without those that cannot be stored; empty when there are none."""
     traceback: str = ""
     """The frames of the user's code, innermost last."""
     cause: Failure | None = None
-    """What it was raised from."""
+    """Its `__cause__`."""
     errors: tuple[Failure, ...] = ()
     """The exceptions of an exception group."""
     base: str = ""
-    """The builtin class that it was derived from, unless that is Exception; for where its own class is not known."""
+    """Its builtin base class, unless that is Exception; used when its own class is not known."""
     lost: tuple[str, ...] = ()
     """The names of attributes that could not be stored."""
     binary: tuple[str | int, ...] = ()
     """Which attributes, by name, and which of `args`, by number, are bytes: in JSON they are base64 text."""
 
     def __str__(self) -> str:
-        """As an exception is said in one line: `ValueError: no stock`."""
+        """One line: `ValueError: no stock`."""
         name = self.type.removeprefix("builtins.").removeprefix("__main__.")
         return f"{name}: {self.message}" if self.message else name
 
@@ -91,43 +91,43 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def describe(exc: BaseException, codec: Codec) -> Failure:
-    """Describe an exception, whatever it is. Never raises."""
+    """Describe any exception. Never raises."""
     return _Describing(codec).failure(exc, DEPTH)
 
 
 def type_name(cls: type[BaseException]) -> str:
     """Name an exception class as failures do: the key of `known` in `rebuild`."""
     try:
-        # The script that a process of multiprocessing has imported is the main module of the one that began it.
+        # In a process of multiprocessing, `__mp_main__` is the `__main__` of its parent.
         module = _MODULE.__get__(cls)
         return _text(f"{'__main__' if module == _MP_MAIN else module}.{_QUALNAME.__get__(cls)}")
-    except BaseException:  # its `__module__` may be anything
+    except BaseException:  # `__module__` may be anything
         return _text(_QUALNAME.__get__(cls))
 
 
 def is_any_of(exc: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
-    """Whether an `except` of these classes would take it. Its class is not asked: it may say anything, or raise."""
+    """Whether an `except` of these classes catches it, without calling code of its class."""
     return any(cls in _MRO.__get__(type(exc)) for cls in classes)
 
 
 def message_of(exc: BaseException) -> str:
-    """What an exception says, whatever it is. Never raises."""
+    """The message of any exception. Never raises."""
     return _message(exc)
 
 
 def raised_at(exc: BaseException) -> str:
-    """Where in the user's code it was raised, as a traceback says it; empty if that is not known. Never raises."""
+    """Where in the user's code it was raised, as a traceback line; empty if unknown. Never raises."""
     return _traceback(_TRACEBACK.__get__(exc)).rpartition("\n")[2]
 
 
 def set_cause(exc: BaseException, cause: BaseException) -> None:
-    """Say what an exception came of, unless it says so itself. Never raises."""
+    """Set the cause of an exception that has none. Never raises."""
     if exc is not cause and _CAUSE.__get__(exc) is None:
         _CAUSE.__set__(exc, cause)
 
 
 class _Describing:
-    """One exception with everything that is in it, within bounds."""
+    """Describes one exception with its causes and members, within the limits."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -162,14 +162,14 @@ class _Describing:
         )
 
     def _spend(self, size: int) -> bool:
-        """Count what is kept; whether there is no more room."""
+        """Count the size of a text; whether the limit is exceeded."""
         self._bytes -= size
         return self._bytes <= 0
 
     def _args(self, exc: BaseException, binary: list[str | int]) -> msgspec.Raw:
-        """Give the arguments that make the same exception again. Those kept elsewhere than in `args` are added."""
+        """The arguments that recreate the exception, including those that builtin classes do not keep in `args`."""
         if issubclass(type(exc), BaseExceptionGroup):
-            # The exceptions are kept as failures.
+            # The exceptions of a group are stored as failures.
             return self._raw([BaseExceptionGroup.__dict__["message"].__get__(exc)])
         args: list[object] = list(_ARGS.__get__(exc))
         if issubclass(type(exc), OSError) and len(args) == 2:
@@ -184,7 +184,7 @@ class _Describing:
         return raw
 
     def _data(self, exc: BaseException, binary: list[str | int]) -> tuple[msgspec.Raw, tuple[str, ...]]:
-        """Give the attributes that can be stored, and the names of those that cannot."""
+        """The attributes that can be stored, and the names of those that cannot."""
         kept: dict[str, msgspec.Raw] = {}
         lost: list[str] = []
         size = 0
@@ -205,12 +205,12 @@ class _Describing:
         return (msgspec.Raw(msgspec.json.encode(kept)) if kept else ABSENT), tuple(lost)
 
     def _raw(self, value: object) -> msgspec.Raw:
-        """Give the JSON of a value; empty when it has none, or too much."""
+        """The JSON of a value; empty if it cannot be encoded or is too large."""
         try:
             if isinstance(value, str | bytes | bytearray | list | tuple | dict | set) and len(value) > TEXT:
                 return ABSENT
             data = self._codec.encode(value, "an exception")
-        except BaseException:  # whatever the code of that value raises
+        except BaseException:  # code of the value may raise anything
             return ABSENT
         if len(data) > TEXT or self._spend(len(data)):
             return ABSENT
@@ -218,13 +218,13 @@ class _Describing:
 
 
 def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
-    """The nearest class of the interpreter's own."""
+    """The nearest builtin base class."""
     mro: tuple[type[BaseException], ...] = _MRO.__get__(cls)
     return next(base for base in mro if not _FLAGS.__get__(base) & _HEAP_TYPE)
 
 
 def _attributes_of(exc: BaseException) -> Iterator[tuple[str, object]]:
-    """What an exception keeps: in its `__dict__`, in slots, and in C."""
+    """The attributes of an exception: in its `__dict__`, in slots, and in C."""
     found: dict[object, object] = dict(_DICT.__get__(exc) or {})
     for name, slot in _slots(type(exc)).items():
         try:
@@ -243,7 +243,7 @@ def _attributes_of(exc: BaseException) -> Iterator[tuple[str, object]]:
 
 
 def _slots(cls: type[BaseException]) -> dict[str, MemberDescriptorType]:
-    """The slots of a class and of those it was derived from."""
+    """The slots of a class and its bases."""
     found: dict[str, MemberDescriptorType] = {}
     for base in _MRO.__get__(cls):
         if _FLAGS.__get__(base) & _HEAP_TYPE:
@@ -267,11 +267,11 @@ def _shown(value: object) -> str:
 def _message(exc: BaseException) -> str:
     try:
         return _text(str.__str__(str(exc)))
-    except BaseException:  # whatever its code raises
+    except BaseException:  # its `__str__` may raise anything
         pass
     name = type_name(type(exc)).rpartition(".")[2]
     try:
-        # As an exception without a message of its own shows itself: its arguments say more than nothing.
+        # Without a usable message, show the arguments.
         args: tuple[object, ...] = _ARGS.__get__(exc)
         return _text(f"<{name} whose message cannot be read>" + (f" {args!r:.1000}" if args else ""))
     except BaseException:
@@ -283,7 +283,7 @@ def _text(text: str) -> str:
 
 
 def _traceback(traceback: TracebackType | None) -> str:
-    """Give the innermost frames of the user's code. Source lines are left out: they would have to be read."""
+    """The innermost frames of the user's code, without source lines, which would have to be read from disk."""
     lines: deque[str] = deque()
     size = 0
     while traceback is not None:
@@ -304,7 +304,7 @@ def _traceback(traceback: TracebackType | None) -> str:
 def rebuild(
     failure: Failure, codec: Codec | None = None, known: Mapping[str, type[BaseException]] | None = None
 ) -> Exception:
-    """Make the exception again, with its cause; a StepError where its class is not here. Never raises.
+    """Rebuild the exception with its cause; a StepError if its class is not loaded. Never raises.
 
     `known` maps type names to classes that no module leads to, such as those made inside a function.
     """
@@ -315,7 +315,7 @@ def rebuild(
             cls = _step_error(failure.base)
         if cls is not None:
             exc = _make(cls, failure, codec, known)
-    except BaseException:  # its arguments are not what they were, or its code raised, whatever it was
+    except BaseException:  # its arguments have changed, or its code raised
         exc = None
     if exc is None:
         exc = _step_error(failure.base)(failure.type, failure.message, failure.traceback, _plain_data(failure))
@@ -325,7 +325,7 @@ def rebuild(
 
 
 def add_note(exc: BaseException, note: str) -> None:
-    """Add a note to an exception, whatever its class makes of that. Never raises."""
+    """Add a note to an exception. Never raises."""
     attributes = _DICT.__get__(exc)
     notes = attributes.get("__notes__")
     attributes["__notes__"] = [*notes, note] if isinstance(notes, list) else [note]
@@ -335,7 +335,7 @@ _step_errors: dict[str, type[StepError]] = {"": StepError}
 
 
 def _step_error(base: str) -> type[StepError]:
-    """The class of StepErrors that are of a builtin class as well."""
+    """The subclass of StepError that also derives from a builtin class."""
     found = _step_errors.get(base)
     if found is None:
         cls = getattr(builtins, base, None)
@@ -345,7 +345,7 @@ def _step_error(base: str) -> type[StepError]:
                 names = {"__module__": StepError.__module__, "__qualname__": "StepError", "__doc__": StepError.__doc__}
                 found = type("StepError", (StepError, cls), names)
                 found("a.B", "it can be made")
-            except TypeError:  # one that wants arguments of its own, such as UnicodeDecodeError
+            except TypeError:  # it needs arguments, such as UnicodeDecodeError
                 found = StepError if cls.__base__ is None else _step_error(cls.__base__.__name__)
         _step_errors[base] = found
     return found
@@ -364,20 +364,20 @@ def _find(name: str, known: Mapping[str, type[BaseException]]) -> type[Exception
     if cls is None:
         cls = _walk(name)
     if cls is BaseExceptionGroup:
-        return ExceptionGroup  # its exceptions can be rebuilt as Exceptions only
+        return ExceptionGroup  # its members are rebuilt as Exceptions only
     # SystemExit, KeyboardInterrupt and CancelledError would stop the process or the task that replays.
     return cls if isinstance(cls, type) and issubclass(cls, Exception) else None
 
 
 def _walk(name: str) -> object:
-    """Follow a name into a loaded module, looking at what is there without causing anything to be loaded."""
+    """The object of a dotted name in a loaded module, found without importing anything."""
     if name.startswith(f"{_MP_MAIN}."):
         name = name.replace(_MP_MAIN, "__main__", 1)
     parts = name.split(".")
     for split in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:split]))
         if module is builtins or isinstance(module, ModuleType):
-            # Not getattr: modules may import on access.
+            # Not getattr: a module may import on access.
             found: object = module
             for part in parts[split:]:
                 if isinstance(found, ModuleType):
@@ -402,7 +402,7 @@ def _make(
     if issubclass(cls, BaseExceptionGroup):
         children = [rebuild(child, codec, known) for child in failure.errors]
         args = (args[0], children)
-    elif issubclass(cls, UnicodeDecodeError) and isinstance(args[1], str):  # a journal that does not say what is bytes
+    elif issubclass(cls, UnicodeDecodeError) and isinstance(args[1], str):  # an older journal
         args = (args[0], b64decode(args[1]), *args[2:])
     exc = _new(cls, args)
     slots, attributes = _slots(cls), _DICT.__get__(exc)
@@ -415,14 +415,14 @@ def _make(
         else:
             attributes[name] = value
     if issubclass(cls, StepError | RunFailed):
-        # Its fields may have been too long to be kept, or it was made by hand and never had any.
+        # Its fields may have been too large to store, or it never had any.
         kind = attributes.setdefault("type", failure.type)
         _, found, said = failure.message.partition(f"{kind}: ")
         for name, value in {"id": "", "message": said if found else failure.message, "traceback": ""}.items():
             attributes.setdefault(name, value)
         attributes.setdefault("attributes", {})
     if not _sound(exc):
-        # A `__getattr__` that looks into an attribute which could not be kept. With None in its place it finds nothing.
+        # A `__getattr__` that reads an attribute which was not stored would recurse; with None it does not.
         for name in failure.lost:
             if name in slots:
                 slots[name].__set__(exc, None)
@@ -431,7 +431,7 @@ def _make(
         if not _sound(exc):
             return None
     if isinstance(cls.__str__, WrapperDescriptorType) and str(exc) != failure.message:
-        # Arguments came back as other types (tuples as lists, dates as text), and it shows.
+        # Arguments came back as other types (tuples as lists, dates as text), which changes the message.
         tuples = tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args)
         shown = next((a for a in (tuples, (failure.message,)) if _says(exc, a) == failure.message), args)
         _ARGS.__set__(exc, shown)
@@ -441,7 +441,7 @@ def _make(
 
 
 def _bytes(text: object) -> object:
-    """The bytes that JSON holds as base64; what a codec of the engine made of them stays as it is."""
+    """Decode base64 text to bytes; values that a registered codec encoded are left alone."""
     try:
         return b64decode(text, validate=True) if isinstance(text, str) else text
     except ValueError:
@@ -449,20 +449,20 @@ def _bytes(text: object) -> object:
 
 
 def _new(cls: type[Exception], args: tuple[Any, ...]) -> Exception:
-    """Make an exception without the code of its class."""
+    """Create an exception without running code of its class."""
     base = _builtin_base(cls)
     exc: Exception = base.__new__(cls, *args)
     if type(exc) is not cls:
         raise TypeError(f"{base.__name__}.__new__ made a {type(exc).__qualname__}")
-    # Builtin exceptions keep some arguments as attributes (errno, encoding, value): their own __init__ sets those.
+    # The __init__ of a builtin base sets attributes from arguments (errno, encoding, value).
     base.__init__(exc, *args)
-    if not issubclass(cls, OSError | BaseExceptionGroup):  # these have chosen what `args` shows
+    if not issubclass(cls, OSError | BaseExceptionGroup):  # these set `args` themselves
         _ARGS.__set__(exc, args)
     return exc
 
 
 def _sound(exc: Exception) -> bool:
-    """Whether asking for an attribute that is not there says so, and does nothing worse."""
+    """Whether reading a missing attribute raises AttributeError, and nothing worse."""
     try:
         for name in ("__class__", "__cause__", "__context__", "__traceback__", "__notes__", "args", "_perdure_asks"):
             hasattr(exc, name)
@@ -472,7 +472,7 @@ def _sound(exc: Exception) -> bool:
 
 
 def _silent(exc: Exception) -> bool:
-    """Whether it cannot say its message any more."""
+    """Whether its message can no longer be read."""
     try:
         str(exc)
     except BaseException:
@@ -486,7 +486,7 @@ def _says(exc: Exception, args: tuple[Any, ...]) -> str:
 
 
 def _attributes(cls: type[Exception], failure: Failure, codec: Codec | None) -> dict[str, Any]:
-    """Give the attributes, each as the class annotates it if it does."""
+    """The attributes, each decoded by the annotation of the class if it has one."""
     if not failure.data:
         return {}
     raws = msgspec.json.decode(failure.data, type=dict[str, msgspec.Raw])
@@ -503,5 +503,5 @@ def _attributes(cls: type[Exception], failure: Failure, codec: Codec | None) -> 
             try:
                 attributes[name] = codec.decode(raw, hints[name], f"{failure.type}.{name}")
             except BaseException:
-                pass  # its plain form says more than nothing
+                pass  # keep the plain form
     return attributes

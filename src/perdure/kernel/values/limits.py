@@ -1,7 +1,7 @@
-"""Decide where a value of a given size is kept. Never keeps it, and never logs.
+"""Decide whether a value stays in the journal, is offloaded, or is refused. Never stores it, and never logs.
 
-Sizes are bytes of JSON. Up to `blob` a value stays in the journal; above it goes to the blob store under the hash of
-its bytes; above `payload` it is refused. `history` bounds the journal of one root run.
+Sizes are bytes of JSON. Up to `blob` a value stays in the journal; above it, it is offloaded to a blob; above `payload`
+it is refused. `history` bounds the journal of one root run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Place = Literal["inline", "blob", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large a stored value, and the journal of one root run, may become. All in bytes of JSON."""
+    """Size limits of a value and of the journal of one root run, in bytes of JSON."""
 
     blob: int = 256 * 1024
-    """Above this a value goes to the blob store, and a warning is logged."""
+    """Above this a value is offloaded to a blob, and a warning is logged."""
     payload: int = 2 * 1024 * 1024
     """Above this a value is refused with `PayloadTooLarge`."""
     history: int = 50 * 1024 * 1024
-    """Above this a journal is refused more events with `HistoryTooLarge`."""
+    """Above this a journal accepts no more events (`HistoryTooLarge`)."""
 
     def __post_init__(self) -> None:
         for name in ("blob", "payload", "history"):
@@ -34,12 +34,12 @@ class Limits:
 
 
 def place(size: int, limits: Limits) -> Place:
-    """Say where a value of `size` bytes goes. A size equal to a limit is still within it."""
+    """Where a value of `size` bytes goes. A size equal to a limit is within it."""
     if size > limits.payload:
         return "refuse"
     return "blob" if size > limits.blob else "inline"
 
 
 def blob_id(data: bytes) -> str:
-    """Name bytes by their content: the SHA-256 in hexadecimal, which a reader can verify."""
+    """The id of a blob: the SHA-256 of its bytes in hexadecimal, which a reader can verify."""
     return sha256(data).hexdigest()

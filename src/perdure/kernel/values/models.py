@@ -1,7 +1,7 @@
-"""Write and read pydantic models, for those who have pydantic. Never imports it.
+"""Encode and decode pydantic models. Never imports pydantic.
 
-A model is told by its parts, and pydantic itself writes and reads it: by field names, whatever its aliases are, and in
-JSON mode, so that its own serializers and validators apply. Computed fields and private attributes are not stored.
+Pydantic itself writes and reads a model: by field names, whatever its aliases are, and in JSON mode, so that its own
+serializers and validators apply. Computed fields and private attributes are not stored.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import msgspec
 
 
 def is_model(cls: type) -> bool:
-    """Tell a pydantic model by its parts, so that pydantic is never imported for those who do not use it."""
+    """Whether a class is a pydantic model, found by its attributes so that pydantic need not be imported."""
     return hasattr(cls, "__pydantic_validator__") and not dataclasses.is_dataclass(cls)
 
 
 def model_items(model: Any) -> Iterator[tuple[str, object]]:
-    """Give the fields of a pydantic model, and the extra ones it was given."""
+    """The fields of a pydantic model, and the extra ones it was given."""
     yield from model.__dict__.items()
     yield from (getattr(model, "__pydantic_extra__", None) or {}).items()
 
 
 def keeps_nan(model: type) -> bool:
-    """Tell whether a pydantic model writes NaN as text that it can read again."""
+    """Whether a pydantic model writes NaN as text that it can read again."""
     config = getattr(model, "model_config", None) or {}
     return config.get("ser_json_inf_nan") == "strings"
 
@@ -51,7 +51,7 @@ def ordered_model(model: Any) -> Any:
 
 
 def _in_order(written: Any, value: Any) -> Any:
-    """Sort what was written for sets, by walking it beside the value. What pydantic wrote its own way stays."""
+    """Sort the lists that were written for sets, found by walking the value in parallel."""
     if isinstance(written, list) and isinstance(value, (list, tuple, set, frozenset)) and len(written) == len(value):
         items = [_in_order(*pair) for pair in zip(written, value, strict=True)]
         return sorted(items, key=msgspec.json.encode) if isinstance(value, (set, frozenset)) else items
@@ -66,7 +66,7 @@ def _in_order(written: Any, value: Any) -> Any:
 
 @cache
 def _model_options() -> tuple[dict[str, bool], dict[str, bool]]:
-    """Give pydantic's options to write and to read models, so that aliases do not come between the two."""
+    """Pydantic's options to write and to read models without aliases."""
     pydantic = sys.modules.get("pydantic")
     version = tuple(int(part) for part in getattr(pydantic, "VERSION", "2.0").split(".")[:2])
     if version >= (2, 11):

@@ -1,8 +1,8 @@
-"""What code that the engine calls may raise: told apart from Ctrl-C, and shown with care.
+"""Contain exceptions of user code that the engine calls, and distinguish them from Ctrl-C.
 
-Codecs, `__post_init__`, properties and the like run in callbacks of the engine. A BaseException that got out of there
-(a panic of a library in Rust, SystemExit, a stray CancelledError) would end the callback, and its run would stand
-still: it is an error of that code, as any Exception.
+Codecs, `__post_init__`, properties and the like run in callbacks of the engine. A BaseException from there (a panic of
+a Rust library, SystemExit, a stray CancelledError) would end the callback and stall its run, so it is treated as an
+error of that code, like any Exception.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dis
 
 
 def pressed(error: BaseException) -> bool:
-    """Whether a KeyboardInterrupt comes from the keyboard, and not from code that raises it."""
+    """Whether a KeyboardInterrupt comes from the keyboard, not from code that raises it."""
     if type(error) is not KeyboardInterrupt:
         return False
     traceback = error.__traceback__
@@ -20,13 +20,13 @@ def pressed(error: BaseException) -> bool:
     if traceback is None:
         return True
     frame = traceback.tb_frame
-    # A handler of the interpreter leaves no frame: the code that it interrupted was at something else than raising.
+    # The interpreter's handler leaves no frame: the interrupted code was not at a `raise`.
     raising = dis.opname[frame.f_code.co_code[traceback.tb_lasti]] == "RAISE_VARARGS"
     return not raising or frame.f_globals.get("__name__") == "asyncio.runners"
 
 
 def contained(error: BaseException) -> Exception:
-    """An error as one that a future can hold and that ends no loop. Raises it where Ctrl-C was pressed."""
+    """The error as an Exception, which a future can hold and which ends no loop. Raises it if Ctrl-C was pressed."""
     if isinstance(error, Exception):
         return error
     if pressed(error):
@@ -37,7 +37,7 @@ def contained(error: BaseException) -> Exception:
 
 
 def brief(error: BaseException, most: int = 300) -> str:
-    """An error in one line, whatever its own code does."""
+    """An error in one line, even if its `__str__` raises."""
     name = type(error).__name__
     try:
         said = str(error)[:most]

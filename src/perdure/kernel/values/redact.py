@@ -1,8 +1,8 @@
-"""Take values out of a run by path, and leave it as much of a run as it can be. Knows no store.
+"""Remove values from a capsule by path, and leave it readable. Knows no store.
 
-What is taken out keeps its type: a text becomes `[redacted]`, a number 0, and a list keeps its length, so that the
-types of the program still read it. Fingerprints of inputs are taken out as well: they would not match any more, and
-they would let someone try whether a guess is right.
+A redacted value keeps its type: a text becomes `[redacted]`, a number 0, and a list keeps its length, so that the
+program's types still decode it. Hashes of inputs are removed as well: they would no longer match, and an attacker could
+use them to confirm a guess.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perdure.kernel.values.limits import blob_id
 
 REDACTED = "[redacted]"
 _PART = re.compile(r"\.\.(?P<deep>[^.\[\]]+)|\.(?P<key>[^.\[\]]+)|\[(?P<index>\d+|\*)\]")
-# Texts that are read as something else keep that form.
+# Texts that decode as another type get a blank of that type.
 _FORMS = (
     (re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE), "00000000-0000-0000-0000-000000000000"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?"), "1970-01-01T00:00:00"),
@@ -49,7 +49,7 @@ CHUNKS, KEYED, ARGUMENTS = "chunks", ("recorded", "state"), "inputs"
 
 
 class Path(msgspec.Struct, frozen=True):
-    """What to take out: `$.card.number` of every value, or of those of an op, as in `charge:0.$.pan`.
+    """What to redact: `$.card.number` of every value, or of those of an op, as in `charge:0.$.pan`.
 
     Before the `$`: an op path, a name, `input`, `output`, or nothing for all. After it `.key`, `[0]`, `[*]`, `.*`, and
     `..key` for a key at any depth.
@@ -61,7 +61,7 @@ class Path(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Path:
-    """Read a path; raises UsageError when it is none."""
+    """Parse a path, or raise UsageError."""
     if not isinstance(text, str) or "$" not in text:
         raise UsageError(f"redact={text!r}: a path has a $ in it, as in $.card.number or charge:0.$.pan")
     where, _, rest = text.partition("$")
@@ -79,7 +79,7 @@ def parse(text: str) -> Path:
 
 
 def redact(capsule: Capsule, paths: Sequence[str]) -> Capsule:
-    """The same run without the values at these paths. Raises UsageError for a path that is nowhere in it."""
+    """The same run without the values at these paths. Raises UsageError for a path that matches nothing."""
     parsed = [parse(path) for path in paths]
     if not parsed:
         return capsule
@@ -92,8 +92,8 @@ def redact(capsule: Capsule, paths: Sequence[str]) -> Capsule:
     nowhere = [path for path, count in found.items() if not count]
     if nowhere:
         raise UsageError(
-            f"redact={nowhere[0]!r} is nowhere in run {capsule.id!r}; nothing was written, so that nobody takes it for "
-            "taken out"
+            f"redact={nowhere[0]!r} is nowhere in run {capsule.id!r}; nothing was written, because the value that it "
+            "was meant for would still be in the file"
         )
     return msgspec.structs.replace(capsule, batches=batches, blobs=blobs, redacted=tuple(found))
 
@@ -105,18 +105,18 @@ def _event(
     if isinstance(event, StepStarted | ChildStarted | OutcomeKept):
         changes["inputs"] = ""
     if isinstance(event, SnapshotTaken):
-        # A snapshot holds the values again; the journal does without it.
+        # A snapshot repeats the values, and the journal does not need it.
         return msgspec.structs.replace(event, blob="")
     wanted = [path for path in paths if _applies(path.where, event)]
-    for field, lies_in in VALUES.items():
+    for field, blob_field in VALUES.items():
         value = getattr(event, field, None)
         if not isinstance(value, Raw):
             continue
-        blob = getattr(event, lies_in, "") if lies_in else ""
+        blob = getattr(event, blob_field, "") if blob_field else ""
         data = _value(old[blob] if blob else bytes(value), wanted, found)
         if blob:
-            changes[lies_in] = blob_id(data)
-            new[changes[lies_in]] = data
+            changes[blob_field] = blob_id(data)
+            new[changes[blob_field]] = data
         elif data is not value:
             changes[field] = Raw(data)
     if chunks := getattr(event, CHUNKS, ()):
@@ -158,13 +158,13 @@ def _value(data: bytes, paths: Sequence[Path], found: dict[str, int]) -> bytes:
         return data
     value = before = msgspec.json.decode(data)
     for path in paths:
-        value, count = _take_out(value, path.parts)
+        value, count = _redact_at(value, path.parts)
         found[path.text] += count
     return data if value is before else msgspec.json.encode(value)
 
 
-def _take_out(value: Any, parts: tuple[tuple[str, str], ...]) -> tuple[Any, int]:
-    """A value without what is at a path in it, and how many places that was; the very value when there was none."""
+def _redact_at(value: Any, parts: tuple[tuple[str, str], ...]) -> tuple[Any, int]:
+    """The redacted value and the number of matches; the same object if there are none."""
     if not parts:
         return _blank(value), 1
     (kind, name), rest = parts[0], parts[1:]
@@ -173,9 +173,9 @@ def _take_out(value: Any, parts: tuple[tuple[str, str], ...]) -> tuple[Any, int]
         made: dict[str, Any] = {}
         for key, item in value.items():
             if kind == "deep":
-                hit = _take_out(item, rest if key == name else parts)
+                hit = _redact_at(item, rest if key == name else parts)
             elif kind == "key" and name in (key, "*"):
-                hit = _take_out(item, rest)
+                hit = _redact_at(item, rest)
             else:
                 hit = item, 0
             made[key], count = hit[0], count + hit[1]
@@ -184,9 +184,9 @@ def _take_out(value: Any, parts: tuple[tuple[str, str], ...]) -> tuple[Any, int]
         items = []
         for number, item in enumerate(value):
             if kind == "deep":
-                hit = _take_out(item, parts)
+                hit = _redact_at(item, parts)
             elif (kind == "index" and name in (str(number), "*")) or (kind == "key" and name == "*"):
-                hit = _take_out(item, rest)
+                hit = _redact_at(item, rest)
             else:
                 hit = item, 0
             items.append(hit[0])
@@ -196,7 +196,7 @@ def _take_out(value: Any, parts: tuple[tuple[str, str], ...]) -> tuple[Any, int]
 
 
 def _blank(value: Any) -> Any:
-    """A value of the same kind that says nothing."""
+    """A blank value of the same type."""
     if isinstance(value, str):
         return next((blank for form, blank in _FORMS if form.fullmatch(value)), REDACTED)
     if isinstance(value, bool):

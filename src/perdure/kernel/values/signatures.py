@@ -1,4 +1,4 @@
-"""What a program takes, as plain data: for callers that do not have the program. Refuses only what it would refuse.
+"""The signature of a program as plain data, for callers that do not have the program. Refuses only what it would.
 
 A schema here is JSON Schema, and looser than the type it is of: what a type says beyond it (patterns, codecs, models
 and hooks of the user's) is left to the worker that has the type.
@@ -42,7 +42,7 @@ class Taken(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """Why input does not fit: the argument, none when the call as a whole is wrong; its type; and the reason."""
+    """Why input does not fit: the argument (empty when the call as a whole is wrong), its type, and the reason."""
 
     argument: str
     type: str
@@ -50,16 +50,16 @@ class Misfit(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a program takes. What it returns, and its defaults, are its own business."""
+    """The parameters of a program, without its result type and the values of its defaults."""
 
     parameters: tuple[Taken, ...]
 
     def __str__(self) -> str:
-        """How it is called, near enough for a message."""
+        """How it is called, for messages."""
         return str(inspect.Signature(list(self._plain()))).replace("'", "").replace("= Ellipsis", "= ...")
 
     def misfit(self, input: bytes) -> Misfit | None:
-        """Why a program cannot be called with stored input; None when it can be, as far as is known."""
+        """Why a program cannot be called with stored input; None if it can, as far as is known."""
         values = msgspec.json.decode(input)
         try:
             given = self._given(values)
@@ -74,7 +74,7 @@ class Signature(msgspec.Struct, frozen=True):
         return None
 
     def _given(self, values: Any) -> dict[str, Any]:
-        """The arguments by name, of an object by name or a list by position. Raises TypeError when they are others."""
+        """The arguments by name, from an object or a list. Raises TypeError if they do not fit the parameters."""
         if isinstance(values, list):
             return dict(inspect.Signature(list(self._plain())).bind(*values).arguments)
         missing = [taken.name for taken in self.parameters if taken.required and taken.name not in values]
@@ -94,7 +94,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def packed(signatures: Mapping[str, Signature], size: int) -> tuple[str, list[str]]:
-    """What programs take, by name, as texts of at most `size` characters, and the digest of them."""
+    """Encode signatures by program name as texts of at most `size` characters, with their digest."""
     if not signatures:
         return "", []
     text = b64encode(zlib.compress(msgspec.json.encode(signatures, order="deterministic"))).decode()
@@ -102,7 +102,7 @@ def packed(signatures: Mapping[str, Signature], size: int) -> tuple[str, list[st
 
 
 def unpacked(digest: str, parts: Sequence[str]) -> dict[str, Signature] | None:
-    """What was packed; None when it is incomplete, or written by a later version."""
+    """The inverse of `pack`; None if parts are missing or a later version wrote them."""
     text = "".join(parts)
     if _digest(text) != digest:
         return None
@@ -117,14 +117,14 @@ def _digest(text: str) -> str:
 
 
 def schema_of(info: types.Type) -> dict[str, Any]:
-    """A schema that every value fits which can be decoded as this type; an empty one where none is known."""
+    """A schema that every value decodable as this type fits; empty if none is known."""
     defined: dict[str, dict[str, Any]] = {}
     schema = _Schemas(defined).of(info)
     return {**schema, "$defs": defined} if defined else schema
 
 
 class _Schemas:
-    """The schema of a type, with what it refers to by name: types may refer to themselves."""
+    """Builds the schema of a type, with `$defs` for types that may be recursive."""
 
     def __init__(self, defined: dict[str, dict[str, Any]]) -> None:
         self._defined = defined
@@ -181,11 +181,11 @@ class _Schemas:
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         if len(others) == len(members):
             return schema
-        # Rather than one more `anyOf`: the error then says what is wrong with a value that is not null.
+        # Not one more `anyOf`: this way the error says what is wrong with a value that is not null.
         return {"if": {"not": {"type": "null"}}, "then": schema}
 
     def _object(self, info: Any) -> dict[str, Any]:
-        # Each is described by one object, also where it refers to itself.
+        # msgspec describes each type by one object, also where it is recursive.
         key = id(info)
         if key not in self._names:
             name = self._names[key] = str(len(self._names))
@@ -195,7 +195,7 @@ class _Schemas:
 
     def _fields(self, info: Any) -> dict[str, Any]:
         properties = {field.encode_name: self.of(field.type) for field in info.fields}
-        # A dataclass is given fields that are no arguments of it as well, and does without.
+        # Fields with init=False may be given, and are not required.
         late = {name for name, f in getattr(info.cls, "__dataclass_fields__", {}).items() if not f.init}
         required = [field.encode_name for field in info.fields if field.required and field.name not in late]
         schema: dict[str, Any] = {"type": "object"}
@@ -212,7 +212,7 @@ class _Schemas:
 
 def _enum(cls: type[Enum]) -> dict[str, Any]:
     if cls._missing_.__func__ is not Enum._missing_.__func__:  # type: ignore[attr-defined]
-        return {}  # it takes values that are none of its members'
+        return {}  # it accepts values beyond its members
     return {"enum": list(cls._value2member_map_)}
 
 
@@ -226,7 +226,7 @@ def _unless_empty(word: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(taken: Taken, given: Any) -> Any:
-    """The values that a parameter is given: several, where it takes the rest."""
+    """The values of a parameter: several for `*args` and `**kwargs`."""
     if taken.kind == Parameter.VAR_POSITIONAL:
         return given if isinstance(given, list | tuple) else ()
     if taken.kind == Parameter.VAR_KEYWORD:
@@ -235,7 +235,7 @@ def _values(taken: Taken, given: Any) -> Any:
 
 
 def _unfit(schema: bytes, value: Any) -> str | None:
-    """What is wrong with a value, and where in it; None when it fits, or cannot be compared."""
+    """What is wrong with a value, and where; None if it fits or cannot be validated."""
     try:
         for error in _validator(schema).iter_errors(value):
             path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)

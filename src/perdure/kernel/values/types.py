@@ -1,7 +1,7 @@
-"""The shapes of values: how each type is taken apart, and what in a value has no faithful form.
+"""The shapes of types: how a value is converted to plain data, and what in it cannot be stored.
 
 Walks values in Python, so it serves the slow paths of the codec only: the search for NaN, error paths, unordered sets
-and codecs for types that msgspec would otherwise store by itself. Never encodes bytes on the hot path.
+and codecs for types that msgspec would otherwise encode natively. Never encodes bytes on the hot path.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from perdure.kernel.values.value_versions import VERSION, Versions, versions_of
 
 T = TypeVar("T")
 
-# Deeper values are refused by Python 3.11's recursion limit; later versions reach a little further.
+# Deeper values are refused by Python 3.11's recursion limit; later versions allow a little more.
 DEPTH = 1000
 
 LEAVES: frozenset[type] = frozenset(
     {str, int, bool, type(None), bytes, bytearray, memoryview, dt.datetime, dt.date, dt.time, dt.timedelta}
     | {UUID, Decimal, msgspec.Raw, msgspec.UnsetType}
 )
-# Sets of these sort the same way in every process; frozensets, for one, are ordered by inclusion only.
+# Sets of these have one sorted order. Frozensets do not: `<` means inclusion.
 _ORDERED = LEAVES | {float}
 
-# How codecs mark what they store of types that JSON would give back as text or a list.
+# The tag on values in a codec's output that JSON would return as text or a list.
 TAG = "$perdure"
 _TAGGED: dict[type, type] = {
     **{cls: cls for cls in (bytes, bytearray, dt.datetime, dt.date, dt.time, dt.timedelta, UUID, Decimal)},
@@ -64,7 +64,7 @@ class TypeCodec(Generic[T]):
 
 
 class Shape(NamedTuple):
-    """How values of one type are taken apart."""
+    """How values of one type are converted to plain data."""
 
     kind: Kind
     names: tuple[tuple[str, str], ...] = ()  # of a record: (stored name, attribute)
@@ -73,7 +73,7 @@ class Shape(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where in a value the trouble is, and what it is."""
+    """What in a value cannot be stored: its path and the reason."""
 
     path: str
     reason: str
@@ -82,12 +82,12 @@ class Found(NamedTuple):
 def _in_one_order(item: Any) -> bytes:
     try:
         return msgspec.json.encode(item, order="deterministic")
-    except TypeError:  # stored by a codec of its own: no order is known of it here
+    except TypeError:  # encoded by its own codec, so there is no known order
         return repr(item).encode()
 
 
 def _untagged(stored: Any) -> Any:
-    """What a codec had made of a value, from what was stored of that."""
+    """The output of a codec's `encode`, from its stored form."""
     if type(stored) is list:
         return [_untagged(item) for item in stored]
     if type(stored) is not dict:
@@ -107,7 +107,7 @@ def _untagged(stored: Any) -> Any:
 
 
 def name_of(annotation: object) -> str:
-    """Name a type as its author wrote it, near enough for a message."""
+    """The name of a type for messages, close to how its author wrote it."""
     if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
         return annotation.__qualname__ if annotation.__module__ == "builtins" else _full_name(annotation)
     return repr(annotation).replace("typing.", "")
@@ -118,7 +118,7 @@ def _full_name(cls: type) -> str:
 
 
 def record_fields(cls: type) -> tuple[tuple[str, str], ...] | None:
-    """Give (stored name, attribute) of a Struct, dataclass or attrs class; None for any other class."""
+    """(stored name, attribute) of the fields of a Struct, dataclass or attrs class; None for any other class."""
     if issubclass(cls, msgspec.Struct):
         return tuple(zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True))
     if dataclasses.is_dataclass(cls):
@@ -134,15 +134,15 @@ class Shapes:
 
     def __init__(self, codecs: Iterable[TypeCodec[Any]] = ()) -> None:
         self.codecs: dict[type, TypeCodec[Any]] = {codec.type: self._exact(codec) for codec in codecs}
-        # Types with a version are stored as if by a codec of theirs; what makes a record of plain data is set later.
+        # Codecs for types with a version; `make_record` is set by `Annotations`.
         self._versioned: dict[type, TypeCodec[Any]] = {}
         self.make_record: Callable[[type, Any], Any] = lambda cls, value: value
         self._shapes: dict[type, Shape] = {}
-        # Basic types can be looked at without a lookup, unless somebody registered a codec for one of them.
+        # Whether basic types need no lookup, because no codec is registered for one of them.
         self._basic = not any(self.codec_for(cls) for cls in (*LEAVES, float, list, tuple, dict))
 
     def _exact(self, codec: TypeCodec[Any]) -> TypeCodec[Any]:
-        """A codec that is given in `decode` what its `encode` returned, though JSON has no form of its own for it."""
+        """Wrap a codec so that `decode` gets exactly what `encode` returned, also types that JSON does not have."""
         return TypeCodec(
             codec.type,
             lambda value: self._tagged(codec.encode(value)),
@@ -150,12 +150,12 @@ class Shapes:
         )
 
     def _tagged(self, value: Any) -> Any:
-        """What a codec made of a value, with marks on what would come back as text or a list."""
+        """The output of a codec, with tags on what JSON would return as text or a list."""
         cls = type(value)
         if cls is str or value is None or cls is bool or cls is int or cls is float:
             return value
         if self.codec_for(cls) is not None:
-            return value  # stored by a codec of its own
+            return value  # encoded by its own codec
         if cls is list or cls is tuple:
             return [self._tagged(item) for item in value]
         if cls is dict:
@@ -170,7 +170,7 @@ class Shapes:
         return value
 
     def codec_for(self, cls: type) -> TypeCodec[Any] | None:
-        """Find the codec of the class or of its nearest base."""
+        """The codec of the class or of its nearest base."""
         if self.codecs:
             for base in cls.__mro__:
                 if base in self.codecs:
@@ -183,7 +183,7 @@ class Shapes:
         return self._versioned[cls]
 
     def _with_version(self, cls: type, versions: Versions) -> TypeCodec[Any]:
-        """How values of a type that has a version are stored: as ever, and with the version beside the fields."""
+        """The codec of a type with a version: its fields, with the version beside them."""
         names = record_fields(cls)
         config = getattr(cls, "__struct_config__", None)
         without_fields = (names is None and not is_model(cls)) or (config is not None and config.array_like)
@@ -238,14 +238,14 @@ class Shapes:
         return Shape("alien")
 
     def _encoded(self, value: object, codec: TypeCodec[Any]) -> tuple[object, ...]:
-        """Give what a codec makes of a value; nothing if that is its own type again, which is then plain."""
+        """The output of a codec; nothing if it has the same type again, which is then plain."""
         made = codec.encode(value)
         return () if self.codec_for(type(made)) is codec else (made,)
 
     # --- searches ---------------------------------------------------------------------------------------------------
 
     def has_nan(self, value: object) -> bool:
-        """Tell whether a NaN or an infinity is in a value that msgspec has encoded (so it has an end)."""
+        """Whether a value that msgspec has encoded, and so is finite, holds a NaN or an infinity."""
         basic, shapes = self._basic, self._shapes
         queue: list[Any] = [value]
         for item in queue:  # grows while it is walked
@@ -254,7 +254,7 @@ class Shapes:
                 if cls in LEAVES:
                     continue
                 if cls is float:
-                    if item - item != 0.0:  # true of nan and both infinities alone
+                    if item - item != 0.0:  # true only of NaN and the infinities
                         return True
                     continue
                 if cls is list or cls is tuple:
@@ -274,7 +274,7 @@ class Shapes:
         return False
 
     def is_ordered(self, value: object) -> bool:
-        """Tell whether sorting by `<` puts the sets in a value, which msgspec has encoded, in one order only."""
+        """Whether sorting by `<` gives the sets in a value, which msgspec has encoded, a unique order."""
         queue: list[Any] = [value]
         for item in queue:
             cls = type(item)
@@ -287,8 +287,8 @@ class Shapes:
         return True
 
     def find(self, value: object) -> Found | None:
-        """Find the first thing in a value that cannot be stored, in the order in which it is written."""
-        # `trusted` values are inside something that knows how to write them: only a NaN can be wrong there.
+        """The first part of a value that cannot be stored, in the order of encoding."""
+        # `trusted` parts are inside a value that encodes itself: only a NaN can be wrong there.
         stack: list[tuple[object, _Place, bool]] = [(value, _Place(None, "", None, 0), False)]
         while stack:
             item, place, trusted = stack.pop()
@@ -317,7 +317,7 @@ class Shapes:
         return None
 
     def _steps(self, item: Any, shape: Shape) -> Iterator[tuple[str, object]]:
-        """Give the children of a value with the piece each adds to a path."""
+        """The children of a value, each with its path segment."""
         if shape.kind == "record":
             for stored, attribute in shape.names:
                 if hasattr(item, attribute):
@@ -326,7 +326,7 @@ class Shapes:
             for key, child in item.items():
                 yield _member(key), child
         elif shape.kind == "model":
-            model_json(item)  # pydantic knows best what is wrong with it
+            model_json(item)  # pydantic reports what is wrong with it
             if not keeps_nan(type(item)):
                 for key, child in model_items(item):
                     yield _member(key), child
@@ -351,7 +351,7 @@ class Shapes:
     # --- plain data -------------------------------------------------------------------------------------------------
 
     def plain(self, value: Any, ordered: bool) -> Any:
-        """Take a value apart into dicts, lists and leaves, with every codec applied.
+        """Convert a value to dicts, lists and leaves, with every codec applied.
 
         `ordered` sorts sets and keys by their encoded bytes, which is one order for all values and all processes.
         """
@@ -399,7 +399,7 @@ class Shapes:
 
 
 class _Place(NamedTuple):
-    """A point on the way into a value; `owner` is the container it was reached from."""
+    """A step of a walk through a value; `owner` is the container it was reached from."""
 
     parent: _Place | None
     step: str
@@ -413,7 +413,7 @@ class _Place(NamedTuple):
             steps.append(place.step)
             place = place.parent
         steps.reverse()
-        if len(steps) > 40:  # nobody reads a thousand indices
+        if len(steps) > 40:  # shorten paths of deeply nested values
             steps[20:-20] = ["…"]
         return "$" + "".join(steps)
 
@@ -467,7 +467,7 @@ def _nan_trouble(value: object) -> str | None:
 
 
 def _trouble(value: object) -> str | None:
-    """Say why a single value cannot be stored, or None when it can."""
+    """Why a single value cannot be stored, or None when it can."""
     if reason := _nan_trouble(value):
         return reason
     try:

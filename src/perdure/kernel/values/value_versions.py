@@ -1,7 +1,7 @@
-"""Types of values that have a version, and how a stored value of an older one becomes a value of today.
+"""Types with a version, and the migration of stored values from older versions. Never decodes a type itself.
 
-A value of such a type is stored with its version beside its fields, under the key `$version`; one without the key is of
-version 1. Migrations take and give plain data, one version at a time. Never decodes a type itself.
+A value of such a type is stored with its version beside its fields, under the key `$version`; a value without the key
+has version 1. Migrations convert plain data, one version at a time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ F = TypeVar("F", bound=Callable[[Any], Any])
 
 VERSION = "$version"
 FIRST = "1"
-# Where a type keeps what is declared about it: it is a property of the type, and goes where the type goes.
+# The attribute of a type that holds its declared versions.
 _DECLARED = "__perdure_versions__"
 VERSION_KEY = b'"$version":'
 _MARK = re.compile(re.escape(VERSION_KEY) + rb'("[^"]*")')
 
 
 class Versions:
-    """What is declared about one type: the version of its values today, and the ways there from older ones."""
+    """The current version of one type, and the migrations from older ones."""
 
-    # Whether any type of this process has a version: only then is it worth looking for them in every value. A type is
-    # the process's and not a codec's, and so is this. A codec of its own would have to find out by looking (1 µs for a
-    # small value, and many times what encoding takes for a list), or from annotations, which a value in a signal has
-    # none of: it would be stored without its version. It says nothing about what is stored, only how fast.
+    # Whether any type of this process has a version; only then does a codec search values for them. The flag affects
+    # speed, never what is stored. It belongs to the process, because types do: a codec could only find out by walking
+    # each value (1 µs for a small one, and many times the cost of encoding for a list).
     anywhere = False
 
     __slots__ = ("current", "migrations")
@@ -44,13 +43,13 @@ class Versions:
 
     @property
     def version(self) -> str:
-        """The version of values that are written now."""
+        """The version with which values are stored now."""
         if self.current:
             return self.current
         return str(int(max(self.migrations, key=order)) + 1)
 
     def current_form(self, cls: type, value: Any) -> Any:
-        """Plain data of any version as plain data of today; raises CannotMigrate where there is no way."""
+        """Migrate plain data of any version to the current one; raises CannotMigrate if no migration leads there."""
         if not isinstance(value, dict):
             raise CannotMigrate(f"Expected `object`, got `{type(value).__name__}`")
         found, name = str(value.get(VERSION, FIRST)), cls.__qualname__
@@ -78,13 +77,13 @@ class Versions:
 
 
 class CannotMigrate(ValueError):
-    """A stored value is of a version that nothing leads on from, or what leads on from it failed."""
+    """There is no migration for the version of a stored value, or it failed."""
 
 
 def versioned(version: str) -> Callable[[type[T]], type[T]]:
-    """Say which version of a type the code has: `@versioned("2")`, above a dataclass, a Struct or a pydantic model.
+    """Declare the version of a type: `@versioned("2")`, above a dataclass, a Struct or a pydantic model.
 
-    Values are stored with it. A stored value that has none is of version "1".
+    Values are stored with it. A stored value without a version has version "1".
     """
     current = check_version(version, "the version of a type")
 
@@ -98,11 +97,11 @@ def versioned(version: str) -> Callable[[type[T]], type[T]]:
 
 
 def migrates(cls: type, *, from_: str) -> Callable[[F], F]:
-    """Make a function the way from one version of a type to the next: `@migrates(Order, from_="1")`.
+    """Declare a migration from one version of a type to the next: `@migrates(Order, from_="1")`.
 
-    It takes a stored value as plain data and returns it as the next version has it: the next that a migration leads on
-    from, or the version of today. It must depend on nothing else. Without `@versioned`, a type is one whole number
-    further than its last migration.
+    The function takes a stored value as plain data and returns plain data of the next version: the next one that has a
+    migration, or the current one. It must be deterministic. Without `@versioned`, the current version of a type is one
+    more than its last migration.
     """
     if not isinstance(cls, type):
         raise UsageError(f"migrates() needs a class, not {cls!r}")
@@ -132,13 +131,13 @@ def migrates(cls: type, *, from_: str) -> Callable[[F], F]:
 
 
 def versions_of(cls: type) -> Versions | None:
-    """What is declared about a type itself; nothing is inherited."""
+    """The versions declared for a type itself; they are not inherited."""
     found = cls.__dict__.get(_DECLARED)
     return found if isinstance(found, Versions) else None
 
 
 def versions_to_change(cls: type) -> Versions:
-    """What is declared about a type, to declare more."""
+    """The versions of a type, created if it has none."""
     found = versions_of(cls)
     if found is None:
         found = Versions()
@@ -147,7 +146,7 @@ def versions_to_change(cls: type) -> Versions:
     return found
 
 
-# --- inputs whose types have moved on -------------------------------------------------------------------------------
+# --- inputs whose types have changed --------------------------------------------------------------------------------
 
 
 def versions_in(data: bytes) -> str:
@@ -157,5 +156,5 @@ def versions_in(data: bytes) -> str:
 
 
 def same_inputs(recorded: str, current: str) -> bool:
-    """Whether two fingerprints may be of the same inputs: with values of other versions, nobody can tell."""
+    """Whether two hashes may be of the same inputs. Hashes of different value versions cannot be compared."""
     return recorded == current or recorded.partition("~")[2] != current.partition("~")[2]
