@@ -9,5 +9,9 @@ import pytest
 
 
 def some(values: Iterable[Any], count: int) -> list[Any]:
-    """What a test is parametrized with: the first `count` values always, the others when there is time."""
-    return [value if n < count else pytest.param(value, marks=pytest.mark.soak) for n, value in enumerate(values)]
+    """What a test is parametrized with: the first `count` values always, the others by `make soak`.
+
+    A tuple has a value for each name.
+    """
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=[pytest.mark.soak] * (n >= count)) for n, row in enumerate(rows)]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +12,9 @@ from typing import Any
 
 import apsw
 
-from perdure import RunSummary, call, connect
+from perdure import Engine, RunSummary, call, connect
 from perdure.kernel.events import RunClaimed
-from tests.crash.harness import PATIENCE, ROOT, whole_lines
+from tests.crash.harness import ROOT, Child, Children, until, whole_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,58 +29,56 @@ class Did:
 class Member:
     """One process."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        self.name, self.process, self.pid = name, process, process.pid
+    def __init__(self, name: str, child: Child) -> None:
+        self.name, self.child, self.pid = name, child, child.pid
+        self.signal, self.wait = child.signal, child.wait
 
     @property
     def alive(self) -> bool:
         """Whether it has not ended."""
-        return self.process.poll() is None
-
-    def signal(self, number: int) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, number)
-
-    def wait(self) -> int:
-        """Its exit status."""
-        return self.process.wait(PATIENCE)
+        return self.child.alive
 
 
 class Fleet:
-    """Orchestrators on one store. Leave it, and none is left."""
+    """Orchestrators on one store, which it makes. Leave it, and none is left."""
 
-    def __init__(self, url: str, folder: Path, lease: float, quarantine: int = 3, leases: str | None = None) -> None:
-        self.url, self.folder, self.lease, self.quarantine, self.leases = url, folder, lease, quarantine, leases
+    def __init__(
+        self,
+        children: Children,
+        url: str,
+        folder: Path,
+        lease: float,
+        quarantine: int = 3,
+        leases: str | None = None,
+        check_interval: float | None = None,
+    ) -> None:
+        self._children, self.url, self.folder, self.leases = children, url, folder, leases
+        self._settings = [str(lease), str(check_interval or lease / 3), str(quarantine)]
         self.members: list[Member] = []
+        asyncio.run(made(url))
 
     def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *error: object) -> None:
         for member in self.members:
-            member.process.kill()
-        for member in self.members:
-            member.process.wait(PATIENCE)
-            assert member.process.stdout is not None
-            member.process.stdout.close()
+            member.child.kill()
 
     def start(self, name: str, *, wait: bool = True) -> Member:
         """Start an orchestrator, and wait until it is open."""
-        command = [sys.executable, "-m", "tests.crash.orchestrating", self.url, name, str(self.folder)]
-        command += [str(self.lease), str(self.quarantine), *([self.leases] if self.leases else [])]
-        with (self.folder / "log").open("a") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
-        member = Member(name, process)
+        command = ["-m", "tests.crash.orchestrating", self.url, name, str(self.folder), *self._settings]
+        child = self._children.python(self.folder, *command, *([self.leases] if self.leases else []), cwd=ROOT)
+        member = Member(name, child)
         self.members.append(member)
-        assert process.stdout is not None
-        if wait and process.stdout.readline() != "open\n":
-            assert process.wait(PATIENCE) < 0, f"{name} ended by itself\n{self.log}"
+        if wait:
+            until(lambda: "open\n" in child.log or not child.alive, every=0.01)
+            assert child.alive or child.wait() < 0, f"{name} ended by itself\n{child.log}"
         return member
 
     @property
     def log(self) -> str:
         """What all of them logged."""
-        return (self.folder / "log").read_text()
+        return "".join(member.child.log for member in self.members)
 
     def did(self, file: str) -> list[Did]:
         """What they wrote down: `steps` that began, or `appends` that were taken."""
@@ -133,6 +128,12 @@ class Fleet:
             if not owners or owners[-1] != session:
                 stale.append(f"{run_id}[{first}] by {session}, of {owners}")
         return stale
+
+
+async def made(url: str) -> None:
+    """Make a store."""
+    async with Engine(url):
+        pass
 
 
 def freeze(member: Member, url: str) -> None:

@@ -87,6 +87,10 @@ class Child:
         assert status in (0, -signal.SIGKILL), f"the child ended with {status}\n{self.log}"
         return status != 0
 
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
         """Kill -9, and wait until it is gone."""
         with suppress(ProcessLookupError):  # it may have ended, and the word of it be on its way
@@ -126,7 +130,7 @@ class Children:
         """Start `tests.crash.children:<target>`, or a target of another module, in a process of its own."""
         with self._asking:
             out = folder / f"out-{next(self._numbers)}.json"
-            place = target if ":" in target else f"tests.crash.children:{target}"
+            place = target if ":" in target or target == "python" else f"tests.crash.children:{target}"
             request = {"target": place, "arguments": arguments, "out": str(out)}
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -140,6 +144,10 @@ class Children:
                 else:
                     self._known[pid] = child
         return child
+
+    def python(self, folder: Path, *argv: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> Child:
+        """Start `python ARGV` with everything imported, in that folder unless `cwd` says where."""
+        return self.start("python", folder, argv=argv, cwd=str(cwd or folder), env=env or {})
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

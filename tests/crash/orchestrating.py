@@ -1,6 +1,6 @@
 """An orchestrator as a process of its own, for tests that stop, wake and kill it. It writes down all that it does.
 
-`python -m tests.crash.orchestrating URL NAME FOLDER LEASE [QUARANTINE [LEASES]]`
+`python -m tests.crash.orchestrating URL NAME FOLDER LEASE CHECK_INTERVAL QUARANTINE [LEASES]`
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def glutton() -> str:
     return await eat()
 
 
-async def main(url: str, name: str, lease: float, quarantine: int, leases: str | None) -> None:
+async def main(url: str, name: str, recovery: Recovery, leases: str | None) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
@@ -112,8 +112,6 @@ async def main(url: str, name: str, lease: float, quarantine: int, leases: str |
         assert engine._orchestrator is not None
         write_down("appends", engine._orchestrator.session, append.run_id, append.expected_next, append.next_seq)
 
-    interval = float(os.environ.get("CHECK_INTERVAL") or lease / 3)
-    recovery = Recovery(lease=lease, check_interval=interval, grace=0.2, quarantine=quarantine)
     programs: list[Program] = [flow, poison, poison_body, thinking, waiting_inside, poison_inside, glutton]
     engine = Engine(url, programs, name=name, recovery=recovery, on_commit=committed, leases=leases)
     async with engine:
@@ -128,10 +126,11 @@ async def main(url: str, name: str, lease: float, quarantine: int, leases: str |
 
 if __name__ == "__main__":
     os.environ["FOLDER"] = sys.argv[3]
-    quarantine, leases = (*sys.argv[5:], *("3", "")[len(sys.argv[5:]) :])
+    lease, interval, quarantine = map(float, sys.argv[4:7])
+    recovery = Recovery(lease=lease, check_interval=interval, grace=0.2, quarantine=int(quarantine))
     while True:
         try:
-            asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[4]), int(quarantine), leases or None))
+            asyncio.run(main(sys.argv[1], sys.argv[2], recovery, next(iter(sys.argv[7:]), None)))
             break
         except StoreUnavailable:
             # A server that is busy, or that is just coming back, does not answer in time.

@@ -1,6 +1,6 @@
 """A script as a user writes it: `python -m tests.crash.same_command STORE EFFECTS`. It dies once in each of its steps.
 
-Run it again with the same arguments, and it goes on.
+Run it again with the same arguments, and it goes on. SERVER_LEASE says how long its lease is on a server.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 import sys
 
 import perdure
-from perdure import step, workflow
+from perdure import config, step, workflow
 from tests.crash import programs
 
 
@@ -46,5 +46,6 @@ async def gathering(count: int) -> list[int]:
 
 if __name__ == "__main__":
     programs.log_effects(sys.argv[2])
+    config.SERVER_LEASE = float(os.environ.get("SERVER_LEASE", config.SERVER_LEASE))
     store_url = sys.argv[1] if "://" in sys.argv[1] else f"sqlite:///{sys.argv[1]}"
     print(perdure.run(gathering(2), id="gathering", store=store_url))

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 
-from perdure import Engine
 from perdure.kernel.events import RunStatus
+from tests import amounts
 from tests.crash.fleet import Fleet
-from tests.crash.harness import until
+from tests.crash.harness import Children, until
 from tests.crash.network import audit
 from tests.services.plugin import Servers
 from tests.services.proxy import Proxy
@@ -44,17 +44,6 @@ def rewind(server: Etcd, old: Path) -> None:
     server.wipe()
     shutil.copytree(old, server.directory / "data")
     server.start()
-
-
-def fleet_on(url: str, folder: Path, leases: str) -> Fleet:
-    """Orchestrators on a store that is there, with nothing to blame a run for."""
-
-    async def make() -> None:
-        async with Engine(url, []):
-            pass
-
-    asyncio.run(make())
-    return Fleet(url, folder, LEASE, quarantine=0, leases=leases)
 
 
 def occupy(fleet: Fleet, prefix: str) -> int:
@@ -85,37 +74,37 @@ def check(fleet: Fleet, *, runs: int) -> None:
     assert all(member.alive for member in fleet.members), fleet.log
 
 
-def forgetful(servers: Servers, url: str, folder: Path, lose: Callable[[Etcd, Path], None], *, times: int) -> None:
-    """Let etcd forget again and again while two work."""
-    with servers.etcd() as server, fleet_on(url, folder, f"{server.url}?timeout=1") as fleet:
-        for name in ("a", "b"):
-            fleet.start(name)
-        server.stop()
-        old = folder / "old"
-        shutil.copytree(server.directory / "data", old)
-        server.start()
-        runs = 0
-        for number in range(times):
-            runs += occupy(fleet, f"run-{number}")
-            lose(server, old)
-            time.sleep(0.5)
-        check(fleet, runs=runs)
+@pytest.fixture
+def etcd(servers: Servers) -> Iterator[Etcd]:
+    """One of the test's own."""
+    with servers.etcd() as server:
+        yield server
 
 
+@pytest.fixture
+def fleet(children: Children, etcd: Etcd, postgres_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    """Orchestrators whose losses no run is blamed for."""
+    with Fleet(children, postgres_url, tmp_path, LEASE, quarantine=0, leases=f"{etcd.url}?timeout=1") as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize("times", amounts.some([2, 20], 1))
 @pytest.mark.parametrize("lose", [wipe, rewind])
-def test_an_etcd_that_forgot_gives_no_run_two_owners(
-    servers: Servers, postgres_url: str, tmp_path: Path, lose: Callable[[Etcd, Path], None]
+def test_an_etcd_that_forgets_again_and_again_gives_no_run_two_owners(
+    fleet: Fleet, etcd: Etcd, tmp_path: Path, lose: Callable[[Etcd, Path], None], times: int
 ) -> None:
-    forgetful(servers, postgres_url, tmp_path, lose, times=2)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("lose", [wipe, rewind])
-def test_an_etcd_that_forgot_twenty_times_gives_no_run_two_owners(
-    servers: Servers, postgres_url: str, tmp_path: Path, lose: Callable[[Etcd, Path], None]
-) -> None:
-    forgetful(servers, postgres_url, tmp_path, lose, times=20)
+    for name in ("a", "b"):
+        fleet.start(name)
+    etcd.stop()
+    old = tmp_path / "old"
+    shutil.copytree(etcd.directory / "data", old)
+    etcd.start()
+    runs = 0
+    for number in range(times):
+        runs += occupy(fleet, f"run-{number}")
+        lose(etcd, old)
+        time.sleep(0.5)
+    check(fleet, runs=runs)
 
 
 # --- networks -------------------------------------------------------------------------------------------------------
@@ -138,41 +127,45 @@ def some(*now: str) -> list[ParameterSet]:
     return [pytest.param(fault, marks=[] if fault in now else [pytest.mark.soak]) for fault in FAULTS]
 
 
+@pytest.fixture
+def proxy(etcd: Etcd) -> Iterator[Proxy]:
+    """A way to etcd that fails."""
+    with Proxy(etcd.port) as proxy:
+        yield proxy
+
+
 @pytest.mark.parametrize("fault", some("requests stuck", "replies lost"))
 def test_work_goes_on_soon_after_the_way_of_all_to_etcd_heals(
-    fault: str, servers: Servers, postgres_url: str, tmp_path: Path
+    fault: str, fleet: Fleet, etcd: Etcd, proxy: Proxy
 ) -> None:
-    with servers.etcd() as server, Proxy(server.port) as proxy:  # noqa: SIM117
-        with fleet_on(postgres_url, tmp_path, f"{proxy.url(server.url)}?timeout=1") as fleet:
-            for name in ("a", "b"):
-                fleet.start(name)
-            runs = occupy(fleet, "run")
-            FAULTS[fault](proxy)
-            time.sleep(1.5 * LEASE)
-            proxy.heal()
-            before = len(fleet.did("steps"))
-            assert before < runs * STEPS, "nothing was left to do"
-            until(lambda: len(fleet.did("steps")) > before, what="for the work to go on")
-            check(fleet, runs=runs)
+    fleet.leases = f"{proxy.url(etcd.url)}?timeout=1"
+    for name in ("a", "b"):
+        fleet.start(name)
+    runs = occupy(fleet, "run")
+    FAULTS[fault](proxy)
+    time.sleep(1.5 * LEASE)
+    proxy.heal()
+    before = len(fleet.did("steps"))
+    assert before < runs * STEPS, "nothing was left to do"
+    until(lambda: len(fleet.did("steps")) > before, what="for the work to go on")
+    check(fleet, runs=runs)
 
 
 @pytest.mark.parametrize("fault", [one for one in some("replies stuck") if one.values[0] in SEVERED])
 def test_one_that_does_not_reach_etcd_loses_its_runs_to_the_other(
-    fault: str, servers: Servers, postgres_url: str, tmp_path: Path
+    fault: str, fleet: Fleet, etcd: Etcd, proxy: Proxy
 ) -> None:
-    with servers.etcd() as server, Proxy(server.port) as proxy:  # noqa: SIM117
-        with fleet_on(postgres_url, tmp_path, f"{server.url}?timeout=1") as fleet:
-            fleet.start("near")
-            fleet.leases = f"{proxy.url(server.url)}?timeout=1"
-            far = fleet.start("far")
-            runs = occupy(fleet, "run")
-            said = "orchestrator far: no heartbeat succeeded in time"
-            before = fleet.log.count(said)
-            FAULTS[fault](proxy)
-            # The store is there for both of them; but who cannot show that it lives does not work.
-            until(lambda: fleet.log.count(said) > before, what="for the one to stop")
-            stopped = time.time()
-            check(fleet, runs=runs)
-            assert [one for one in fleet.did("steps") if one.pid == far.pid and one.at > stopped + LATE] == []
-            proxy.heal()
-            check(fleet, runs=runs + occupy(fleet, "late"))
+    fleet.start("near")
+    fleet.leases = f"{proxy.url(etcd.url)}?timeout=1"
+    far = fleet.start("far")
+    runs = occupy(fleet, "run")
+    said = "orchestrator far: no heartbeat succeeded in time"
+    before = fleet.log.count(said)
+    FAULTS[fault](proxy)
+    # The store is there for both of them; but who cannot show that it lives does not work.
+    until(lambda: fleet.log.count(said) > before, what="for the one to stop")
+    stopped = time.time()
+    check(fleet, runs=runs)
+    assert [one for one in fleet.did("steps") if one.pid == far.pid and one.at > stopped + LATE] == []
+    proxy.heal()
+    check(fleet, runs=runs + occupy(fleet, "late"))

@@ -6,21 +6,17 @@ import asyncio
 import signal
 from pathlib import Path
 
-from perdure import Engine, OrchestratorView, connect
+from perdure import OrchestratorView, connect
 from perdure.kernel.events import RunReleased, RunStatus
 from tests.crash.fleet import Fleet
-from tests.crash.harness import until
+from tests.crash.harness import Children, until
 
 # Longer than any wait of this test: whoever waited for it would be noticed.
 LEASE = 300.0
 
 
-def test_one_that_is_told_to_stop_hands_over_at_once_and_ends_well(tmp_path: Path) -> None:
+def test_one_that_is_told_to_stop_hands_over_at_once_and_ends_well(children: Children, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/l.db"
-
-    async def make() -> None:
-        async with Engine(url, []):
-            pass
 
     async def orchestrators() -> dict[str, OrchestratorView]:
         async with connect(url) as client:
@@ -31,8 +27,7 @@ def test_one_that_is_told_to_stop_hands_over_at_once_and_ends_well(tmp_path: Pat
             entries = [entry for n in range(5) for entry in await client.journal(f"long-{n}")]
             return sum(isinstance(entry.event, RunReleased) for entry in entries)
 
-    asyncio.run(make())
-    with Fleet(url, tmp_path, LEASE) as fleet:
+    with Fleet(children, url, tmp_path, LEASE) as fleet:
         first = fleet.start("first")
         fleet.put("flow", 2, 4.0, ids=[f"long-{n}" for n in range(5)])
         until(lambda: len(fleet.did("steps")) == 5)

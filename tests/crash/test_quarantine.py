@@ -8,31 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from perdure import Engine, call, connect
+from perdure import call, connect
 from perdure.kernel.events import RunClaimed, RunStatus
 from tests.crash.fleet import Fleet
-from tests.crash.harness import until
+from tests.crash.harness import Children, until
 from tests.patience import PATIENCE
-
-
-def prepared(folder: Path) -> str:
-    """A store that is there."""
-    url = f"sqlite:///{folder}/q.db"
-
-    async def make() -> None:
-        async with Engine(url, []):
-            pass
-
-    asyncio.run(make())
-    return url
 
 
 def keep_alive(fleet: Fleet) -> None:
     """Start again whoever has died, as whoever looks after processes does."""
     for member in [one for one in fleet.members if not one.alive]:
         fleet.members.remove(member)
-        assert member.process.stdout is not None
-        member.process.stdout.close()
         fleet.start(member.name, wait=False)
 
 
@@ -46,11 +32,13 @@ def parked(fleet: Fleet, id: str) -> bool:
 
 
 @pytest.mark.parametrize("program", ["poison", "poison_body", "poison_inside", "glutton"])
-def test_a_run_that_kills_its_orchestrators_is_parked_and_its_neighbours_are_not(tmp_path: Path, program: str) -> None:
-    url = prepared(tmp_path)
+def test_a_run_that_kills_its_orchestrators_is_parked_and_its_neighbours_are_not(
+    children: Children, tmp_path: Path, program: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/q.db"
     # Their steps take longer than any of the orchestrators lives: they get no further either.
     slow, quick = [f"slow-{n}" for n in range(3)], [f"quick-{n}" for n in range(20)]
-    with Fleet(url, tmp_path, lease=1.5) as fleet:
+    with Fleet(children, url, tmp_path, lease=1.5) as fleet:
         fleet.put("flow", 1, 4.0, ids=slow)
         fleet.put("flow", 3, 0.02, ids=quick)
         fleet.put(program, ids=["bad"])
@@ -64,10 +52,10 @@ def test_a_run_that_kills_its_orchestrators_is_parked_and_its_neighbours_are_not
         asyncio.run(see_and_resolve(url, tmp_path, program))
 
 
-def test_many_slow_neighbours_are_not_taken_for_the_one_that_kills(tmp_path: Path) -> None:
-    url = prepared(tmp_path)
+def test_many_slow_neighbours_are_not_taken_for_the_one_that_kills(children: Children, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/q.db"
     slow = [f"slow-{n}" for n in range(50)]
-    with Fleet(url, tmp_path, lease=1.5) as fleet:
+    with Fleet(children, url, tmp_path, lease=1.5) as fleet:
         fleet.put("flow", 1, 4.0, ids=slow)
         fleet.put("poison", ids=["bad"])
         for name in ("a", "b"):
@@ -91,10 +79,12 @@ async def see_and_resolve(url: str, folder: Path, program: str) -> None:
 
 
 @pytest.mark.parametrize("program", ["thinking", "waiting_inside"])
-def test_a_run_whose_processes_are_killed_from_outside_is_not_parked(tmp_path: Path, program: str) -> None:
+def test_a_run_whose_processes_are_killed_from_outside_is_not_parked(
+    children: Children, tmp_path: Path, program: str
+) -> None:
     """One that executes a long step in a thread inside a lock, and one that waits for a signal inside a lock."""
-    url = prepared(tmp_path)
-    with Fleet(url, tmp_path, lease=30.0) as fleet:
+    url = f"sqlite:///{tmp_path}/q.db"
+    with Fleet(children, url, tmp_path, lease=30.0) as fleet:
         fleet.put(program, *([1e6] if program == "thinking" else []), ids=["it"])
         for round in range(7):
             member = fleet.start("a")

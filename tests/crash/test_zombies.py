@@ -6,33 +6,41 @@ accepted, and they begin nothing: the woken one stops, or goes on after it has s
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from pathlib import Path
 
 import pytest
 
-from perdure import Engine
 from perdure.kernel.events import RunStatus
+from tests.amounts import some
 from tests.crash.fleet import Fleet, Member, freeze, wake
-from tests.crash.harness import until
+from tests.crash.harness import Children, until
 
 LEASE = 0.9
 NAMES = ("a", "b", "c")
 
 
-def zombies(url: str, leases: str | None, folder: Path, count: int, seed: int) -> None:
+@pytest.fixture(params=["sqlite", "postgres", "redis", "etcd"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | None]:
+    """An empty store of each kind that processes share; and where the leases are, if that is elsewhere."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/z.db", None
+    if request.param == "redis":
+        return str(request.getfixturevalue("redis_url")), None
+    leases = str(request.getfixturevalue("etcd_url")) if request.param == "etcd" else None
+    return str(request.getfixturevalue("postgres_url")), leases
+
+
+@pytest.mark.parametrize(("seed", "count"), some([(1, 5), *((seed, 50) for seed in range(2, 6))], 1))
+def test_what_zombies_were_about_to_do_is_neither_done_nor_accepted(
+    children: Children, place: tuple[str, str | None], tmp_path: Path, seed: int, count: int
+) -> None:
     """Stop `count` orchestrators, one after another, for 1.5 to 4 leases each, while there is work to do."""
-
-    async def make() -> None:
-        async with Engine(url, []):
-            pass
-
-    asyncio.run(make())
+    url, leases = place
     chance = random.Random(seed)
     # Stopped or not, no run is to blame.
-    with Fleet(url, folder, LEASE, quarantine=0, leases=leases) as fleet:
+    with Fleet(children, url, tmp_path, LEASE, quarantine=0, leases=leases) as fleet:
         members = {name: fleet.start(name) for name in NAMES}
         begun: list[str] = []
         for number in range(count):
@@ -65,27 +73,3 @@ def stops_for_good(fleet: Fleet, zombie: Member, woken: float) -> None:
     assert stopped.at >= woken
     later = [one for one in fleet.did("steps") if one.pid == zombie.pid and one.at > woken + 0.01]
     assert later == [], "it began a step after it woke up"
-
-
-@pytest.fixture(params=["sqlite", "postgres", "redis", "etcd"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | None]:
-    """An empty store of each kind that processes share; and where the leases are, if that is elsewhere."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/z.db", None
-    if request.param == "redis":
-        return str(request.getfixturevalue("redis_url")), None
-    leases = str(request.getfixturevalue("etcd_url")) if request.param == "etcd" else None
-    return str(request.getfixturevalue("postgres_url")), leases
-
-
-def test_what_zombies_were_about_to_do_is_neither_done_nor_accepted(
-    place: tuple[str, str | None], tmp_path: Path
-) -> None:
-    zombies(*place, tmp_path, count=5, seed=1)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(2, 6))
-def test_two_hundred_zombies(place: tuple[str, str | None], tmp_path: Path, seed: int) -> None:
-    zombies(*place, tmp_path, count=50, seed=seed)

@@ -3,6 +3,9 @@
 Reads one JSON request per line: `{"target": "module:function", "arguments": {...}, "out": path}`, and answers with
 `{"pid": ...}`; when a child has ended it says `{"ended": pid, "status": ...}`. A child writes what its function
 returned to `out` as JSON, and its output to `out` + ".log". When the other side goes away, every child is killed.
+
+The target `python` with `{"argv": [...], "cwd": path, "env": {...}}` does what `python ARGV` does there, the end of the
+interpreter included; it only has everything imported.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import ctypes
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import sys
@@ -22,14 +26,15 @@ PR_SET_PDEATHSIG = 1
 PRELOADED = (
     "tests.crash.children",
     "tests.crash.storms",
+    "perdure.cli.main",
     "perdure.stores.postgres.store",
     "perdure.stores.redis.store",
     "perdure.stores.etcd.leases",
 )
 
 
-def main() -> None:
-    """Serve until the input ends."""
+def main() -> dict[str, Any] | None:
+    """Serve until the input ends. In a child that does what `python` does: its request."""
     # Imported once, so that a child is there within milliseconds.
     for name in PRELOADED:
         importlib.import_module(name)
@@ -41,6 +46,7 @@ def main() -> None:
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks; this end follows
     children: set[int] = set()
+    parent = os.getpid()
     pending = b""
     try:
         while True:
@@ -51,10 +57,19 @@ def main() -> None:
             if 0 in ready:
                 data = os.read(0, 65536)
                 if not data:
-                    return
+                    return None
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
-                    children.add(_spawn(json.loads(line)))
+                    request = json.loads(line)
+                    pid = os.fork()
+                    if pid == 0:
+                        children.clear()
+                        _begin(parent, request["out"])
+                        if request["target"] == "python":
+                            return dict(request["arguments"])
+                        _call(**request)
+                    children.add(pid)
+                    _say({"pid": pid})
     finally:
         signal.set_wakeup_fd(-1)
         for pid in children:
@@ -70,34 +85,29 @@ def _reap(children: set[int]) -> None:
             _say({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
 
 
-def _spawn(request: dict[str, Any]) -> int:
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _child(parent, **request)
-    _say({"pid": pid})
-    return pid
-
-
 def _say(message: dict[str, Any]) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def _child(parent: int, target: str, arguments: dict[str, Any], out: str) -> NoReturn:
+def _begin(parent: int, out: str) -> None:
+    """Become a process as others are, except that it ends with its parent."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.platform == "linux":
+        # Not even a killed parent leaves a child behind.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    log = os.open(out + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+
+def _call(target: str, arguments: dict[str, Any], out: str) -> NoReturn:
     status = 1
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if sys.platform == "linux":
-            # Not even a killed parent leaves a child behind.
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        log = os.open(out + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         module, _, name = target.partition(":")
         result = getattr(importlib.import_module(module), name)(**arguments)
         with open(out + ".part", "w") as file:
@@ -112,5 +122,20 @@ def _child(parent: int, target: str, arguments: dict[str, Any], out: str) -> NoR
         os._exit(status)
 
 
+def python(argv: list[str], cwd: str, env: dict[str, str]) -> None:
+    """What the interpreter does with its command line: `SCRIPT ...` or `-m MODULE ...`."""
+    os.chdir(cwd)
+    os.environ.update(env)
+    sys.path[0] = cwd
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = argv
+        runpy.run_path(argv[0], run_name="__main__")
+
+
 if __name__ == "__main__":
-    main()
+    asked = main()
+    if asked is not None:
+        python(**asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -202,10 +203,11 @@ class LeasesConformance(RenewalConformance):
 
     async def test_watching_tells_of_leases_that_have_ended_under_the_prefix(self, store: Store, second: Store) -> None:
         """`watch` yields keys of leases that were given back, and no others; nothing where `pushes` is False."""
-        await store.leases.acquire("orchestrator:a", "a", TTL, NOW)
+        now = time.time()  # stores wait for the end of a lease by the clock
+        await store.leases.acquire("orchestrator:a", "a", TTL, now)
         # Long enough not to end by itself on a slow machine.
-        await store.leases.acquire("orchestrator:b", "b", 100 * TTL, NOW)
-        await store.leases.acquire("lock:c", "a", TTL, NOW)
+        await store.leases.acquire("orchestrator:b", "b", 100 * TTL, now)
+        await store.leases.acquire("lock:c", "a", TTL, now)
         heard = asyncio.ensure_future(anext(aiter(second.leases.watch("orchestrator:"))))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -215,7 +217,7 @@ class LeasesConformance(RenewalConformance):
                 async with asyncio.timeout(10):
                     while not heard.done():
                         # Watching may have begun too late to hear the first time.
-                        await store.leases.acquire("orchestrator:a", "a", TTL, NOW)
+                        await store.leases.acquire("orchestrator:a", "a", TTL, now)
                         await store.leases.release_all("a")
                         await asyncio.wait([heard], timeout=0.05)
                 assert await heard == "orchestrator:a"
