@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Engine, StepStatus, call, connect
+from perdure import StepStatus, call, connect
 from perdure.kernel.events import RunReleased, StepStarted, StepSucceeded
-from tests.crash.harness import PATIENCE, until, whole_lines
+from tests.crash.fleet import made
+from tests.crash.harness import PATIENCE, Child, Children, until, whole_lines
 
 FLOWS = """
 import asyncio
@@ -103,28 +102,27 @@ recovery:
 class Place:
     """A store and a directory in which workers work."""
 
-    def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.url = folder, url
+    def __init__(self, children: Children, folder: Path, url: str) -> None:
+        self._children, self.folder, self.url = children, folder, url
         (folder / "flows.py").write_text(FLOWS)
         (folder / "perdure.yaml").write_text(SETTINGS)
-
-        async def make() -> None:
-            async with Engine(url, []):
-                pass
-
-        asyncio.run(make())
+        asyncio.run(made(url))
 
     @contextmanager
-    def worker(self, name: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "perdure.cli", "worker", "flows.py", "--store", self.url, "--name", name]
-        process = subprocess.Popen(
-            [*command, *options], cwd=self.folder, stderr=subprocess.PIPE, text=True, env={**os.environ}
-        )
+    def python(self, *argv: str) -> Iterator[Child]:
+        process = self._children.python(self.folder, *argv)
         try:
             yield process
         finally:
             process.kill()
-            process.communicate()
+
+    def worker(self, name: str, *options: str) -> AbstractContextManager[Child]:
+        return self.python("-m", "perdure.cli", "worker", "flows.py", "--store", self.url, "--name", name, *options)
+
+    def script(self, text: str) -> AbstractContextManager[Child]:
+        """A script that calls perdure.run."""
+        (self.folder / "script.py").write_text(text)
+        return self.python("script.py", self.url)
 
     def start(self, program: str, *args: Any, id: str) -> None:
         async def put() -> None:
@@ -163,25 +161,26 @@ class Place:
         (self.folder / "go").touch()
 
 
-def says(process: subprocess.Popen[str], *words: str) -> None:
+def says(process: Child, *words: str) -> None:
     """Wait until the process has said all of this in one line."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if all(word in line for word in words):
-            return
-    pytest.fail(f"it ended without having said {words}")
+
+    def said() -> bool:
+        return any(all(word in line for word in words) for line in process.log.splitlines())
+
+    until(lambda: said() or not process.alive, every=0.02)
+    assert said(), f"it ended without having said {words}\n{process.log}"
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(children: Children, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """On each store that has more than one process on a machine."""
     url = f"sqlite:///{tmp_path}/q.db" if request.param == "sqlite" else request.getfixturevalue(f"{request.param}_url")
-    return Place(tmp_path, url)
+    return Place(children, tmp_path, url)
 
 
 @pytest.fixture
-def on_sqlite(tmp_path: Path) -> Place:
-    return Place(tmp_path, f"sqlite:///{tmp_path}/q.db")
+def on_sqlite(children: Children, tmp_path: Path) -> Place:
+    return Place(children, tmp_path, f"sqlite:///{tmp_path}/q.db")
 
 
 def keeps_its_step(place: Place, kind: str, number: signal.Signals) -> None:
@@ -192,15 +191,15 @@ def keeps_its_step(place: Place, kind: str, number: signal.Signals) -> None:
         begun = int(place.log("begin")[0].split()[2])
         owner = place.owner("it")
         process, heir = (first, second) if owner == "first" else (second, first)
-        process.send_signal(number)
+        process.signal(number)
         says(process, "waits up to", f"{kind}:0 of run 'it'")
         # The other one has looked for runs without an owner meanwhile.
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.5)
+        time.sleep(1.5)
+        assert process.alive
         assert place.owner("it") == owner
         assert len(place.log("begin")) == 1
         place.let_go()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait() == 0
         assert place.result("it") == begun
         assert [line.split()[:2] for line in place.log()] == [["begin", "1"], ["end", "1"], ["after", "1"]]
         assert int(place.log("after")[0].split()[2]) == heir.pid
@@ -230,11 +229,9 @@ def test_what_hangs_is_given_up_after_the_grace_and_the_process_ends(kind: str, 
     place.start("flow", kind, id="it")
     with place.worker("first", "--grace", "2s") as first:
         until(lambda: place.log("begin"))
-        first.send_signal(signal.SIGTERM)
-        assert first.stderr is not None
-        assert first.wait(PATIENCE) == 0
-        said = first.stderr.read()
-    assert f"gives up 1 step: {kind}:0 of run 'it'" in said
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 0
+    assert f"gives up 1 step: {kind}:0 of run 'it'" in first.log
     assert place.owner("it") is None
     with place.worker("second"):
         until(lambda: len(place.log("begin")) == 2)
@@ -249,10 +246,10 @@ def test_a_second_signal_leaves_at_once(number: signal.Signals, place: Place) ->
     place.start("flow", "thread", id="it")
     with place.worker("first", "--grace", "10m") as first:
         until(lambda: place.log("begin"))
-        first.send_signal(number)
+        first.signal(number)
         says(first, "waits up to")
-        first.send_signal(number)
-        assert first.wait(PATIENCE) == 0
+        first.signal(number)
+        assert first.wait() == 0
     assert place.owner("it") is None
 
 
@@ -260,9 +257,9 @@ def test_a_step_that_blocks_the_loop_does_not_keep_the_process_for_ever(on_sqlit
     on_sqlite.start("flow", "blocks_the_loop", id="it")
     with on_sqlite.worker("first", "--grace", "10m") as first:
         until(lambda: on_sqlite.log("begin"))
-        first.send_signal(signal.SIGTERM)
-        first.send_signal(signal.SIGINT)
-        assert first.wait(PATIENCE) == 143
+        first.signal(signal.SIGTERM)
+        first.signal(signal.SIGINT)
+        assert first.wait() == 143
 
 
 def test_what_only_waits_is_handed_over_while_steps_go_on(place: Place) -> None:
@@ -276,15 +273,15 @@ def test_what_only_waits_is_handed_over_while_steps_go_on(place: Place) -> None:
     with place.worker("first") as first:
         until(lambda: place.log("begin"))
         until(lambda: place.owner("asleep") == "first")
-        first.send_signal(signal.SIGTERM)
+        first.signal(signal.SIGTERM)
         says(first, "waits up to")
         with place.worker("second"):
             asyncio.run(signal_it())
             assert place.result("asleep") == "morning"
-            assert first.poll() is None
+            assert first.alive
             assert place.owner("it") == "first"
             place.let_go()
-            assert first.wait(PATIENCE) == 0
+            assert first.wait() == 0
             place.result("it")
 
 
@@ -298,14 +295,15 @@ def test_steps_that_have_not_begun_are_left_to_the_next_owner(on_sqlite: Place) 
 
     with place.worker("first", "--threads", "1") as first:
         until(lambda: started() == 4)
-        first.send_signal(signal.SIGTERM)
+        first.signal(signal.SIGTERM)
         until(lambda: sum(place.owner(f"r{n}") is None for n in range(4)) == 3)
         place.let_go()
-        assert first.wait(PATIENCE) == 0
+        assert first.wait() == 0
     assert len(place.log("begin")) == 1
 
 
 SCRIPT = """
+import signal
 import sys
 import perdure
 from flows import flow
@@ -317,21 +315,16 @@ if __name__ == "__main__":
 
 def test_a_script_that_is_interrupted_twice_leaves_its_run_to_the_next_command(on_sqlite: Place) -> None:
     place = on_sqlite
-    (place.folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "script.py", place.url]
-
-    def quietly() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    with subprocess.Popen(command, cwd=place.folder, stderr=subprocess.PIPE, text=True, preexec_fn=quietly) as process:
+    with place.script(SCRIPT) as process:
         until(lambda: place.log("begin"))
-        process.send_signal(signal.SIGINT)
+        process.signal(signal.SIGINT)
         says(process, "waits up to")
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE)
+        process.signal(signal.SIGINT)
+        process.wait()
     assert place.owner("it") is None
     place.let_go()
-    subprocess.run(command, cwd=place.folder, check=True, timeout=PATIENCE)
+    with place.script(SCRIPT) as process:
+        assert process.wait() == 0
     assert [line.split()[:2] for line in place.log()] == [["begin", "1"], ["begin", "2"], ["end", "2"], ["after", "1"]]
 
     async def steps() -> list[tuple[str, StepStatus]]:
@@ -341,88 +334,59 @@ def test_a_script_that_is_interrupted_twice_leaves_its_run_to_the_next_command(o
     assert asyncio.run(steps()) == [("thread", StepStatus.SUCCEEDED), ("after", StepStatus.SUCCEEDED)]
 
 
-@contextmanager
-def script(place: Place, text: str = SCRIPT, ignored: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """A script that calls perdure.run, with the disposition of SIGTERM that it would have on a terminal."""
-    (place.folder / "script.py").write_text(text)
-
-    def dispose() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if ignored else signal.SIG_DFL)
-
-    process = subprocess.Popen(
-        [sys.executable, "script.py", place.url],
-        cwd=place.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=dispose,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_a_script_that_gets_sigterm_ends_its_step_and_hands_over_its_run(place: Place) -> None:
-    with script(place) as process:
+    with place.script(SCRIPT) as process:
         until(lambda: place.log("begin"))
-        process.send_signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
         says(process, "waits up to", "thread:0 of run 'it'")
         assert place.owner("it") is not None
         place.let_go()
-        assert process.wait(PATIENCE) == -signal.SIGTERM
+        assert process.wait() == -signal.SIGTERM
     assert place.owner("it") is None
     assert any(isinstance(event, RunReleased) for event in place.events("it"))
-    with script(place) as process:
-        assert process.wait(PATIENCE) == 0
+    with place.script(SCRIPT) as process:
+        assert process.wait() == 0
     assert [line.split()[:2] for line in place.log()] == [["begin", "1"], ["end", "1"], ["after", "1"]]
 
 
 @pytest.mark.parametrize("kind", ["thread", "elsewhere", "cpu"])
 def test_a_second_sigterm_ends_the_grace_of_a_script(kind: str, on_sqlite: Place) -> None:
     place = on_sqlite
-    with script(place, SCRIPT.replace('"thread"', repr(kind))) as process:
+    with place.script(SCRIPT.replace('"thread"', repr(kind))) as process:
         until(lambda: place.log("begin"))
-        process.send_signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
         says(process, "waits up to")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) in (-signal.SIGTERM, 143)
+        process.signal(signal.SIGTERM)
+        assert process.wait() in (-signal.SIGTERM, 143)
     assert place.owner("it") is None
     place.let_go()
-    with script(place, SCRIPT.replace('"thread"', repr(kind))) as process:
-        assert process.wait(PATIENCE) == 0
+    with place.script(SCRIPT.replace('"thread"', repr(kind))) as process:
+        assert process.wait() == 0
     assert len(place.log("after")) == 1
 
 
 def test_a_script_whose_step_blocks_the_loop_ends_after_two_signals(on_sqlite: Place) -> None:
-    with script(on_sqlite, SCRIPT.replace("thread", "blocks_the_loop")) as process:
+    with on_sqlite.script(SCRIPT.replace("thread", "blocks_the_loop")) as process:
         until(lambda: on_sqlite.log("begin"))
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) in (-signal.SIGTERM, 143)
+        process.signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
+        assert process.wait() in (-signal.SIGTERM, 143)
+
+
+IGNORED = SCRIPT.replace("    perdure", "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    perdure")
 
 
 def test_a_script_that_was_started_with_sigterm_ignored_goes_on(on_sqlite: Place) -> None:
     place = on_sqlite
-    with script(place, ignored=True) as process:
+    with place.script(IGNORED) as process:
         until(lambda: place.log("begin"))
-        process.send_signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
         place.let_go()
-        assert process.wait(PATIENCE) == 0
+        assert process.wait() == 0
     assert len(place.log("after")) == 1
 
 
-OWN_HANDLER = """
-import signal
-import sys
-from pathlib import Path
-import perdure
-from flows import flow
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: Path("go").touch())
-    perdure.run(flow("thread"), id="it", store=sys.argv[1])
-"""
+OWN_HANDLER = IGNORED.replace("signal.SIG_IGN", "lambda number, frame: open('go', 'w').close()")
 
 IN_A_THREAD = """
 import sys
@@ -438,26 +402,26 @@ if __name__ == "__main__":
 
 
 def test_the_handler_of_the_application_is_left_alone(on_sqlite: Place) -> None:
-    with script(on_sqlite, OWN_HANDLER) as process:
+    with on_sqlite.script(OWN_HANDLER) as process:
         until(lambda: on_sqlite.log("begin"))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
     assert len(on_sqlite.log("after")) == 1
 
 
 def test_a_run_in_another_thread_leaves_sigterm_as_it_is(on_sqlite: Place) -> None:
-    with script(on_sqlite, IN_A_THREAD) as process:
+    with on_sqlite.script(IN_A_THREAD) as process:
         until(lambda: on_sqlite.log("begin"))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == -signal.SIGTERM
+        process.signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
 
 
 def test_a_script_has_the_default_disposition_again_after_its_run(on_sqlite: Place) -> None:
     place = on_sqlite
-    text = SCRIPT + "    import signal\n    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
+    text = SCRIPT + "    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
     place.let_go()
-    with script(place, text) as process:
-        assert process.wait(PATIENCE) == 0
+    with place.script(text) as process:
+        assert process.wait() == 0
 
 
 def test_a_forked_child_of_a_step_ends_by_sigterm(on_sqlite: Place) -> None:
@@ -486,40 +450,26 @@ async def family() -> int:
 if __name__ == "__main__":
     assert perdure.run(family(), store=sys.argv[1]) == -signal.SIGTERM
 """
-    with script(on_sqlite, text) as process:
-        assert process.wait(PATIENCE) == 0
+    with on_sqlite.script(text) as process:
+        assert process.wait() == 0
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_perdure_run_of_a_file_has_the_same_grace(times: int, on_sqlite: Place) -> None:
     place = on_sqlite
-    command = [sys.executable, "-m", "perdure.cli", "run", "flows.py:flow", "--id", "it", "--input", '["thread"]']
-
-    def dispose() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def begin() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*command, "--store", place.url],
-            cwd=place.folder,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            preexec_fn=dispose,
-        )
-
-    with begin() as process:
+    command = ["-m", "perdure.cli", "run", "flows.py:flow", "--id", "it", "--input", '["thread"]', "--store", place.url]
+    with place.python(*command) as process:
         until(lambda: place.log("begin"))
-        process.send_signal(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
         says(process, "waits up to")
         if times == 2:
-            process.send_signal(signal.SIGTERM)
+            process.signal(signal.SIGTERM)
         else:
             place.let_go()
-        assert process.wait(PATIENCE) == 143
+        assert process.wait() == 143
     assert place.owner("it") is None
     place.let_go()
-    with begin() as process:
-        assert process.wait(PATIENCE) == 0
+    with place.python(*command) as process:
+        assert process.wait() == 0
     assert len(place.log("begin")) == times
     assert len(place.log("after")) == 1
