@@ -20,10 +20,8 @@ from perdure.builtin.schedules import Runs, schedule_program
 from perdure.client import observing
 from perdure.client.base import StoreClient
 from perdure.client.client import Client
-from perdure.client.completions import Completions, OnComplete, callbacks_of
 from perdure.client.handle import run_result
-from perdure.client.observing import Observer, OnCommit
-from perdure.client.observing import checked as checked_observer
+from perdure.client.observing import Observers, OnCommit, OnComplete, check_on_commit, check_on_complete
 from perdure.client.pruning import PruneReport
 from perdure.client.schedules import Schedule
 from perdure.client.starts import moment_of
@@ -157,12 +155,12 @@ class Engine(Client):
         if recovery.lease is None and leases is None and opened.url.startswith(EMBEDDED):
             recovery = replace(recovery, lease=EMBEDDED_LEASE)
         self._max_concurrency, self._limits, self._recovery = max_concurrency, limits, recovery
-        self._executor, self._threads, self._on_commit = executor, threads, checked_observer(on_commit)
-        self._observer: Observer | None = None
+        self._executor, self._threads, self._on_commit = executor, threads, check_on_commit(on_commit)
+        self._commits: Observers[tuple[str, Append]] | None = None
         self._retention = retention
         self._declared = _declared(schedules)
-        self._on_complete = callbacks_of(on_complete)
-        self._completions: Completions | None = None
+        self._on_complete = check_on_complete(on_complete)
+        self._completions: Observers[RunRow] | None = None
         self._orchestrator: Orchestrator | None = None
         self._ownership: Membership | None = None
         self._service: Service | None = None
@@ -235,12 +233,7 @@ class Engine(Client):
                 await self._service.stop()
             if self._orchestrator is not None:
                 self._orchestrator.abort()
-            if self._observer is not None:
-                await self._observer.close()
-            self._observer = None
-            if self._completions is not None:
-                await self._completions.close(0)
-            self._completions = None
+            await self._close_observers()
             self._orchestrator = self._local.orchestrator = self._service = None
             self._base.set_watch(None)
             self._give_up_name()
@@ -273,10 +266,10 @@ class Engine(Client):
         self.superseded = orchestrator.retired
         orchestrator.services.stream = self._stream_mode
         orchestrator.services.resources = self.resources
-        if self._on_commit is not None:
-            self._observer = Observer(self._on_commit)
+        if self._on_commit:
+            self._commits = Observers("on_commit", self._on_commit, _commit, observing.MOST_BEHIND)
         if self._on_complete:
-            self._completions = Completions(self._on_complete, self._result)
+            self._completions = Observers("on_complete", self._on_complete, self._completion)
             orchestrator.on_completed = self._completed
         orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
         self._base.set_watch(
@@ -374,8 +367,8 @@ class Engine(Client):
     def _committed(self, id: str, append: Append) -> None:
         if self._base.news.followed:
             self._base.news.committed(append.run_id, append.next_seq)
-        if self._observer is not None:
-            self._observer.committed(id, append)
+        if self._commits is not None:
+            self._commits.notify(id, (id, append))
 
     async def _retain(self, retention: Retention) -> PruneReport:
         return await self.prune(retention.older_than, retention.statuses, archive=retention.archive)
@@ -395,10 +388,18 @@ class Engine(Client):
         # A child ends with its root, and one that goes on as another incarnation has not ended.
         own = row.program.startswith(BUILT_IN)
         if self._completions is not None and not (row.root or row.continued_as or own):
-            self._completions.ended(row)
+            self._completions.notify(row.id, row)
 
-    async def _result(self, row: RunRow) -> RunResult[Any]:
-        return await run_result(self._base, row, self._local.find_program(row.program), row.id, row.run_id)
+    async def _completion(self, row: RunRow) -> tuple[RunResult[Any]]:
+        return (await run_result(self._base, row, self._local.find_program(row.program), row.id, row.run_id),)
+
+    async def _close_observers(self) -> None:
+        commits, completions = self._commits, self._completions
+        self._commits = self._completions = None
+        if commits is not None:
+            await commits.close()
+        if completions is not None:
+            await completions.close()
 
     async def close(self) -> None:
         """Hand over what waits, let steps under way end within `Recovery(grace=...)`, and hand over the rest.
@@ -422,12 +423,7 @@ class Engine(Client):
             await self._ownership.leave()
         finally:
             self._local.leaving = False
-            observer, self._observer = self._observer, None
-            if observer is not None:
-                await observer.close()
-            completions, self._completions = self._completions, None
-            if completions is not None:
-                await completions.close(observing.CLOSE_SECONDS)
+            await self._close_observers()
             self._give_up_name()
             await super().close()
         if interrupted is not None:
@@ -548,6 +544,10 @@ def ended_before(id: str, status: RunStatus) -> str:
         f"then, and nothing was executed now. To let it go on from there, `perdure runs retry {shlex.quote(id)}` and "
         "the same command again; to begin anew, another id or reuse='allow_if_failed'."
     )
+
+
+async def _commit(commit: tuple[str, Append]) -> tuple[str, Append]:
+    return commit
 
 
 def _check_kinds(

@@ -172,7 +172,7 @@ async def test_a_callback_that_blocks_holds_no_run_up_and_the_engine_can_be_left
         ) as engine:
             for n in range(3):
                 assert (await engine.run(doubled(n))).output == (n * 2, "ok")
-        assert "a callback has not returned 0.05 s after the engine was left" in caplog.text
+        assert "a callback has not returned 0.05 s after the engine was closed" in caplog.text
     finally:
         stuck.set()
 

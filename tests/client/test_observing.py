@@ -58,7 +58,7 @@ async def test_an_observer_that_raises_is_logged_once_and_no_run_notices(
         raise RAISED[kind]()
 
     await check_runs(observe)
-    assert len([r for r in caplog.records if "on_commit raised" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "on_commit of run" in r.getMessage()]) == 1
 
 
 @pytest.mark.parametrize("lazily", [False, True])
@@ -75,14 +75,14 @@ async def test_an_async_observer_that_raises_is_logged_once_and_no_run_notices(
     # A plain function that returns a coroutine is called in a thread, and the coroutine is awaited on the loop.
     await check_runs((lambda id, append: observe(id, append)) if lazily else observe)
     assert len(set(seen)) == 3
-    assert len([r for r in caplog.records if "on_commit raised" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "on_commit of run" in r.getMessage()]) == 1
 
 
 async def test_an_observer_that_takes_the_wrong_arguments_is_logged_and_no_run_notices(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     await check_runs(lambda: None)
-    assert "on_commit raised TypeError" in caplog.text
+    assert "<lambda> raised TypeError" in caplog.text
 
 
 async def test_an_observer_that_blocks_holds_up_neither_runs_nor_the_end(
@@ -92,7 +92,7 @@ async def test_an_observer_that_blocks_holds_up_neither_runs_nor_the_end(
     over = threading.Event()
     try:
         await check_runs(lambda id, append: over.wait())
-        assert "is not waited for" in caplog.text
+        assert "the engine waits no longer" in caplog.text
     finally:
         over.set()
 
@@ -113,11 +113,13 @@ async def test_an_async_observer_lets_its_loop_end() -> None:
         reached.set()
         await observed.wait()
 
-    observer = observing.Observer(observe)
-    observer.committed("r", Append("r", 0, ()))
+    async def arguments(append: Append) -> tuple[str, Append]:
+        return append.run_id, append
+
+    observer = observing.Observers("on_commit", [observe], arguments)
+    observer.notify("r", Append("r", 0, ()))
     await reached.wait()
     # As asyncio.run() does with the tasks that are left.
-    assert observer._task is not None
     observer._task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(observer._task, PATIENCE)

@@ -37,10 +37,9 @@ from perdure.blocking.resolving import Resolving
 from perdure.blocking.schedules import ScheduleHandle, Scheduling
 from perdure.blocking.upkeep import Upkeep
 from perdure.client import client as asynchronous
-from perdure.client.completions import OnComplete
 from perdure.client.locks import Locks as AsyncLocks
 from perdure.client.locks import LockView
-from perdure.client.observing import OnCommit
+from perdure.client.observing import OnCommit, OnComplete
 from perdure.client.resting import Answers, Until
 from perdure.client.schedules import Schedule
 from perdure.client.views import (

@@ -1,7 +1,7 @@
-"""The observer of an engine's commits: told of each of them, in their order and apart from the runs.
+"""Callbacks of an engine, `on_commit` and `on_complete`: notified in the background, apart from the runs.
 
-An observer may raise, block or be slow: no run waits for it. A plain function is called in a thread of its own, a
-coroutine function is awaited on the engine's loop. One that falls too far behind misses commits, and that is logged.
+A callback may raise, block or be slow: no run waits for it. A coroutine function is awaited on the engine's loop, a
+plain function is called in a thread of its own, where it may block.
 """
 
 from __future__ import annotations
@@ -11,32 +11,179 @@ import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
+from perdure.client.views import RunResult
 from perdure.errors import UsageError
-from perdure.kernel.values.failures import message_of
-from perdure.kernel.values.raised import pressed
+from perdure.kernel.values.failures import raised_at
+from perdure.kernel.values.raised import brief, pressed
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")
 
-# How many commits an observer may be behind before it misses some.
+# How many commits `on_commit` may be behind before it misses some.
 MOST_BEHIND = 10_000
-# How long an engine that is left waits for its observer.
+# How long an engine that is closed waits for its callbacks.
 CLOSE_SECONDS = 5.0
 
 OnCommit = Callable[[str, Append], object]
+OnComplete = Callable[[RunResult[Any]], object]
+
+T = TypeVar("T")
 
 
-def checked(observer: OnCommit | None) -> OnCommit | None:
-    """What was given as `on_commit`, if it can be called."""
-    if observer is not None and not callable(observer):
-        raise UsageError(f"on_commit takes a function that is told of each commit, f(id, append), not {observer!r:.80}")
-    return observer
+def check_on_commit(given: OnCommit | None) -> tuple[OnCommit, ...]:
+    """The callback of `Engine(on_commit=...)`."""
+    if given is not None and not callable(given):
+        raise UsageError(f"on_commit takes a function that is told of each commit, f(id, append), not {given!r:.80}")
+    return () if given is None else (given,)
 
 
-def ends_the_task(error: BaseException) -> bool:
+def check_on_complete(given: OnComplete | Sequence[OnComplete] | None) -> tuple[OnComplete, ...]:
+    """The callbacks of `Engine(on_complete=...)`."""
+    if given is None:
+        return ()
+    found = tuple(given) if isinstance(given, Sequence) else (given,)
+    for callback in found:
+        if not callable(callback):
+            raise UsageError(f"on_complete takes a function of a RunResult, or several, not {callback!r}")
+    return found
+
+
+class Observers(Generic[T]):
+    """Notifies the callbacks of one option, in order. One that falls too far behind misses some, and that is logged.
+
+    `arguments` makes the arguments of a call; `most_behind` bounds the queue.
+    """
+
+    def __init__(
+        self,
+        option: str,
+        callbacks: Sequence[Callable[..., object]],
+        arguments: Callable[[T], Awaitable[tuple[Any, ...]]],
+        most_behind: float = float("inf"),
+    ) -> None:
+        self._option, self._callbacks, self._arguments, self._most = option, callbacks, arguments, most_behind
+        self._pending: deque[tuple[str, T]] = deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task = asyncio.get_running_loop().create_task(self._notify_all())
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        # What has been logged: the number of a callback, and the kind of error; and whether it fell behind.
+        self._logged: set[tuple[int, type[BaseException]]] = set()
+        self._missed = False
+
+    def notify(self, id: str, item: T) -> None:
+        """Notify the callbacks of something that happened to a run, soon."""
+        if len(self._pending) >= self._most:
+            if not self._missed:
+                self._missed = True
+                log.error(
+                    "%s is %d commits behind, and misses some until it has caught up; runs are not affected. Let it "
+                    "hand over what it is notified of, and do the rest elsewhere",
+                    self._option,
+                    self._most,
+                )
+            return
+        self._pending.append((id, item))
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Notify of everything so far, and wait for the callbacks, but not for longer than CLOSE_SECONDS."""
+        self._closing = True
+        self._wake.set()
+        _, late = await asyncio.wait({self._task}, timeout=CLOSE_SECONDS)
+        if late:
+            log.warning(
+                "%s: a callback has not returned %g s after the engine was closed; the engine waits no longer, and %d "
+                "notifications are dropped",
+                self._option,
+                CLOSE_SECONDS,
+                len(self._pending),
+            )
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._calls.put(None)
+
+    async def _notify_all(self) -> None:
+        while True:
+            while self._pending:
+                id, item = self._pending.popleft()
+                for number, callback in enumerate(self._callbacks):
+                    await self._notify(number, callback, id, item)
+            if self._closing:
+                return
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _notify(self, number: int, callback: Callable[..., object], id: str, item: T) -> None:
+        try:
+            error = await self._call(callback, await self._arguments(item))
+        except BaseException as raised:
+            if _ends_the_task(raised):
+                raise
+            error = raised
+        if error is None or (number, type(error)) in self._logged:
+            return
+        self._logged.add((number, type(error)))
+        place = raised_at(error)
+        log.error(
+            "%s of run %r: %s raised %s%s; the run is not affected. The callback is notified again next time, and "
+            "errors of this kind are not logged again",
+            self._option,
+            id,
+            getattr(callback, "__qualname__", callback),
+            brief(error),
+            f" ({place})" if place else "",
+        )
+
+    async def _call(self, callback: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseException | None:
+        """Call a callback. What it raises in its thread is returned: no future holds all of that."""
+        called = getattr(callback, "__call__", None)  # noqa: B004  # of an object with an `async def __call__`
+        if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(called):
+            await callback(*arguments)
+            return None
+        returned, error = await self._in_thread(lambda: callback(*arguments))
+        if inspect.isawaitable(returned):
+            await returned
+        return error
+
+    async def _in_thread(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+        """Call a plain function. The thread is a daemon: a function that hangs must not keep the process."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result((value, error))
+
+        def work() -> None:
+            value, error = None, None
+            try:
+                value = call()
+            except BaseException as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(settle, value, error)
+            except RuntimeError:
+                pass  # the loop is closed: the engine waits no longer
+
+        if self._thread is None:
+            name = f"perdure-{self._option.replace('_', '-')}"
+            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._thread.start()
+        self._calls.put(work)
+        return await done
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _ends_the_task(error: BaseException) -> bool:
     """Whether what came out of a callback is not its own doing: its task is cancelled, or Ctrl-C was pressed.
 
     Anything else that it raises is its failure, SystemExit too: that would end the loop, and all runs with it.
@@ -45,140 +192,3 @@ def ends_the_task(error: BaseException) -> bool:
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
     return pressed(error)
-
-
-class Observer:
-    """Tells one function of commits."""
-
-    def __init__(self, observe: OnCommit) -> None:
-        self._observe = observe
-        self._loop = asyncio.get_running_loop()
-        called = getattr(observe, "__call__", None)  # noqa: B004  # of an object with an `async def __call__`
-        self._on_loop = inspect.iscoroutinefunction(observe) or inspect.iscoroutinefunction(called)
-        # Commits that it has not been told of; the thread and the loop share them.
-        self._commits: deque[tuple[str, Append]] = deque()
-        self._some = threading.Condition()
-        self._closing = False
-        self._over: asyncio.Future[None] = self._loop.create_future()
-        self._begun = False
-        self._task: asyncio.Task[None] | None = None
-        self._stir = asyncio.Event()
-        # Said once: what it raised, and that it fell behind.
-        self._raised = False
-        self._missed = 0
-
-    def committed(self, id: str, append: Append) -> None:
-        """Something has been written."""
-        if len(self._commits) >= MOST_BEHIND:
-            self._missed += 1
-            if self._missed == 1:
-                log.error(
-                    "on_commit is %d commits behind, and misses some until it has caught up; runs are not affected. "
-                    "Let it hand over what it is told, and do the rest elsewhere",
-                    MOST_BEHIND,
-                )
-            return
-        self._commits.append((id, append))
-        if self._on_loop:
-            self._stir.set()
-        else:
-            with self._some:
-                self._some.notify()
-        if not self._begun:
-            self._begin()
-
-    async def close(self) -> None:
-        """Tell it of what has been written so far, and wait for that, but not for ever."""
-        self._closing = True
-        self._stir.set()
-        with self._some:
-            self._some.notify()
-        if self._begun:
-            _, late = await asyncio.wait({self._over}, timeout=CLOSE_SECONDS)
-            if late:
-                log.warning(
-                    "on_commit has not returned %g s after the engine was left; it is not waited for, and is not told "
-                    "of %d commits",
-                    CLOSE_SECONDS,
-                    len(self._commits),
-                )
-                self._commits.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def _begin(self) -> None:
-        self._begun = True
-        if self._on_loop:
-            self._task = self._loop.create_task(self._tell_on_loop())
-        else:
-            # A daemon: one that hangs must not keep the process.
-            threading.Thread(target=self._tell_in_thread, name="perdure-on-commit", daemon=True).start()
-
-    async def _tell_on_loop(self) -> None:
-        while True:
-            while self._commits:
-                id, append = self._commits.popleft()
-                try:
-                    returned = self._observe(id, append)
-                    if inspect.isawaitable(returned):
-                        await returned
-                except BaseException as error:
-                    if ends_the_task(error):
-                        raise
-                    self._failed(id, error)
-            if self._closing:
-                break
-            self._stir.clear()
-            await self._stir.wait()
-        self._end()
-
-    def _tell_in_thread(self) -> None:
-        while True:
-            with self._some:
-                while not self._commits and not self._closing:
-                    self._some.wait()
-            if not self._commits:
-                break
-            id, append = self._commits.popleft()
-            try:
-                returned = self._observe(id, append)
-                if inspect.isawaitable(returned):
-                    error = asyncio.run_coroutine_threadsafe(_raised_by(returned), self._loop).result()
-                    if error is not None:
-                        self._failed(id, error)
-            except BaseException as error:
-                self._failed(id, error)
-        try:
-            self._loop.call_soon_threadsafe(self._end)
-        except RuntimeError:
-            pass  # the loop is gone
-
-    def _end(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
-
-    def _failed(self, id: str, error: BaseException) -> None:
-        if not self._raised:
-            self._raised = True
-            log.error(
-                "on_commit raised %s: %s for run %r; runs are not affected. It is told of the next commits, and "
-                "what it raises from now on is not logged",
-                type(error).__name__,
-                message_of(error),
-                id,
-                exc_info=error,
-            )
-
-
-def _raised_by(awaitable: Awaitable[Any]) -> Coroutine[Any, Any, BaseException | None]:
-    async def raised() -> BaseException | None:
-        try:
-            await awaitable
-        except BaseException as error:
-            if ends_the_task(error):
-                raise
-            return error
-        return None
-
-    return raised()
