@@ -1,6 +1,6 @@
 """For tests of workflows and of stores: replay of recorded runs, crashes, virtual time, conformance suites.
 
-Names are loaded when they are asked for: the pytest plugin is in here, and costs nobody anything who does not use it.
+Names are loaded when they are first used: pytest imports this package for its plugin in every project.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
-"""Put a workflow to the test: kill it at every durable boundary, let its steps end in many orders.
+"""Test a workflow: kill it at every durable boundary, let its steps end in many orders.
 
-Asserts what must be the same each time: the result, and what took effect.
+Asserts that the result and the side effects are the same each time.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from perdure.testing.simulation import Crash, Faults, PromiseBroken, Report, Sim
 from perdure.testing.simulation.faults import Side
 
 SIDES: tuple[Side, ...] = ("before", "after", "during")
-# Enough to bring steps that were begun together to an end in any order.
+# Enough to let steps that started together end in any order.
 DURATIONS = (0.0, 0.001, 0.01, 0.1, 1.0)
 Make = Invocation[Any] | Callable[[], Invocation[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Survived:
-    """What came of killing a workflow at each of its durable boundaries."""
+    """The outcome of killing a workflow at each of its durable boundaries."""
 
     result: RunResult[Any]
     """How it ended, each time."""
     effects: Any
-    """What took effect, each time: what the `effects` function said."""
+    """The side effects, each time: the value of the `effects` function."""
     boundaries: int
-    """How many appends it makes when nothing happens to it."""
+    """How many appends it makes without a crash."""
     crashes: int
-    """How often it was killed: before, after and during each."""
+    """How often it was killed: before, after and during each append."""
     executions: Mapping[str, int]
-    """How often the code of each step was executed at most, by op path: 2 where a crash came before its record."""
+    """The most executions of each step's code, by op path: 2 if a crash came before its outcome was recorded."""
 
 
 def crash_everywhere(
@@ -52,12 +52,12 @@ def crash_everywhere(
     seed: int | str = 0,
     **options: Any,
 ) -> Survived:
-    """Run a workflow in peace, then once for each durable boundary, and kill it there; its end must be the same.
+    """Run a workflow without a crash, then once per durable boundary and kill it there; its end must be the same.
 
-    `before` is called before each run, to set up the world anew. `effects` says what took effect; that must be the same
-    too: count by `step_context().id`, as a service would that takes idempotency keys. No step may be executed more
-    often than it was tried in peace, and once more for the crash. Takes the options of `Simulation.run`, such as
-    `senders` and `programs`. Raises AssertionError at the first run that ends otherwise, and says where it was killed.
+    `before` is called before each run, to reset the test's state. `effects` returns the side effects, which must be the
+    same too: count them by `step_context().id`, as a service with idempotency keys would. No step may be executed more
+    often than without a crash, plus once per crash. Takes the options of `Simulation.run`, such as `senders` and
+    `programs`. Raises AssertionError for the first run that ends differently, and says where it was killed.
     """
 
     def once(*crashes: Crash) -> tuple[Report, Any]:
@@ -75,7 +75,7 @@ def crash_everywhere(
             crashes += report.crashes
             where = f"killed {side} append {number} of {calm.appends}"
             _same(report.results["run-0"], result, where)
-            hint = "" if before is not None else " (before= sets up the world anew for each run)"
+            hint = "" if before is not None else " (before= is called before each run, to reset state)"
             assert seen == wanted, f"{where}: {seen!r} took effect, and {wanted!r} when it was not killed{hint}"
             for op, count in _executions(report).items():
                 allowed = usual.get(op, 0) + report.crashes
@@ -86,10 +86,10 @@ def crash_everywhere(
 
 @dataclass(frozen=True, slots=True)
 class Interleavings:
-    """What came of letting the steps of a workflow end in many orders."""
+    """The outcome of letting the steps of a workflow end in many orders."""
 
     result: RunResult[Any]
-    """How it ended, each time; the first one where they need not be the same."""
+    """How it ended each time; the first result if they need not be the same."""
     orders: Mapping[tuple[str, ...], int]
     """The orders in which its steps ended, by op path, and the first seed of each."""
     results: tuple[RunResult[Any], ...]
@@ -105,10 +105,10 @@ def interleavings(
     durations: tuple[float, ...] = DURATIONS,
     **options: Any,
 ) -> Interleavings:
-    """Run a workflow once for each seed, with steps that take times drawn from it, so that they end in other orders.
+    """Run a workflow once per seed, with random step durations, so that its steps end in different orders.
 
-    Unless `same` is False its end must be the same each time: what `gather` returns does not depend on who is first.
-    Takes the options of `Simulation.run`. An AssertionError names the seed, which gives the same order again.
+    Unless `same` is False its end must be the same each time: the result of `gather` does not depend on which step ends
+    first. Takes the options of `Simulation.run`. An AssertionError names the seed, which reproduces the order.
     """
     orders: dict[tuple[str, ...], int] = {}
     results: list[RunResult[Any]] = []
@@ -123,7 +123,7 @@ def interleavings(
     return Interleavings(results[0], orders, tuple(results))
 
 
-# For a workflow that sleeps for days: whoever takes it over after a crash comes some minutes later.
+# For a workflow that sleeps for days: takeover after a crash may take minutes.
 _SLOW: dict[str, Any] = {"limit": 1e9, "recovery": Recovery(lease=600.0, check_interval=300.0), "watch": 300.0}
 
 
@@ -134,7 +134,7 @@ def _run(
     options: dict[str, Any],
     kept: dict[str, Any],
 ) -> Report:
-    """Run a workflow once. One that sleeps for longer than a run may take has the time it needs, this time and next."""
+    """Run a workflow once. If it sleeps past the time limit, run it again with `_SLOW`, which later runs keep."""
     if before is not None:
         before()
     made = invocation() if callable(invocation) and not isinstance(invocation, Workflow | Invocation) else invocation

@@ -1,4 +1,4 @@
-"""What the fixtures `engine` and `virtual_time` give a test."""
+"""The objects behind the fixtures `engine` and `virtual_time`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ R = TypeVar("R")
 
 
 def invoked(given: Any) -> Invocation[Any]:
-    """An invocation, or UsageError for what is none."""
+    """The invocation, or UsageError for anything else."""
     if not isinstance(given, Invocation):
-        raise UsageError(f"this needs an invocation, such as fulfil(order), and not {given!r}")
+        raise UsageError(f"this needs an invocation, such as fulfil(order), not {given!r}")
     return given
 
 
@@ -41,22 +41,22 @@ class _LearningGateway(LocalGateway):
 
 
 class LearningEngine(Engine):
-    """An engine that is given the program of an invocation when it is started, and those of its children."""
+    """An engine that registers the program of an invocation, and those of its children, when it is started."""
 
     _gateway_class = _LearningGateway
 
 
 class VirtualTime(Simulation):
-    """A simulation for one test: workflows that sleep for a month end at once."""
+    """A simulation for one test: a workflow that sleeps for a month ends at once."""
 
     def __init__(self, programs: Sequence[Program] = (), seed: int | str = 0) -> None:
         super().__init__(seed)
         self._known = tuple(programs)
 
     def outcome(self, invocation: Invocation[R], **options: Any) -> RunResult[R]:
-        """Run a workflow to its end, however long it sleeps, and say how it ended. Takes the options of `start`.
+        """Run a workflow to its end, however long it sleeps, and return its result. Takes the options of `start`.
 
-        Raises AssertionError when it waits for a signal or an approval that nobody can send any more.
+        Raises AssertionError if it waits for a signal or an approval, which the test can no longer send.
         """
         programs = known(invocation, self._known)
 

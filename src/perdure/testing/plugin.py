@@ -1,4 +1,4 @@
-"""The pytest plugin: recorded runs as tests, and fixtures. Does nothing, and loads nothing, until one of them is used.
+"""The pytest plugin: recorded runs as tests, and fixtures. Loads nothing until one of them is used.
 
     pytest --perdure-runs=prod.db --perdure-programs=shop       one test for each run in a store
     [pytest] perdure_golden = tests/golden                      one test for each capsule in a folder, for ever
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perdure.testing.crash_trials import Interleavings, Survived
     from perdure.testing.fixtures import VirtualTime
 
-try:  # with it `async def` fixtures work in every mode of it; without it another plugin may know what to do with them
+try:  # pytest_asyncio needs its own decorator in strict mode; another plugin may handle `async def` fixtures
     from pytest_asyncio import fixture as async_fixture
 except ImportError:
     async_fixture = pytest.fixture  # type: ignore[assignment]
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # so that -k and -m choose among recorded runs as well
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the recorded runs that were asked for to what is tested."""
+    """Collect the recorded runs that the options name."""
     runs, golden = config.getoption("--perdure-runs"), config.getini("perdure_golden")
     if runs or golden:
         from perdure.testing.pytest_recorded import recorded_runs
@@ -63,7 +63,7 @@ def _places(config: pytest.Config) -> list[str]:
 
 @pytest.fixture
 def perdure_programs(request: pytest.FixtureRequest) -> list[Program]:
-    """Programs that the `engine` fixture knows from its start: those of `--perdure-programs`. Override it at will."""
+    """Programs that the `engine` fixture starts with: those of `--perdure-programs`. May be overridden."""
     places = _places(request.config)
     if not places:
         return []
@@ -74,7 +74,7 @@ def perdure_programs(request: pytest.FixtureRequest) -> list[Program]:
 
 @async_fixture
 async def engine(perdure_programs: list[Program]) -> AsyncIterator[Engine]:
-    """An open engine on a store in memory, of this test's own. It learns of a workflow when the test starts it."""
+    """An open engine on an in-memory store. It registers a workflow when the test starts it."""
     from perdure.testing.fixtures import LearningEngine
 
     async with LearningEngine("memory://", perdure_programs) as engine:
@@ -83,7 +83,7 @@ async def engine(perdure_programs: list[Program]) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 def virtual_time(perdure_programs: list[Program]) -> VirtualTime:
-    """A world where sleeping takes no time: `virtual_time.outcome(workflow(...))`, `virtual_time.play(scenario())`."""
+    """Sleeping takes no time: `virtual_time.outcome(workflow(...))`, `virtual_time.play(scenario())`."""
     from perdure.testing.fixtures import VirtualTime
 
     return VirtualTime(perdure_programs)
@@ -108,5 +108,5 @@ def interleavings(perdure_programs: list[Program]) -> Callable[..., Interleaving
 def _with_programs(function: Callable[..., Any], programs: list[Program]) -> Callable[..., Any]:
     from functools import partial
 
-    # The program of the invocation itself is known anyway, unless others are given.
+    # Without programs, the function uses those of the invocation.
     return partial(function, programs=programs) if programs else function

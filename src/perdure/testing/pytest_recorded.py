@@ -55,13 +55,13 @@ class RunsInStore(pytest.Collector):
         self.url, self.program = split(self.name)
 
     def collect(self) -> list[pytest.Item]:
-        """One test for each, the oldest first."""
+        """One test for each run, the oldest first."""
         try:
             found = asyncio.run(self._ids())
         except PerdureError as error:
             raise pytest.UsageError(f"--perdure-runs={self.name}: {error}") from None
         if not found:
-            # Tests that are not there would be taken for tests that pass.
+            # An empty collection would look like success.
             what = f"no run of {self.program!r}" if self.program is not None else "no run"
             raise pytest.UsageError(f"--perdure-runs={self.name}: there is {what} in {self.url}")
         return [
@@ -76,14 +76,14 @@ class RunsInStore(pytest.Collector):
             while True:
                 filter = RunFilter(program=self.program, limit=PAGE, cursor=cursor, built_in=False)
                 page = [row for row, _ in await client.store.runs.list(filter)]
-                # A child lives in the journal of its root, and is replayed with it.
+                # A child is in the journal of its root, and is replayed with it.
                 found += [(row.run_id, row.program, row.id) for row in page if not row.root]
                 if len(page) < PAGE:
                     return found[::-1]
                 cursor = page[-1].run_id
 
     async def read(self, run_id: str) -> Capsule:
-        """One run, as it is now."""
+        """Read one run."""
         async with Client(_store(self.url)) as client:
             return await client._capsules.capsule(run_id)
 
@@ -112,16 +112,16 @@ class _Replayed(pytest.Item):
         self.programs = programs
 
     def capsule(self) -> Capsule:
-        """What was recorded."""
+        """The recorded run."""
         raise NotImplementedError
 
     def runtest(self) -> None:
-        """Replay it to its end. No step is called, and nothing is written."""
+        """Replay it to its end. Executes no step, writes nothing."""
         with Replaying(self.capsule(), tuple(self.programs)) as replaying:
             replaying.check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """What does not fit; the insides of the engine help nobody."""
+        """The message of a divergence, without the engine's traceback."""
         if isinstance(excinfo.value, PerdureError | AssertionError):
             return f"{type(excinfo.value).__name__}: {excinfo.value}"
         return super().repr_failure(excinfo, style)
@@ -139,7 +139,7 @@ class RecordedRun(_Replayed):
         self.run_id = run_id
 
     def capsule(self) -> Capsule:
-        """Read when it is tested: a store may hold more than fits into memory."""
+        """Read it when it is tested, because a store may hold more than fits into memory."""
         assert isinstance(self.parent, RunsInStore)
         return asyncio.run(self.parent.read(self.run_id))
 
@@ -152,11 +152,11 @@ class GoldenRun(_Replayed):
         self.file = file
 
     def capsule(self) -> Capsule:
-        """What the file holds."""
+        """Read the file."""
         return capsule_from(self.file)
 
 
-# --- where things are -----------------------------------------------------------------------------------------------
+# --- stores and programs --------------------------------------------------------------------------------------------
 
 
 def split(given: str) -> tuple[str, str | None]:
@@ -195,7 +195,7 @@ def _load_module(name: str, root: Path) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise pytest.UsageError(f"there is no file {path} to load workflows from")
-    # One that a test has imported is not imported again: there would be two of everything in it.
+    # Reuse a module that a test has imported: a second copy would define every class twice.
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path):
             return module

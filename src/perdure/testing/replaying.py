@@ -1,4 +1,4 @@
-"""Recorded runs, replayed against the code at hand: step by step, to an op, or to the end. Calls no step.
+"""Replay recorded runs against the current code: event by event, to an op, or to the end. Executes no step.
 
     for stop in replay(data, fulfil):
         print(stop.seq, stop.op, stop.line, stop.locals)
@@ -36,7 +36,7 @@ Recorded = bytes | str | os.PathLike[str] | Capsule
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A recorded event that the body has taken in, and where the body stands after it."""
+    """A recorded event that was applied to the body, and where the body waits after it."""
 
     seq: int
     at: datetime
@@ -52,19 +52,19 @@ class Stop:
 
     @property
     def locals(self) -> dict[str, Any]:
-        """The local variables there."""
+        """The local variables of the innermost frame."""
         return self.frames[-1].locals if self.frames else {}
 
 
 @dataclass
 class Replaying:
-    """A recorded run under replay. Iterating goes on by one event each; `until` goes on to the beginning of an op."""
+    """A recorded run under replay. Iterating applies one event at a time; `until` replays up to the start of an op."""
 
     capsule: Capsule
     programs: tuple[Program, ...]
     codec: Codec = field(default_factory=Codec)
     stop: Stop | None = None
-    """Where it stands."""
+    """The last applied event."""
 
     def __post_init__(self) -> None:
         if events._get_running_loop() is not None:
@@ -91,7 +91,7 @@ class Replaying:
         self.close()
 
     def step(self) -> Stop:
-        """Take the next event in. Raises Diverged when it does not fit the code."""
+        """Apply the next event. Raises Diverged when it does not fit the code."""
         seq, at, event = self._events[self._next]
         self._next += 1
         wish = self._replay.wishes.get(FINISH)
@@ -102,7 +102,7 @@ class Replaying:
         return self.stop
 
     def until(self, op: str) -> Stop:
-        """Go on until the body waits for this op, before it has what came of it."""
+        """Replay until the body waits for this op, before it gets the outcome."""
         for stop in self:
             if stop.op == op:
                 return stop
@@ -110,7 +110,7 @@ class Replaying:
         raise UsageError(f"run {self.capsule.id!r} has no op {op!r} ahead; it has {', '.join([*begun][:20]) or 'none'}")
 
     def check(self) -> None:
-        """Go on to the end. Raises Diverged or AssertionError unless the code does what the journal says."""
+        """Replay to the end. Raises Diverged or AssertionError unless the code repeats the journal."""
         for _ in self:
             pass
         end = self._events[-1][2]
@@ -120,7 +120,7 @@ class Replaying:
                 raise AssertionError("; ".join(problems))
 
     def close(self) -> None:
-        """Let go of the body."""
+        """Close the body."""
         self._replay.close()
 
     def __enter__(self) -> Self:
@@ -154,14 +154,14 @@ def replay(
 
 
 def capsule_from(recorded: Recorded) -> Capsule:
-    """A capsule, wherever it is."""
+    """A capsule, its bytes, or its file, as a Capsule."""
     if isinstance(recorded, Capsule):
         return recorded
     return decode_capsule(recorded if isinstance(recorded, bytes) else Path(recorded).read_bytes())
 
 
 def pick(programs: Iterable[Program], name: str, version: str) -> Program:
-    """The program of that name: of that version, else one that accepts it, else the only one there is."""
+    """The program of that name: of that version, else one that accepts it, else any."""
     named = [program for program in programs if program.name == name]
     for fits in (lambda p: p.version == version, lambda p: version in p.accepts, lambda p: True):
         for program in named:
@@ -173,7 +173,7 @@ def pick(programs: Iterable[Program], name: str, version: str) -> Program:
 
 
 def _as_begun(recorded: list[AnyEvent]) -> RunStarted:
-    """The start of a run as it was when it began."""
+    """The RunStarted of a run, with its input if that was replaced before it began."""
     started = recorded[0]
     assert isinstance(started, RunStarted)
     for event in recorded:

@@ -1,7 +1,7 @@
-"""Which steps a workflow function can be seen to call. Reads its code, and never runs any of it.
+"""Which steps and workflows a function calls, found in its bytecode. Never runs any of it.
 
-This is for telling slips in rules, not for running anything: where code decides at run time what it calls, the answer
-says that it is not complete.
+Used to find typos in rules and the children of a workflow. If code decides at run time what it calls, the result is
+marked incomplete.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.policies.rule_names import StepNames
 
-# More than any workflow is made of by hand.
+# The limit of objects that are visited.
 MOST = 1000
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _FREE = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
-# Whoever uses these may call anything.
+# A function that uses these may call anything.
 _OPEN_ENDS = {"getattr", "globals", "locals", "vars", "eval", "exec", "__import__", "import_module"}
-# And these make calls by a name.
+# These call steps and programs by name.
 _BY_NAME = {"step_inline", "call"}
 
 
 def called_steps(fn: Callable[..., Any]) -> StepNames:
-    """The steps that `fn` calls, as far as its code tells."""
+    """The steps that `fn` calls, as far as its code shows."""
     walk = Walk()
     walk.visit(fn, frozenset())
     walk.finish()
@@ -37,7 +37,7 @@ def called_steps(fn: Callable[..., Any]) -> StepNames:
 
 
 def workflows(fn: Callable[..., Any]) -> list[Any]:
-    """The workflows that `fn` calls, and those that they call, as far as the code tells."""
+    """The workflows that `fn` calls, directly and indirectly, as far as the code shows."""
     walk = Walk()
     walk.visit(fn, frozenset())
     walk.finish()
@@ -45,26 +45,26 @@ def workflows(fn: Callable[..., Any]) -> list[Any]:
 
 
 class Walk:
-    """Goes through a function, what it calls and the containers that hold what it calls, each once."""
+    """Visits a function, what it calls, and containers of what it calls, each once."""
 
     def __init__(self) -> None:
         self.steps: set[str] = set()
         self.workflows: list[Any] = []
         self.texts: set[str] = set()
         self.complete = True
-        # Kept as long as the walk takes: an id is of one object only while that lives.
+        # By id. Keeps the objects alive, so that an id is not reused during the walk.
         self._seen: dict[int, Any] = {}
         self._todo: list[tuple[Any, frozenset[str]]] = []
 
     def visit(self, found: Any, attributes: frozenset[str]) -> None:
-        """Look at this too, and at those attributes of it."""
+        """Schedule an object, and these attributes of it."""
         self._todo.append((found, attributes))
 
     def finish(self) -> None:
-        """Look at everything."""
+        """Visit everything that is scheduled."""
         while self._todo:
             found, attributes = self._todo.pop()
-            # A module or an object may be met again by code that uses other attributes of it.
+            # Visit a module or an object again: other code may use other attributes of it.
             if type(found) is FunctionType or not attributes:
                 if id(found) in self._seen:
                     continue
@@ -73,11 +73,11 @@ class Walk:
                 self.complete = False
                 return
             try:
-                self._look(found, attributes)
-            except Exception:  # a proxy that stands for something else, or for nothing
+                self._inspect(found, attributes)
+            except Exception:  # a proxy object may raise anything
                 self.complete = False
 
-    def _look(self, found: Any, attributes: frozenset[str]) -> None:
+    def _inspect(self, found: Any, attributes: frozenset[str]) -> None:
         spec = _own(found, "spec")
         if isinstance(spec, StepSpec):
             self.steps.add(spec.name)
@@ -158,7 +158,7 @@ class Walk:
             self.complete = False
 
 
-# Types whose values hold no steps.
+# Modules of types whose values hold no steps.
 _PLAIN = {
     "builtins",
     "datetime",
@@ -175,7 +175,7 @@ _PLAIN = {
 
 
 def _own(found: Any, name: str) -> Any:
-    """An attribute that an object has itself, without causing anything to be computed."""
+    """An instance attribute, read without calling properties."""
     try:
         return vars(found).get(name)
     except TypeError:
@@ -191,6 +191,6 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def is_users(module: str) -> bool:
-    """Whether a module is neither perdure's nor of the standard library."""
+    """Whether a module belongs neither to perdure nor to the standard library."""
     top = module.partition(".")[0]
     return top != "perdure" and top not in sys.stdlib_module_names

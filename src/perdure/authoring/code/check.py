@@ -1,9 +1,7 @@
-"""Look for what a workflow body must not do: clocks, chance, I/O, threads, changed globals, ops that are not awaited.
+"""Lint workflow bodies: clocks, randomness, I/O, threads, changed globals, ops that are not awaited. Runs nothing.
 
-Reads source, runs nothing.
-
-A look and not a proof: it sees the names that a module uses, in its workflows and in the functions of the module that
-these call; what goes on behind other names it does not see. A line that ends in `# noqa: perdure` is left alone.
+A lint, not a proof: it sees the names that a module uses in its workflows and in the functions of the module that they
+call, and nothing beyond. A line that ends in `# noqa: perdure` is skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _SLEEP = "use `await sleep(...)` of perdure, which is durable"
 _THREADS = "put the work in a @step: a `def` step runs in a thread, `cpu=True` in a process"
 _GLOBAL = "pass it as an argument, keep it in a local variable, or publish it with set_state()"
 _LOG = "put it in a @step: a replay would write it again"
-# What perdure and asyncio have that does nothing, or is not waited for, unless it is awaited.
+# Functions of perdure and asyncio that must be awaited.
 _AWAITED = frozenset(
     {
         *("perdure.sleep", "perdure.sleep_until", "perdure.wait_signal", "perdure.approval", "perdure.child"),
@@ -33,8 +31,8 @@ _AWAITED = frozenset(
     }
 )
 
-# What is looked for, by the full name of what is called: the kind, and what to do instead. A name that ends in a dot
-# stands for all that is in it; the longest that fits counts.
+# The kind of a finding and what to do instead, by the full name of what is called. A name that ends in a dot stands for
+# everything in it; the longest match wins.
 RULES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         (
@@ -70,12 +68,12 @@ RULES: dict[str, tuple[str, str]] = {
         ("threads", _THREADS),
     ),
 }
-# Pure, although what they are in is not.
+# Exceptions: pure functions in modules that are not.
 _PURE = (
     *("os.path.join", "os.path.basename", "os.path.dirname", "os.path.splitext", "os.path.split", "os.path.normpath"),
     *("os.fspath", "os.PathLike", "os.sep", "os.linesep"),
 )
-# Methods by which code does I/O or leaves its loop, whatever the object.
+# Methods that do I/O or leave the event loop, on any object.
 METHODS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("run_in_executor", "call_soon_threadsafe"), ("threads", _THREADS)),
     **dict.fromkeys(
@@ -94,7 +92,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that a body must not do: where, what, and what to do instead."""
+    """Something that a body must not do: where, what, and what to do instead."""
 
     file: str
     line: int
@@ -105,13 +103,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def check_source(source: str, file: str) -> list[Finding]:
-    """What the workflows of a module must not do, in the order of the lines. Raises SyntaxError."""
+    """The findings in the workflows of a module, in the order of lines. Raises SyntaxError."""
     tree = parse(source, file)
     module = _Module(tree)
     silent = {number for number, line in enumerate(source.splitlines(), 1) if _SILENT.search(line)}
     found: dict[tuple[int, str], Finding] = {}
     for workflow in module.workflows:
-        for node, kind, what, instead in module.look(workflow):
+        for node, kind, what, instead in module.check(workflow):
             last = getattr(node, "end_lineno", None) or node.lineno
             if silent.isdisjoint((node.lineno, last)):
                 finding = Finding(file, node.lineno, workflow.name, kind, what, instead)
@@ -123,13 +121,13 @@ _Seen = tuple[ast.expr | ast.stmt, str, str, str]
 
 
 class _Module:
-    """The names of a module: what is imported under which name, its functions, and what can be changed."""
+    """The names of a module: its imports, its functions, and its mutable globals."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._imports: dict[str, str] = {}
         self._mutable: set[str] = set()
         self._functions: dict[str, _Function] = {}
-        # Its functions whose calls have to be awaited, by name: steps, workflows and coroutine functions.
+        # The names of its functions whose calls must be awaited: steps, workflows and coroutine functions.
         self._awaited: set[str] = set()
         self.workflows: list[_Function] = []
         for node in ast.walk(tree):
@@ -159,7 +157,7 @@ class _Module:
                     self._mutable.update(target.id for target in targets if isinstance(target, ast.Name))
 
     def _is(self, function: _Function, *names: str) -> bool:
-        """Whether a function is decorated with one of perdure's."""
+        """Whether a function has one of these decorators of perdure."""
         for decorator in function.decorator_list:
             found = decorator.func if isinstance(decorator, ast.Call) else decorator
             full = self._full_name(found, frozenset())
@@ -167,17 +165,17 @@ class _Module:
                 return True
         return False
 
-    def look(self, workflow: _Function) -> Iterator[_Seen]:
-        """What is wrong in a body, and in the functions of the module that it calls."""
-        yield from self._look_at(workflow)
+    def check(self, workflow: _Function) -> Iterator[_Seen]:
+        """The findings in a body, and in the functions of the module that it calls."""
+        yield from self._check_function(workflow)
         for name in sorted(_called(workflow)):
             helper = self._functions.get(name)
             if helper is not None and helper is not workflow:
-                yield from self._look_at(helper)
+                yield from self._check_function(helper)
 
-    def _look_at(self, function: _Function) -> Iterator[_Seen]:
+    def _check_function(self, function: _Function) -> Iterator[_Seen]:
         local = _bound(function)
-        yield from self._look_for_forgotten(function, local)
+        yield from self._missing_awaits(function, local)
         for node in self._nodes(function):
             if isinstance(node, ast.Call):
                 yield from self._call(node, local)
@@ -188,7 +186,7 @@ class _Module:
                 yield from self._assignment(node, local)
 
     def _nodes(self, function: _Function) -> Iterator[ast.AST]:
-        """Everything in a function, but not what is in steps inside it, nor what its own decorators say."""
+        """Every node in a function, except for nested steps and its own decorators."""
         todo: list[ast.AST] = list(function.body)
         while todo:
             node = todo.pop()
@@ -196,11 +194,11 @@ class _Module:
                 continue
             yield node
             if isinstance(node, ast.Call) and self._full_name(node.func, frozenset()).endswith("step_inline"):
-                continue  # what it is given runs as a step
+                continue  # its argument runs as a step
             todo.extend(ast.iter_child_nodes(node))
 
-    def _look_for_forgotten(self, function: _Function, local: frozenset[str]) -> Iterator[_Seen]:
-        """Calls whose value is used, or dropped, though they have to be awaited first."""
+    def _missing_awaits(self, function: _Function, local: frozenset[str]) -> Iterator[_Seen]:
+        """Calls whose value is used or dropped without the await that they need."""
         read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not _is_store(node)}
         is_body = self._is(function, "workflow")
         for node in self._nodes(function):
@@ -212,7 +210,7 @@ class _Module:
                     yield value, "await", f"it does not await {name}()", f"write `{write}`"
 
     def _awaitable(self, node: ast.expr | None, local: frozenset[str]) -> str:
-        """The name of what is called, if a call of it has to be awaited."""
+        """The name of the called function, if its calls must be awaited."""
         if not isinstance(node, ast.Call):
             return ""
         called = node.func
@@ -248,7 +246,7 @@ class _Module:
         return name in self._mutable and name not in local
 
     def _full_name(self, node: ast.expr, local: frozenset[str]) -> str:
-        """The full name of what an expression stands for, through the imports; empty where that is not known."""
+        """The full name that an expression refers to through the imports; empty if unknown."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -262,7 +260,7 @@ class _Module:
 
 
 def _names_in(module: str) -> Iterator[str]:
-    """The names that `from module import *` brings, as far as they matter here: perdure's, and what is looked for."""
+    """The names that `from module import *` imports, limited to perdure's and those in the rules."""
     if module == "perdure":
         yield from sys.modules["perdure"].__all__
     for full in (*RULES, *_AWAITED):
@@ -272,7 +270,7 @@ def _names_in(module: str) -> Iterator[str]:
 
 
 def _values(node: ast.AST, read: set[str], is_body: bool) -> Iterator[ast.expr | None]:
-    """What a node takes for a value, or drops."""
+    """The expressions whose value a node uses or drops."""
     match node:
         case ast.Expr(value=value):
             yield from _parts(value)
@@ -298,7 +296,7 @@ def _values(node: ast.AST, read: set[str], is_body: bool) -> Iterator[ast.expr |
 
 
 def _parts(value: ast.expr | None) -> Iterator[ast.expr | None]:
-    """What a collection that is written out is made of; anything else is one part."""
+    """The elements of a collection display; anything else is one part."""
     match value:
         case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements) | ast.Dict(values=elements):
             for element in elements:
@@ -330,12 +328,12 @@ def _rule(name: str) -> tuple[str, str] | None:
 
 
 def _called(function: _Function) -> set[str]:
-    """The names that a function calls, or hands on to be called."""
+    """The names that a function calls or passes on."""
     return {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def _bound(function: _Function) -> frozenset[str]:
-    """The names that are a function's own: its parameters, and what it assigns, unless it says `global`."""
+    """The local names of a function: its parameters and assignments, unless declared `global`."""
     arguments = function.args
     names = {argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     names |= {argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument is not None}

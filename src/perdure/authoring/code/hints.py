@@ -1,4 +1,4 @@
-"""Annotations of a function, resolved where it was written."""
+"""Resolve the annotations of a function in the scope where it was defined."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perdure.kernel.values.failures import type_name
 
 
 def hints_of(fn: Callable[..., Any], depth: int) -> dict[str, Any]:
-    """The annotations of `fn`; names local to the frame `depth` levels up are known too.
+    """The annotations of `fn`, resolved with the local names of the frame `depth` levels up.
 
-    A name that cannot be resolved raises at once, at the decorator: later it would only be a value of another type.
+    Raises NameError at the decorator for an unknown name; ignoring it would silently decode to another type.
     """
     annotations = getattr(fn, "__annotations__", {})
     if not any(isinstance(value, str) for value in annotations.values()):
@@ -25,13 +25,13 @@ def hints_of(fn: Callable[..., Any], depth: int) -> dict[str, Any]:
     except NameError as error:
         raise NameError(
             f"{fn.__qualname__}: an annotation names {error.name!r}, which is not defined where the function is; "
-            "import it for real, not only for type checkers",
+            "import it at run time, not only for type checkers",
             name=error.name,
         ) from None
 
 
 def local_errors(fn: Callable[..., Any], depth: int) -> dict[str, type[BaseException]]:
-    """Exception classes that live beside a function inside another function, where no module leads to them."""
+    """Exception classes defined beside `fn` inside another function, which cannot be found through a module."""
     if "<locals>" not in getattr(fn, "__qualname__", ""):
         return {}
     found = _locals(fn, sys._getframe(depth)).values()
@@ -39,11 +39,11 @@ def local_errors(fn: Callable[..., Any], depth: int) -> dict[str, type[BaseExcep
 
 
 def _locals(fn: Callable[..., Any], frame: FrameType | None) -> dict[str, Any]:
-    """The local names of a frame and of the functions and classes around `fn` beyond it; the nearest wins."""
+    """The local names of a frame and of the functions and classes that enclose `fn`; the nearest wins."""
     local = {} if frame is None or frame.f_code.co_name == "<module>" else dict(frame.f_locals)
     name: str = getattr(fn, "__qualname__", "")
     while frame is not None and (code := frame.f_code).co_name != "<module>":
-        # Only what is around it: to copy the names of every caller costs more than the rest of a declaration.
+        # Only enclosing scopes: copying the locals of every caller would dominate the cost of a declaration.
         if name.startswith(f"{code.co_qualname}."):
             local = {**frame.f_locals, **local}
             if "<locals>" not in code.co_qualname:

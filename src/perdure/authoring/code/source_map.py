@@ -1,4 +1,4 @@
-"""At which lines a workflow function names steps, children, waits and the like. Reads its code, and never runs it."""
+"""Map the ops that a workflow function mentions to its source lines. Reads code, never runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.source_map import Arms, SourceMap
 from perdure.kernel.program import Program
 
-# What the functions of perdure and asyncio are called in op paths.
+# The names in op paths of functions of perdure and asyncio.
 _OPS = {
     ("perdure", "sleep"): "sleep",
     ("perdure", "sleep_until"): "sleep",
@@ -38,15 +38,15 @@ _PARSING = threading.Lock()
 
 
 def read_source_map(fn: Callable[..., Any]) -> SourceMap:
-    """What the code of `fn`, and of what it calls, mentions."""
-    walk = _Mentions()
+    """The source map of `fn` and the functions that it calls."""
+    walk = _SourceWalk()
     walk.visit(fn, frozenset())
     walk.finish()
     lines = {name: tuple(dict.fromkeys(places)) for name, places in walk.lines.items()}
     return SourceMap(lines, walk.code, walk.arms, True)
 
 
-class _Mentions(Walk):
+class _SourceWalk(Walk):
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[str, list[str]] = {}
@@ -100,7 +100,7 @@ def _value(function: FunctionType, free: dict[str, Any], name: str) -> Any:
 
 
 def _name(found: Any) -> str:
-    """What op paths call it."""
+    """The name of an object in op paths; empty if it is not an op."""
     spec = getattr(found, "spec", None)
     if isinstance(spec, StepSpec):
         return spec.name
@@ -111,16 +111,15 @@ def _name(found: Any) -> str:
 
 
 def parse(source: str, file: str = "<unknown>") -> ast.Module:
-    """As `ast.parse`, for threads that parse at once.
+    """As `ast.parse`, but safe in several threads at once.
 
-    CPython 3.11 counts the depth of what it builds for all threads together, and may then raise SystemError for source
-    that is in order.
+    CPython 3.11 shares its recursion counter among threads and may raise SystemError for valid source.
     """
-    # A forked child may have inherited it as it was held: it is of help, and not needed.
+    # With a timeout, because a forked child may have inherited the lock while it was held.
     held = _PARSING.acquire(timeout=1.0)
     try:
         return ast.parse(source, filename=file)
-    except SystemError:  # other code of the process parsed meanwhile
+    except SystemError:  # code outside of this lock parsed at the same time
         return ast.parse(source, filename=file)
     finally:
         if held:
@@ -128,7 +127,7 @@ def parse(source: str, file: str = "<unknown>") -> ast.Module:
 
 
 def _arms(source: str) -> dict[int, Arms]:
-    """The arms of `if` statements around each line of a file."""
+    """The `if` arms around each line of a file."""
     try:
         tree = parse(source)
     except (SyntaxError, ValueError, SystemError, RecursionError, MemoryError):
@@ -148,6 +147,6 @@ def _arms(source: str) -> dict[int, Arms]:
         for inner in ast.iter_child_nodes(node):
             walk(inner, () if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else arms)
 
-    with suppress(RecursionError):  # an expression of a thousand terms: the lines before it are known
+    with suppress(RecursionError):  # deeply nested code: keep the lines before it
         walk(tree, ())
     return found

@@ -51,11 +51,10 @@ class TypeCodec(Generic[T]):
 
     Engine(codecs=[TypeCodec(Money, encode=str, decode=Money.parse)])
 
-    `encode` returns JSON, with bytes, dates and times, Decimal, UUID, sets, and dicts with keys of these, if need be;
-    `decode` gets the same. Tuples come back as lists, and of other types that have a form of their own (dataclasses,
-    Enums, those with a codec) it gets that form. A subclass without a codec of its own is stored by that of its
-    nearest base, and comes back as what `decode` makes. A codec also replaces the built-in form of a dataclass, an
-    Enum or any other type that is stored without one.
+    `encode` returns JSON, optionally with bytes, dates and times, Decimal, UUID, sets, and dicts with such keys; and
+    `decode` gets the same. Tuples come back as lists; other types (dataclasses, Enums, types with a codec) as their
+    stored form. A subclass without its own codec uses that of its nearest base, and comes back as what `decode`
+    returns. A codec also replaces the built-in form of a dataclass, an Enum or any other type that needs none.
     """
 
     type: type[T]
