@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 CORES  := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-# More than there are cores: much of the suite waits, for leases, servers and processes.
+# More workers than cores: much of the suite waits for leases, servers and processes.
 JOBS   ?= $(shell expr $(CORES) + 3)
 ARGS   ?=
 
@@ -23,8 +23,8 @@ BIN := $(VENV)/bin
 PIP  = -m pip --disable-pip-version-check -qq
 SAY  = @printf '%s\n'
 
-# The stamps carry what the environment was made from (interpreter, place, lock), so a changed lock, another interpreter
-# or a moved checkout makes a new one, and an interrupted set-up, having left no stamp, is begun again.
+# The name of the stamp depends on the interpreter, the path and the lock file: a change of any of them creates a new
+# environment, and an interrupted set-up, which left no stamp, starts again.
 KEY := $(shell { $(PYTHON) -c 'import sys; print(sys.version, sys.base_prefix)'; pwd; cat requirements/dev.txt; } | cksum | cut -d' ' -f1)
 LOCKED    := $(VENV)/.locked-$(KEY)
 INSTALLED := $(VENV)/.installed-$(KEY)
@@ -69,12 +69,12 @@ imports: $(INSTALLED) ## the layers: imports point inward
 	$(SAY) "imports: import-linter"
 	@out=$$($(BIN)/lint-imports --no-logo 2>&1) || { printf '%s\n' "$$out"; exit 1; }
 
-# As an installation does: tests and benchmarks start hundreds of processes, and an environment may forbid them to write
-# what they compile.
+# Compile ahead, as an installation does: tests and benchmarks start hundreds of processes, which may not be allowed to
+# write bytecode.
 compiled: $(INSTALLED)
 	@$(BIN)/python -m compileall -q $(CODE)
 
-# pytest keeps what it has rewritten for its assertions, which every process of the suite would make again otherwise.
+# Let pytest cache its rewritten modules, which every process of the suite would compile again otherwise.
 pytest soak test-fast: export PYTHONDONTWRITEBYTECODE =
 
 pytest: compiled ## the test suite
@@ -82,7 +82,7 @@ pytest: compiled ## the test suite
 	@$(BIN)/python -m tests.services --provide
 	@$(BIN)/pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
-# What most changes break: without servers, other processes, documents and searches that take their time.
+# The tests that most changes break, without servers, other processes, documents and long searches.
 FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
 SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engine/test_processes.py engine/test_soak.py \
 	kernel/schedules/test_cron.py kernel/history/test_hostile_capsules.py \
@@ -90,7 +90,7 @@ SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engin
 	orchestrator/test_recovery_at_scale.py orchestrator/test_recovery_on_postgres.py test_blocking.py test_processes.py \
 	test_run_function.py)
 
-test-fast: lint types compiled ## an answer within a minute; make test has the rest
+test-fast: lint types compiled ## the fast part of the suite, within a minute
 	$(SAY) "tests: pytest, a part"
 	@$(BIN)/pytest -q -n $(CORES) --dist worksteal -k "not postgres and not redis and not etcd" \
 	    $(addprefix --ignore=,$(SLOW)) $(ARGS) $(FAST) $(filter-out $(SLOW),$(wildcard tests/test_*.py))
@@ -130,7 +130,7 @@ format: $(INSTALLED) ## put imports and layout in order
 	@$(BIN)/ruff check --quiet --select I --fix $(CODE)
 	@$(BIN)/ruff format --quiet $(CODE)
 
-# Keeps the present pins where they still fit; `make lock ARGS=--upgrade` moves them all.
+# Keeps current pins where they still fit; `make lock ARGS=--upgrade` moves them all.
 COMPILE = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header --python-version 3.11
 
 api: $(INSTALLED) ## write docs/api.md from the source

@@ -50,7 +50,7 @@ async def sequence(n: int) -> int:
 
 @step
 async def hang(folder: str) -> None:
-    """Say so, and stay until the process ends or is told to go on."""
+    """Print a line, and wait until the process is killed or gets a line on standard input."""
     HUNG.append(folder)
     while not folder or not (Path(folder) / "go").exists():
         await asyncio.sleep(0.05 if folder else 3600)
@@ -75,7 +75,7 @@ PROGRAMS: list[Any] = [sequence, hanging, sleeper]
 
 
 async def run_many(engine: Engine, runs: int, steps: int, at_once: int = AT_ONCE) -> None:
-    """So many runs to their ends, a hundred at a time."""
+    """Execute `runs` runs, a hundred at a time."""
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> None:
@@ -85,17 +85,17 @@ async def run_many(engine: Engine, runs: int, steps: int, at_once: int = AT_ONCE
     await asyncio.gather(*[one(number) for number in range(runs)])
 
 
-# --- what a store has taken ------------------------------------------------------------------------------------------
+# --- the size of a store ---------------------------------------------------------------------------------------------
 
 
 async def taken(url: str) -> dict[str, int]:
-    """What the store has taken: bytes with its indexes; on PostgreSQL its log and its transactions, too."""
+    """The size of the store with its indexes; on PostgreSQL also its WAL and its transactions."""
     scheme = url.partition("://")[0]
     if scheme == "sqlite":
         import apsw
 
         db = apsw.Connection(url.removeprefix("sqlite:///"))
-        # What is in the write-ahead log counts as if it were in the file.
+        # Checkpoint, so that the write-ahead log is counted in the file.
         size = db.pragma("page_count") * db.pragma("page_size")
         db.close()
         return {"bytes": size}
@@ -117,7 +117,7 @@ async def taken(url: str) -> dict[str, int]:
 
 
 async def sizes(url: str, runs: int, steps: int) -> dict[str, float]:
-    """What so many runs of so many steps take, and how many round trips and commits they need."""
+    """The bytes, round trips and commits of `runs` runs with `steps` steps each."""
     counted: Counter[str] = Counter()
     async with Engine(url, PROGRAMS, name="capacity") as engine:
         await run_many(engine, 1, 1)  # connections, prepared statements
@@ -142,7 +142,7 @@ def kind(statement: str) -> str:
 
 
 async def idle(url: str, seconds: float) -> float:
-    """Statements in a minute of an orchestrator with a thousand sleeping runs and nothing to do."""
+    """Statements per minute of an idle orchestrator with a thousand sleeping runs."""
     count = 0
 
     def note(_: str) -> None:
@@ -171,7 +171,7 @@ async def hold(url: str, name: str, folder: str) -> None:
 
 
 async def recovery(url: str, folder: Path) -> dict[str, float]:
-    """Round trips per run until a restarted orchestrator, or another one, executes what was under way at a kill -9."""
+    """Round trips per run until a restarted orchestrator, or another one, executes the steps interrupted by kill -9."""
     found = {}
     for successor in ("node", "other"):
         place = folder / successor
@@ -222,7 +222,7 @@ def memory() -> int:
 
 
 async def weigh(what: str, folder: str) -> None:
-    """Print the bytes of memory that one more run takes, active or asleep: the second half against the first."""
+    """Print the memory that one more run takes, active or asleep, from the growth in the second half of the runs."""
     each = ACTIVE if what == "active" else ASLEEP
     async with Engine(f"sqlite:///{folder}/weigh.db", PROGRAMS, max_concurrency=10**6) as engine:
         weights = []
@@ -239,16 +239,16 @@ async def weigh(what: str, folder: str) -> None:
                 await asyncio.sleep(LEFT_MEMORY_SECONDS + 1)
             weights.append(memory())
         print((weights[2] - weights[0]) / (2 * each), flush=True)
-        # Leaving in good order would hand over every run.
+        # Skip the graceful shutdown, which would hand over every run.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-# --- all of it -------------------------------------------------------------------------------------------------------
+# --- everything ------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def stores(kind: str, shared: Any, folder: Path) -> Iterator[Make]:
-    """Makes empty stores of a kind."""
+    """Creates empty stores of one kind."""
     from tests.services.shared import empty_postgres, empty_redis
 
     numbers = iter(range(10**6))
@@ -264,7 +264,7 @@ Make = Callable[[], contextlib.AbstractContextManager[str]]
 
 
 async def stored(make: Make, runs: int) -> dict[str, float]:
-    """What a step and a run take in a store, and how many statements and commits they need."""
+    """The bytes, statements and commits of a step and of a run in a store."""
     with make() as url:
         short = await sizes(url, runs, 1)
     with make() as url:

@@ -1,4 +1,4 @@
-"""Compare the two ways to commit: on the event loop, and in a thread. The ground of docs/decisions/0003.
+"""Compare the two ways to commit: on the event loop, and in a thread. The basis of docs/decisions/0003.
 
     python -m bench.commit_path
 

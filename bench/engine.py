@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def arguments(self) -> list[str]:
-        """What a process needs to be told to measure in the same way."""
+        """The arguments for a process that measures in the same way."""
         return ["--durability", self.durability, *(["--store", self.store] if self.store else [])]
 
 
@@ -87,7 +87,7 @@ async def work(i: int) -> Value:
 
 @step
 async def stamp() -> float:
-    """Return the moment it ran at: a recorded value, so the body may keep it."""
+    """Return the current time, as a recorded value that the body may use."""
     return time.perf_counter()
 
 
@@ -102,7 +102,7 @@ async def logged_work(folder: str, run: str, i: int) -> Value:
 
 @step
 async def gate() -> None:
-    """Hold the run up in the first process that comes here, and let it pass in the next."""
+    """Block the run in the first process, and let it pass in the next."""
     if step_context().attempt == 1:
         await asyncio.sleep(PARK_SECONDS)
 
@@ -128,7 +128,7 @@ async def recovering(folder: str, run: str) -> int:
 
 @workflow
 async def long_sequence(steps: int) -> list[float]:
-    """Take every step, pass the gate, and return when each thousand began and the last one ended."""
+    """Run every step, pass the gate, and return the start times of each thousand and the end of the last."""
     stamps: list[float] = []
     for i in range(steps):
         if i % LONG_MARK == 0:
@@ -157,7 +157,7 @@ async def chunks(n: int) -> AsyncIterator[str]:
 
 @step
 async def stamped(n: int) -> None:
-    """Show the moment, again and again, with a pause in which it can be seen."""
+    """Emit the current time repeatedly, with a pause in which a reader can receive it."""
     for _ in range(n):
         step_context().emit(time.perf_counter())
         await asyncio.sleep(0.002)
@@ -177,12 +177,12 @@ PROGRAMS = [streaming, stamping, sequence, fan_out, recovering, long_sequence, s
 
 
 def open_engine(setting: Setting) -> Engine:
-    """Make an engine on the store of this measurement, always under the same name so that it owns its runs."""
+    """An engine on the store of this measurement, always under the same name, so that it recovers its runs."""
     return Engine(setting.url, PROGRAMS, name="bench", durability=setting.durability)
 
 
 def count_statements(engine: Engine, callback: Callable[[str], None]) -> None:
-    """Call back with every SQL statement from now on. The one place that reaches behind the public contract."""
+    """Call back with every SQL statement from now on. The one use of a private API."""
     engine.store.trace(callback)
 
 
@@ -202,8 +202,8 @@ async def until_waiting(engine: Engine, ids: Iterable[str]) -> None:
 
 
 async def at_the_gate(engine: Engine, id: str) -> None:
-    """Return when a run has come to its gate."""
-    # From where its steps end, each of which is two events: a reader beside them would be measured too.
+    """Return when a run has reached its gate."""
+    # Read from the number at which its steps end, two events each: a concurrent reader would be measured too.
     async for entry in engine.follow(id, 2 * LONG_STEPS):
         if getattr(entry.event, "op", "") == "gate:0":
             return
@@ -232,7 +232,7 @@ async def many_runs(engine: Engine) -> int:
 
 
 async def many(setting: Setting) -> None:
-    """How fast many runs are done; then what they take on disk, with the engine open and closed."""
+    """Throughput of many runs; then their size on disk, with the engine open and closed."""
     async with open_engine(setting) as engine:
         before = disk_bytes(setting.folder)
         began = time.perf_counter()
@@ -246,7 +246,7 @@ async def many(setting: Setting) -> None:
         seconds,
         durability=setting.durability,
         bytes_per_step_open=round(grown / steps, 1),
-        # The whole folder: what an empty store takes is part of what is left behind.
+        # The whole folder, including what an empty store takes.
         bytes_per_step_closed=round(disk_bytes(setting.folder) / steps, 1),
     )
 
@@ -288,7 +288,7 @@ async def recover_park(setting: Setting) -> None:
 
 
 async def recover_finish(setting: Setting) -> None:
-    """Ask again for every run, which returns the one that exists, and say so when each has its result."""
+    """Start every run again, which returns the existing run, and report when each has its result."""
     async with open_engine(setting) as engine:
 
         async def result(id: str) -> int:
@@ -342,13 +342,13 @@ async def sleeping(setting: Setting) -> None:
     async with open_engine(setting) as engine:
 
         async def fall_asleep(id: str) -> None:
-            # Lets go of the handle, which would otherwise count as memory of the engine.
+            # Drop the handle, which would otherwise count as memory of the engine.
             await engine.start(sleeper(), id=id)
 
         began = time.perf_counter()
         await in_batches(fall_asleep, sleepers)
         seconds = time.perf_counter() - began
-        # Only now, since the restart has to be over by then however long the others took.
+        # Computed now: the restart must be over by then, however long the other runs took to start.
         moment = datetime.now(UTC) + timedelta(seconds=setting.wake_after)
         await asyncio.gather(*[engine.start(alarm(moment), id=id) for id in alarms])
         await until_waiting(engine, alarms)
@@ -408,7 +408,7 @@ async def stream(setting: Setting) -> None:
 
 
 async def queue(setting: Setting) -> None:
-    """Runs of one step that wait in a queue of many keys: how fast they begin and end, and how many were too many."""
+    """One-step runs in a queue with many keys: throughput, and how many ran beyond the limit."""
     url = f"sqlite:///{setting.folder}/queue.db"
     async with Engine(url):
         pass
@@ -441,7 +441,7 @@ async def queue(setting: Setting) -> None:
 
 
 async def ticks(setting: Setting) -> None:
-    """Ticks of schedules, all due at once: how many a second start a run, and is each started?"""
+    """Ticks of schedules, all due at once: runs started per second, and whether any is missing."""
     end = datetime.now(UTC).replace(microsecond=0)
     start = end - timedelta(seconds=TICKS_EACH)
     async with open_engine(setting) as engine:
@@ -464,7 +464,7 @@ async def ticks(setting: Setting) -> None:
 
 
 async def signal(setting: Setting) -> None:
-    """Signals: from the call until the body goes on, in one process and across two."""
+    """Signals: from the call until the body continues, in one process and across two."""
     sync = {"sync": "full"}.get(setting.durability, "normal")
     began = time.perf_counter()
     async with open_engine(setting) as engine:
@@ -484,7 +484,7 @@ async def timers(setting: Setting) -> None:
 
 
 async def idle(setting: Setting) -> None:
-    """An engine with nothing to do but wait for runs and schedules: how many SQL statements does it run?"""
+    """An idle engine with waiting runs and schedules: how many SQL statements does it run?"""
     statements: list[str] = []
     async with open_engine(setting) as engine:
         await waiting.wait_idly(engine)
@@ -496,7 +496,7 @@ async def idle(setting: Setting) -> None:
         count_statements(engine, statements.append)
         await asyncio.sleep(IDLE_SECONDS)
         count = len(statements)
-        # A trace that sees nothing would pass for an engine that does nothing.
+        # Check that the trace works: without it, a broken trace would look like an idle engine.
         await (await engine.start(sequence(1), id="after")).result()
         if len(statements) == count:
             raise SystemExit("the trace saw no statement of a run that was executed: adapt `count_statements`")
@@ -533,7 +533,7 @@ PHASES: dict[str, Callable[[Setting], Awaitable[None]]] = {
 
 
 async def measure(workload: str, setting: Setting) -> None:
-    """Do one workload once, in a fresh folder unless it is a phase that was given one."""
+    """Run one workload once, in a fresh folder unless this is a phase that was given one."""
     if workload in PHASES:
         await PHASES[workload](setting)
         return

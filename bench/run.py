@@ -27,11 +27,11 @@ SYNC = {"sync": "FULL", "relaxed": "NORMAL"}
 TIMEOUT_SECONDS = 1800
 SHIPPED = {"shared_buffers": "128MB", "max_wal_size": "1GB"}
 
-# Long and steady: a second time would teach little.
+# Measured once: they take long and vary little.
 ONCE = frozenset({"sleeping", "idle", "timers"})
-# A peer takes minutes where the engine takes seconds, and the bars against it are factors.
+# Rounds of a peer, which takes minutes where the engine takes seconds.
 PEER_ROUNDS = 3
-# Fields that say whether the result is right: their worst round is judged, since a lost run is not averaged away.
+# Fields about correctness: their worst round is judged, because a lost run must not be averaged away.
 CORRECTNESS = frozenset({"early_again", "ok", "lost", "early", "not_once"})
 
 
@@ -143,7 +143,7 @@ ON_SERVERS = frozenset({"trips", "workers"})
 
 
 class MeasurementFailed(Exception):
-    """A benchmark process did not print its JSON line; carries what it said instead."""
+    """A benchmark process did not print its JSON line; carries its output."""
 
     def __init__(self, system: str, workload: str, said: str) -> None:
         super().__init__(f"{system} {workload} printed no measurement:\n{said}")
@@ -155,17 +155,17 @@ Lines = dict[tuple[str, str], list[Line]]
 
 @contextmanager
 def databases(store: str) -> Iterator[Callable[[], str]]:
-    """What makes an empty database for a measurement, on a server that is there for as long as this lasts."""
+    """A function that creates an empty database for a measurement, on a server that runs inside this context."""
     if store == "sqlite":
         yield lambda: ""
         return
-    # Only here: comparing figures of files needs no server.
+    # Imported here, because measurements on files need no server.
     import asyncpg
 
     from tests.services.servers import Postgres
 
     made = itertools.count(1)
-    # On a disk, as its users have it, and with the settings it ships with.
+    # On a disk and with default settings, as users have it.
     with tempfile.TemporaryDirectory() as folder, Postgres(Path(folder) / "server", settings=SHIPPED) as server:
 
         async def create(name: str) -> None:
@@ -204,7 +204,7 @@ def measure(system: str, workload: str, durability: str, store: str) -> Line:
     try:
         done = subprocess.run(
             command(system, workload, durability, store),
-            check=False,  # a failure is reported together with what the process said
+            check=False,  # a failure is reported with the output of the process
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -47,7 +47,7 @@ async def raw(setting: ServerSetting) -> None:
 
 
 async def trips(setting: ServerSetting) -> None:
-    """How often `many` asks the store for something: counted apart, since counting takes time."""
+    """Round trips of `many`, measured separately because counting takes time."""
     asked: list[str] = []
     async with open_engine(setting) as engine:
         count_statements(engine, asked.append)
@@ -58,7 +58,7 @@ async def trips(setting: ServerSetting) -> None:
 
 
 async def workers(setting: ServerSetting) -> None:
-    """Queued runs done by one process, then by two: does the second add what a second core can?"""
+    """Queued runs executed by one process, then by two: does the second add what a second core can?"""
     rates = [await asyncio.to_thread(measure_workers, setting, count) for count in (1, 2)]
     steps = WORKER_RUNS * MANY_STEPS
     emit(
@@ -73,7 +73,7 @@ async def workers(setting: ServerSetting) -> None:
 
 
 def measure_workers(setting: ServerSetting, count: int) -> float:
-    """Steps per second of so many worker processes, from the moment they may begin until nothing is left."""
+    """Steps per second of `workers` processes, from their start signal until the queue is empty."""
     asyncio.run(enqueue(setting, count))
     places = ["--folder", str(setting.folder), "--round", str(count)]
     command = [sys.executable, "-m", MODULE, "work", *setting.arguments, *places]
@@ -93,9 +93,9 @@ def measure_workers(setting: ServerSetting, count: int) -> float:
 
 
 async def enqueue(setting: ServerSetting, count: int) -> None:
-    """Put the runs of one round into a queue that nobody serves yet."""
+    """Put the runs of one round into a queue, before any worker serves it."""
     async with Engine(setting.url):
-        pass  # an empty database is set up by the first engine that comes
+        pass  # the first engine creates the schema
     async with connect(setting.url) as client:
         for first in range(0, WORKER_RUNS, START_BATCH):
             ids = [f"work-{count}-{i}" for i in range(first, min(first + START_BATCH, WORKER_RUNS))]
@@ -107,7 +107,7 @@ async def enqueue(setting: ServerSetting, count: int) -> None:
 
 
 async def work(setting: ServerSetting) -> None:
-    """Be one worker: ready, then at work until nothing is left, then say when that was."""
+    """One worker: report ready, work until the queue is empty, and report when that was."""
     name = f"round-{setting.round}"
     print("ready", flush=True)
     while not (setting.folder / f"go-{setting.round}").exists():

@@ -1,4 +1,4 @@
-"""What runs wait for: how soon a signal reaches the body, many timers at once, and what waiting itself costs.
+"""Waiting runs: how soon a signal reaches the body, many timers at once, and what waiting costs.
 
 Through the public contract only, like `bench/engine.py`, of which these are workloads:
 
@@ -29,12 +29,12 @@ LEFT_MEMORY_SECONDS = 2.5
 TIMERS = 20_000
 WAITING_RUNS = 1_000
 
-# When bodies went on, by what woke them. A body may not read a clock; these do it for the measurement alone.
+# When bodies continued, by signal. A body must not read a clock; these do so only for the measurement.
 GOING: dict[str, float] = {}
 
 
 def go_on(what: str) -> None:
-    """Note the moment, the first time: a replay passes here again."""
+    """Record the time, but only once: a replay passes here again."""
     GOING.setdefault(what, time.perf_counter())
 
 
@@ -70,7 +70,7 @@ PROGRAMS = [once, again, across, ring]
 
 
 class Commits:
-    """A database of its own on the same disk, to know what a commit takes there and then."""
+    """A separate database on the same disk, to measure a commit under the same conditions."""
 
     def __init__(self, folder: Path, sync: str) -> None:
         self._db = apsw.Connection(str(folder / "commits.db"))
@@ -99,7 +99,7 @@ def in_commits(name: str, samples: Sequence[float], commit: float) -> dict[str, 
 
 
 async def signal(engine: Engine, folder: Path, sync: str) -> dict[str, float]:
-    """From the call of `signal` until the body goes on: a run in memory, and runs that have left it."""
+    """From the call of `signal` until the body continues: a run in memory, and evicted runs."""
     commits = Commits(folder, sync)
     for n in range(SIGNALS):
         await engine.start(once(n), id=f"cold-{n}")
@@ -135,10 +135,10 @@ async def serve_across(url: str, folder: Path) -> None:
 
 
 async def signal_across(url: str, folder: Path) -> dict[str, float]:
-    """From the call of `signal` in one process until the body goes on in another, on one file."""
+    """From the call of `signal` in one process until the body continues in another, on one file."""
     chance, sent = random.Random(1), []
     command = [sys.executable, "-m", "bench.waiting", url, str(folder)]
-    process = subprocess.Popen(  # noqa: ASYNC220 - nothing else happens here meanwhile
+    process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs on this loop
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
     )
     try:
@@ -191,7 +191,7 @@ async def timers(engine: Engine, wake_after: float) -> dict[str, float]:
 
 
 async def wait_idly(engine: Engine) -> None:
-    """Have runs wait for signals."""
+    """Start runs that wait for signals."""
     for first in range(0, WAITING_RUNS, 100):
         await asyncio.gather(*[engine.start(once(n), id=f"idle-{n}") for n in range(first, first + 100)])
     await asyncio.sleep(LEFT_MEMORY_SECONDS)

@@ -28,7 +28,7 @@ WAKING_RUNS = 1_000
 START_BATCH = 1_000
 IDLE_RUNS = 1000
 IDLE_SCHEDULES = 10
-IDLE_SECONDS = 65.0  # two looks for orphans fall into it
+IDLE_SECONDS = 65.0  # covers two searches for orphans
 TICK_SCHEDULES = 20
 TICKS_EACH = 100
 QUEUE_RUNS = 2_000
@@ -128,7 +128,7 @@ class StepLog:
             os.close(descriptor)
 
     def parks(self, i: int) -> bool:
-        """Say whether step `i` has to hang now: the parked step does until `release`."""
+        """Whether step `i` must block now: the parked step does until `release`."""
         return i == PARKED_STEP and not self._released.exists()
 
     def release(self) -> None:
@@ -164,7 +164,7 @@ class StepLog:
 
 
 def wait_until(condition: Callable[[], bool], process: "subprocess.Popen[str]", *, timeout: float) -> None:
-    """Wait for what another process brings about; refuses to go on waiting when that process has ended."""
+    """Wait for something that another process does; raises when that process has ended."""
     deadline = time.monotonic() + timeout
     while not condition():
         if process.poll() is not None:
@@ -192,8 +192,8 @@ def measure_recovery(system: str, module: str, folder: Path, arguments: Sequence
         try:
             wait_until(lambda: log.parked() >= RECOVER_RUNS, parking, timeout=600)
             parked_after = time.perf_counter() - began
-            # The last line proves that a step was entered, not that the process is at rest: the kill is to meet
-            # parked runs only, so that every system is restarted from the same state.
+            # The last line proves that a step was entered, not that the process is idle. Wait until it is, so that
+            # every system is restarted from the same state.
             time.sleep(SETTLE_SECONDS)
         finally:
             kill_hard(parking)
