@@ -50,8 +50,10 @@ from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.values.codec import TypeCodec
 from perdure.kernel.values.signatures import Signature
 from perdure.orchestrator.membership import Membership
+from perdure.orchestrator.observer import Observer as OrchestratorObserver
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.recovery import recover_at_start, warn_of_unknown
+from perdure.orchestrator.residency import REGAINING_LOCKS
 from perdure.orchestrator.retention import Pruner
 from perdure.orchestrator.service import Service, ServiceConfig
 from perdure.orchestrator.sweep import Counts, SweepReport, sweep
@@ -258,9 +260,13 @@ class Engine(Client):
             threads=self._threads,
             clock=self.clock,
             locker=self._base.opened_locks.locker,
-            on_finished=self._base.resolve,
+            observer=OrchestratorObserver(
+                committed=self._committed,
+                finished=self._base.resolve,
+                completed=self._completed if self._on_complete else None,
+                abandoned=lambda id: orchestrator.spawn(self._abandon(id)),
+            ),
             rules=self._rules,
-            on_commit=self._committed,
             serves=self._serves,
         )
         self.superseded = orchestrator.retired
@@ -270,14 +276,12 @@ class Engine(Client):
             self._commits = Observers("on_commit", self._on_commit, _commit, observing.MOST_BEHIND)
         if self._on_complete:
             self._completions = Observers("on_complete", self._on_complete, self._completion)
-            orchestrator.on_completed = self._completed
-        orchestrator.services.on_abandoned = lambda id: orchestrator.spawn(self._abandon(id))
         self._base.set_watch(
             Watch(
                 self.store,
                 orchestrator.active.__contains__,
-                orchestrator.unreadable,
-                orchestrator.locks.regaining.__contains__,
+                orchestrator.runs.unreadable,
+                orchestrator.runs.of(REGAINING_LOCKS).__contains__,
             )
         )
         self._base.news.is_local = orchestrator.active.__contains__
@@ -345,8 +349,7 @@ class Engine(Client):
             assert self._orchestrator is not None
             assert self._ownership is not None
             assert self._service is not None
-            self._orchestrator.brisk = alone
-            self._orchestrator.on_begun = counts.begun.set
+            self._orchestrator.lifecycle.sweep_began = counts.begun if alone else None
             self._service.deadlines.stale = True
             _ = await self._service.deadlines.run_once(now)
             return await sweep(

@@ -18,7 +18,7 @@ from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
-from perdure.orchestrator.rehearsal import rehearse
+from perdure.orchestrator.residency import EntryRequest
 from perdure.orchestrator.sweep import Counts
 
 V = TypeVar("V")
@@ -80,7 +80,7 @@ class LocalGateway:
             self._wait_for_turn(orchestrator, new.started)
             return accepted
         try:
-            await orchestrator.begin(new.run_id, new.started, new.recorded)
+            await orchestrator.start(new.run_id, new.started, new.recorded)
         except Taken:
             return False
         return True
@@ -94,7 +94,7 @@ class LocalGateway:
         apart = [one for one in new if not self.begins_here(one.started)]
         # Begun in one turn of the loop, they share a commit.
         begun = await asyncio.gather(
-            *(orchestrator.begin(one.run_id, one.started, one.recorded) for one in here), return_exceptions=True
+            *(orchestrator.start(one.run_id, one.started, one.recorded) for one in here), return_exceptions=True
         )
         outcomes: dict[str, bool | Exception] = {}
         for one, outcome in zip(here, begun, strict=True):
@@ -122,33 +122,33 @@ class LocalGateway:
     def _wait_for_turn(self, orchestrator: Orchestrator, started: RunStarted) -> None:
         """A run was put into the store to wait: have the orchestrator poll when its turn comes."""
         if started.queue:
-            orchestrator.on_queued()
+            orchestrator.wakeups.queued()
         elif started.not_before is not None:
-            orchestrator.on_due(started.not_before)
+            orchestrator.wakeups.due(started.not_before)
         if started.deadline is not None:
-            orchestrator.on_due(started.deadline)
+            orchestrator.wakeups.due(started.deadline)
         if self.counts is not None:
             self.counts.begun.set()
 
     def created(self, run_id: str, started: RunStarted) -> None:
         """Load a run with a past, if its program is here."""
         if self.orchestrator is not None and started.program in self.programs:
-            self.orchestrator.loading.load_soon(run_id)
+            self.orchestrator.enter_soon(run_id)
 
     # --- messages -------------------------------------------------------------------------------------------------
 
     async def find_warm(self, id: str) -> str | None:
         """The run_id of a run of this id that waits here; it is loaded if it was evicted."""
         orchestrator = self.orchestrator
-        run_id = orchestrator.lingering.find(id) if orchestrator is not None and isinstance(id, str) else None
+        run_id = orchestrator.warm.find(id) if orchestrator is not None and isinstance(id, str) else None
         if orchestrator is None or run_id is None:
             return None
         if run_id not in orchestrator.active:
-            await orchestrator.loading.load([run_id])
+            await orchestrator.enter(EntryRequest((run_id,)))
         driver = orchestrator.active.get(run_id)
         if driver is not None and driver.state.finished is None:
             return run_id
-        orchestrator.lingering.gone(id)
+        orchestrator.warm.forget(id)
         return None
 
     async def load(self, run: RunRow) -> None:
@@ -157,7 +157,7 @@ class LocalGateway:
         if orchestrator is None or self.counts is not None:
             return
         if run.owner == orchestrator.name and run.status is RunStatus.WAITING:
-            await orchestrator.loading.load([run.run_id])
+            await orchestrator.enter(EntryRequest((run.run_id,)))
 
     async def tell(self, run_id: str, decide: Decide[V], caller: str = "") -> Decided[V | Accepted] | Undecided:
         """Append through the driver of a run that is in memory, and through the store otherwise."""
@@ -165,14 +165,14 @@ class LocalGateway:
         if orchestrator is None:
             return await self._store.tell(run_id, decide, caller)
         if run_id in orchestrator.active:
-            verdict: V | Accepted | None = await orchestrator.teller.tell(run_id, decide)
+            verdict: V | Accepted | None = await orchestrator.inbox.deliver(run_id, decide)
             return UNDECIDED if verdict is None else Decided(verdict)
         outcome = await self._store.tell(run_id, decide, caller)
         if isinstance(outcome, Decided) and isinstance(outcome.value, Accepted):
             # The run was evicted, and may be ours: it need not wait for the next poll. In the background, since what
             # was accepted stays accepted whether or not the run can be read.
             if self.counts is None:
-                orchestrator.loading.load_soon(run_id)
+                orchestrator.enter_soon(run_id)
             else:
                 self.counts.begun.set()
         return outcome
@@ -183,7 +183,7 @@ class LocalGateway:
         if orchestrator is None or run.status.finished or run.status is RunStatus.PARKED:
             return None
         if run_id not in orchestrator.active and run.owner == orchestrator.name:
-            await orchestrator.loading.load([run_id])
+            await orchestrator.enter(EntryRequest((run_id,)))
         written = await self._written(orchestrator, run_id)
         driver = orchestrator.active.get(run_id)
         if driver is None:
@@ -194,7 +194,7 @@ class LocalGateway:
     async def _written(self, orchestrator: Orchestrator, run_id: str) -> int | None:
         """The number before which the events of a run in memory are durable, as soon as they are."""
         while run_id in orchestrator.active:
-            written: int | None = await orchestrator.teller.tell(run_id, lambda state: state.next_seq)
+            written: int | None = await orchestrator.inbox.deliver(run_id, lambda state: state.next_seq)
             if written is not None:
                 return written
         return None
@@ -208,7 +208,7 @@ class LocalGateway:
         if self.orchestrator is None or started.program not in self.programs:
             return False
         try:
-            await rehearse(self.orchestrator, run_id, past)
+            await self.orchestrator.loader.check_replay(run_id, past)
         except Exception as error:
             raise refused(id, error) from error
         return True

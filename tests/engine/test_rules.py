@@ -33,6 +33,7 @@ from perdure import (
 )
 from perdure.kernel.events import AttemptFailed, RunStarted, StepSkipped, StepStarted, StepSucceeded
 from perdure.kernel.policies.rules import rules_of
+from perdure.orchestrator.residency import EntryRequest
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Ran, Recorded, eventually, left_by_a_crash, run
 
@@ -534,7 +535,7 @@ async def test_recorded_rules_that_no_longer_make_sense_park_the_run() -> None:
     async with Engine(store, [shop]) as engine:
         orchestrator = engine._orchestrator
         assert orchestrator is not None
-        await orchestrator.loading.load([run_id])
+        await orchestrator.enter(EntryRequest((run_id,)))
         view = await engine.get("it")
         for _ in range(100):
             view = await engine.get("it")

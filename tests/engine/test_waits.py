@@ -295,8 +295,8 @@ async def test_signals_from_elsewhere_are_taken_by_a_run_that_stays_in_memory(tm
 async def test_a_run_that_waits_leaves_memory_after_a_moment_and_at_once_when_there_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("perdure.orchestrator.warm_cache.LINGER_LIMIT", 3)
-    monkeypatch.setattr("perdure.orchestrator.warm_cache.LINGER_SECONDS", 0.05)
+    monkeypatch.setattr("perdure.orchestrator.warm_cache.WARM_LIMIT", 3)
+    monkeypatch.setattr("perdure.orchestrator.warm_cache.WARM_SECONDS", 0.05)
     world = World("memory://", [collect])
     async with world.engine as engine:
         assert engine._orchestrator is not None

@@ -24,12 +24,12 @@ from perdure.engine.streams import Channel
 from perdure.kernel.program import Program
 from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
-from perdure.orchestrator.catch_up import Tails
-from perdure.orchestrator.loader import Loading
+from perdure.orchestrator.catch_up import CatchUp
+from perdure.orchestrator.loader import Loader
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.quarantine import Quarantine
 from perdure.orchestrator.service import Service, ServiceConfig
+from perdure.orchestrator.snapshots import Snapshots
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
@@ -180,7 +180,7 @@ INSIDE: list[tuple[Any, str]] = [
     (Orchestrator, "_settle"),
     (RunLocks, "committed"),
     (RunLocks, "_take"),
-    (Quarantine, "committed"),
+    (Snapshots, "due"),
 ]
 
 
@@ -311,11 +311,11 @@ async def test_a_run_that_was_stopped_in_its_first_moment_is_refused_or_parked(
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (Loading, "_install"),
-        (Loading, "_is_for_us"),
-        (Loading, "_claim_of"),
-        (Orchestrator, "replay"),
-        (Orchestrator, "driver"),
+        (Loader, "_install"),
+        (Loader, "_is_for_us"),
+        (Loader, "_claim_of"),
+        (Loader, "replay"),
+        (Loader, "_seat"),
         (Driver, "adopt"),
         (RunLocks, "join"),
         (Payloads, "with_input"),
@@ -357,7 +357,7 @@ async def test_an_error_while_what_others_wrote_is_taken_in_parks_the_run(
     fault: Fault, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
-    for where, name in [(Tails, "_catch_up"), (Tails, "_read_tail"), (Orchestrator, "rejoin")]:
+    for where, name in [(CatchUp, "_apply"), (CatchUp, "_read_tail"), (Loader, "rejoin")]:
         with monkeypatch.context() as patch:
             if name == "rejoin":
                 patch.setattr(Driver, "catch_up", lambda self, tail: False)

@@ -238,12 +238,12 @@ async def test_runs_of_a_program_that_nobody_has_are_parked_with_a_warning_and_g
         return 1
 
     store = MemoryStore()
-    async with Engine(store, [parts.flow], recovery=AT_ONCE) as engine:
+    async with Engine(store, [parts.flow], name="w", recovery=AT_ONCE) as engine:
         handle = await engine.start(parts.flow(), id="it")
         await parts.gates.wait("b runs")
         found = left_by_a_crash(store)
     with caplog.at_level(logging.WARNING, logger="perdure"):
-        async with Engine(found, [other], recovery=AT_ONCE) as engine:
+        async with Engine(found, [other], name="w", recovery=AT_ONCE) as engine:
             assert (await engine.run(other())).output == 1
             await eventually(lambda: found.journal.rows[handle.run_id].status is RunStatus.PARKED)
     assert any("'flow'" in r.getMessage() and "Engine(store" in r.getMessage() for r in caplog.records)
@@ -278,7 +278,7 @@ async def test_a_step_whose_start_is_on_its_way_to_the_store_does_not_hold_up_th
     def close_now(runner: StepRunner, attempt: Attempt) -> None:
         if attempt.call.command.op == "second:0" and not closing:
             assert engine._orchestrator is not None
-            engine._orchestrator.closing = engine._orchestrator.services.closing = True
+            engine._orchestrator._begin_to_close()
             runner.withdraw()
             closing.append(asyncio.get_running_loop().create_task(engine.close()))
         start(runner, attempt)

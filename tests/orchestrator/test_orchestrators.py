@@ -410,7 +410,7 @@ async def test_a_step_that_swells_its_process_is_not_acquitted(monkeypatch: pyte
     monkeypatch.setattr(quarantine, "LIVED_SECONDS", 0.01)
     monkeypatch.setattr(quarantine, "LOOK_SECONDS", 0.001)
     looks = itertools.count()
-    monkeypatch.setattr(quarantine, "memory", lambda: next(looks) * (quarantine.SWELLING_BYTES + 1))
+    monkeypatch.setattr(quarantine, "memory", lambda: next(looks) * (quarantine.GROWTH_BYTES + 1))
     store = MemoryStore()
     async with Engine(store, [resting], name="n0", recovery=AT_ONCE) as engine:
         run = await engine.start(resting("x", 1e6), id="x")
@@ -429,10 +429,10 @@ async def test_a_step_that_swells_its_process_is_not_acquitted(monkeypatch: pyte
 def test_a_process_that_a_big_one_has_started_sees_that_it_swells() -> None:
     ballast = b"x" * (256 << 20)
     swell = """
-from perdure.orchestrator.quarantine import SWELLING_BYTES, memory
+from perdure.orchestrator.quarantine import GROWTH_BYTES, memory
 before = memory()
-hoard = b"x" * (2 * SWELLING_BYTES)
-print(memory() - before > SWELLING_BYTES)
+hoard = b"x" * (2 * GROWTH_BYTES)
+print(memory() - before > GROWTH_BYTES)
 """
     told = subprocess.run([sys.executable, "-c", swell], capture_output=True, text=True, timeout=PATIENCE)
     assert told.stdout == "True\n", told.stderr

@@ -429,7 +429,7 @@ async def test_runs_that_signal_each_other_are_swept_up_to_the_limit() -> None:
 
 async def test_a_sweep_does_not_stay_for_runs_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever they wait for, and however short."""
-    monkeypatch.setattr(warm_cache, "LINGER_SECONDS", 1e6)
+    monkeypatch.setattr(warm_cache, "WARM_SECONDS", 1e6)
     monkeypatch.setattr(orchestrator, "MOMENT", 1e6)
     store, clock = MemoryStore(), FakeClock()
 

@@ -208,11 +208,12 @@ async def test_what_is_noted_while_the_store_is_asked_is_not_forgotten() -> None
     async with Engine(store, [alarm], clock=clock, recovery=Recovery(check_interval=3600, grace=0)) as engine:
         service = engine._service
         assert service is not None
-        ahead = store.timers.ahead
+        assert engine._orchestrator is not None
+        ahead, wakeups = store.timers.ahead, engine._orchestrator.wakeups
 
         async def late(*arguments: Any) -> Ahead:
             found = await ahead(*arguments)
-            service.timers.note(clock.now() + 5)
+            wakeups.due(clock.now() + 5)
             return found
 
         store.timers.ahead = late  # type: ignore[assignment, method-assign]

@@ -24,6 +24,7 @@ from perdure.kernel.events import (
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.projection import row
 from perdure.kernel.state import RunState
+from perdure.orchestrator.loader import Loader
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.ports.journal import Append, Appended, Outcome
 from perdure.stores.memory.store import MemoryJournal
@@ -161,26 +162,27 @@ def test_an_engine_that_calls_steps_before_their_start_is_stored_is_found_out(mo
 
 
 def test_an_engine_that_accepts_what_is_not_stored_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hasty(self: Orchestrator, run_id: str, *started: Any) -> None:
-        self._accepting[run_id] = self.loop.create_future()
-        self.loop.call_soon(self._begin, run_id, *started)
+    start = Orchestrator.start
 
-    monkeypatch.setattr(Orchestrator, "begin", hasty)
+    async def hasty(self: Orchestrator, *run: Any) -> None:
+        self.spawn(start(self, *run))
+
+    monkeypatch.setattr(Orchestrator, "start", hasty)
     with pytest.raises(PromiseBroken, match="was accepted and is not in the store"):
         Simulation(1).run(interpret(["step", 1]), crashes=[Crash(0)])
 
 
 def test_an_error_in_the_engine_that_nobody_notices_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Orchestrator._begin
+    begin = Loader._begin
 
-    def failing(self: Orchestrator, *args: Any) -> None:
+    def failing(self: Loader, *args: Any) -> None:
         async def fail() -> None:
             raise ZeroDivisionError
 
-        self.spawn(fail())
+        self._lifecycle.spawn(fail())
         begin(self, *args)
 
-    monkeypatch.setattr(Orchestrator, "_begin", failing)
+    monkeypatch.setattr(Loader, "_begin", failing)
     with pytest.raises(PromiseBroken, match="ZeroDivisionError"):
         Simulation(1).run(interpret(["step", 1]), limit=60.0)
 

@@ -48,6 +48,7 @@ class Services:
         payloads: Payloads,
         on_commit: Callable[[Driver, Append], None],
         on_broken: Callable[[Driver, Exception], None],
+        on_abandoned: Callable[[str], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
@@ -55,8 +56,8 @@ class Services:
         self.on_commit = on_commit
         # Told when code of the engine raised in a callback of a run: the run cannot go on as it is in memory.
         self.on_broken = on_broken
-        # Told of runs elsewhere that nobody waits for any more.
-        self.on_abandoned: Callable[[str], None] = lambda id: None
+        # Called with the id of a remote step's run that is no longer waited for.
+        self.on_abandoned = on_abandoned
         # When what a step shows is written, where the step does not say.
         self.stream = IMMEDIATE
         # What steps look up by name.

@@ -1,125 +1,153 @@
 """Begin queued runs when it is their turn. Limits are decided where a claim is written; this only knows when to try.
 
-A queue is looked at when a run is put into it here, when a run of a queue leaves memory here and others wait, when
-somebody else wrote to the store, when a rate allows the next start, and when a delayed run may begin. Otherwise nothing
-is asked.
+A queue is polled when a run is put into it here, when a run of a queue leaves memory here and others wait, when another
+process wrote to the store, when a rate allows the next start, and when a delayed run may begin. Otherwise nothing is
+read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import Enum
 
 from perdure.kernel.policies.queues import Queue
-from perdure.orchestrator.orchestrator import MOMENT, Orchestrator
+from perdure.kernel.policies.versions import Programs
+from perdure.kernel.state import RunState
+from perdure.orchestrator.lifecycle import Lifecycle
+from perdure.orchestrator.observer import Wakeups
+from perdure.orchestrator.residency import LOADING, MAY_ENTER, Entered, EntryRequest, RunTable
+from perdure.ports.clock import Clock
 from perdure.ports.journal import Full
-from perdure.ports.queues import Waiting
+from perdure.ports.queues import Queues, Waiting
 
-# How many runs of a queue are begun at a look: others have their turn in between.
-LOOK_LIMIT = 64
+# How many runs of a queue are begun per poll: other queues have their turn in between.
+POLL_LIMIT = 64
+# How long a failed poll is put off, and how long at most it waits for claims to become durable.
+AGAIN_SECONDS, CLAIM_SECONDS = 1.0, 5.0
 # A moment that has come and changed nothing is waited for again at least this long.
-BREATH = 0.001
+MIN_WAIT = 0.001
+_MAY_BEGIN = MAY_ENTER | {LOADING}
+
+
+class Turn(Enum):
+    """When a run that has not begun may begin."""
+
+    NOW = "now"
+    # When its queue has room for it, or it is resumed.
+    IN_QUEUE = "in queue"
+    # At its not_before.
+    LATER = "later"
+    # When it is back in its queue: it was parked before it could begin.
+    AFTER_PARKING = "after parking"
+
+
+def turn_of(state: RunState, admit: Queue | None, now: float) -> Turn:
+    """When a run may be advanced. `admit`: its queue, where it may begin within the limits of that."""
+    started = state.started
+    if state.epoch > 0 or started is None:
+        return Turn.NOW
+    if started.queue and state.parked is not None:
+        return Turn.AFTER_PARKING
+    early = started.not_before is not None and started.not_before > now
+    if started.queue and (admit is None or state.paused is not None or early):
+        return Turn.IN_QUEUE
+    return Turn.LATER if early else Turn.NOW
 
 
 class Admission:
-    """Takes runs out of queues, as many as limits and this process have room for."""
+    """Admits runs from queues, as many as limits and this process have room for. `enter` brings runs into memory."""
 
     def __init__(
-        self, orchestrator: Orchestrator, queues: Mapping[str, Queue], capacity: int, wake: Callable[[], None]
+        self,
+        runs: RunTable,
+        lifecycle: Lifecycle,
+        wakeups: Wakeups,
+        store: Queues,
+        clock: Clock,
+        programs: Programs,
+        serves: Sequence[str] | None,
+        queues: Mapping[str, Queue],
+        capacity: int,
+        enter: Callable[[EntryRequest], Awaitable[Entered]],
     ) -> None:
-        self._orchestrator, self._queues, self._capacity, self._wake = orchestrator, queues, capacity, wake
-        # When to look even if nothing happens; None: when something does.
-        self.next_look: float | None = None
-        # Whether runs were left in their queues for want of room.
-        self._backlog = False
-        # Whether that was because so many were in memory already.
+        self._runs, self._lifecycle, self._wakeups = runs, lifecycle, wakeups
+        self._store, self._clock, self._programs, self._serves = store, clock, programs, serves
+        self._queues, self._capacity, self._enter = queues, capacity, enter
+        # When to poll even if nothing happens; None: when something does.
+        self.next_poll: float | None = None
+        # Whether runs were left in their queues because so many were in memory already.
         self.crowded = False
         self._turn = 0
-        orchestrator.on_queued = self.stir
-        orchestrator.on_room = self._room_again
-
-    def stir(self) -> None:
-        """A run may be there to begin."""
-        self._note(0.0)
-
-    def _room_again(self) -> None:
-        if self._backlog:
-            self.stir()
 
     def _note(self, at: float) -> None:
-        if self.next_look is None or at < self.next_look:
-            self.next_look = at
-            self._wake()
+        if self.next_poll is None or at < self.next_poll:
+            self.next_poll = at
 
     def due(self, now: float) -> bool:
-        """Whether the moment for a look has come."""
-        return self.next_look is not None and self.next_look <= now
+        """Whether it is time to poll."""
+        return self._wakeups.queue_changed or (self.next_poll is not None and self.next_poll <= now)
 
-    async def look(self, most: int | None = None, waiting: Sequence[Waiting] | None = None) -> Sequence[str]:
+    async def poll(self, most: int | None = None, waiting: Sequence[Waiting] | None = None) -> Sequence[str]:
         """Begin what may begin, a few of each queue and `most` of all, while there is room for them in memory here.
 
         `waiting` are the queues that have queued runs, where that is known. Says which runs it began; some of them may
         have ended meanwhile.
         """
-        orchestrator = self._orchestrator
-        if self.due(orchestrator.clock.now()):
-            waiting = None  # something has come since that was asked
-        self.next_look, self._backlog, self.crowded = None, False, False
+        if self.due(self._clock.now()):
+            waiting = None  # runs were queued since that was read
+        self.next_poll, self.crowded = None, False
+        self._wakeups.queue_changed = self._wakeups.backlog = False
         begun: list[str] = []
         try:
             if waiting is None:
-                waiting = await orchestrator.store.queues.waiting(orchestrator.serves)
+                waiting = await self._store.waiting(self._serves)
             # Where this process is the bottleneck, no queue is always the first.
             self._turn += 1
             at = self._turn % len(waiting) if waiting else 0
             for one in [*waiting[at:], *waiting[:at]]:
-                if one.first > orchestrator.clock.now():
+                if one.first > self._clock.now():
                     self._note(one.first)
-                elif not orchestrator.closing:
-                    left = LOOK_LIMIT if most is None else most - len(begun)
-                    begun += await self._begin_some(self._queues.get(one.queue) or Queue(one.queue), left)
+                elif not self._lifecycle.closing:
+                    left = POLL_LIMIT if most is None else most - len(begun)
+                    begun += await self._admit_some(self._queues.get(one.queue) or Queue(one.queue), left)
         except Exception:
-            self._note(orchestrator.clock.now() + MOMENT)
+            self._note(self._clock.now() + AGAIN_SECONDS)
             raise
         return begun
 
-    async def _begin_some(self, queue: Queue, most: int) -> list[str]:
-        orchestrator = self._orchestrator
-        ours = sum(driver.queue != "" for driver in orchestrator.active.values())
-        room = min(self._capacity - ours, most, LOOK_LIMIT)
+    async def _admit_some(self, queue: Queue, most: int) -> list[str]:
+        ours = sum(driver.queue != "" for driver in self._runs.drivers.values())
+        room = min(self._capacity - ours, most, POLL_LIMIT)
         if room <= 0:
-            self._backlog = self.crowded = True
+            self._wakeups.backlog = self.crowded = True
             return []
-        now = orchestrator.clock.now()
-        picks = await orchestrator.store.queues.pick(queue, room, now, list(orchestrator.programs))
+        now = self._clock.now()
+        picks = await self._store.pick(queue, room, now, list(self._programs))
         if picks.until is not None:
-            self._note(max(picks.until, now + BREATH))
-        fresh = [run_id for run_id in picks.run_ids if run_id not in orchestrator.active]
+            self._note(max(picks.until, now + MIN_WAIT))
+        fresh = [run_id for run_id in picks.run_ids if self._runs.state(run_id) in _MAY_BEGIN]
         if not fresh:
-            self._backlog = True
+            self._wakeups.backlog = True
             return []
-        outcomes = orchestrator.admissions.expect(fresh)
-        try:
-            await orchestrator.loading.load(fresh, admit=queue)
-        finally:
-            orchestrator.admissions.settle(*(run_id for run_id in fresh if run_id not in orchestrator.active))
-        full = await _settled(outcomes)
-        begun = [run_id for run_id, outcome in zip(fresh, outcomes, strict=True) if _begun(outcome)]
+        entered = await self._enter(EntryRequest(fresh, admit=queue))
+        full = await _refusals(entered.admitted.values())
         for refused in full:
             if refused.until is not None:
-                self._note(max(refused.until, now + BREATH))
+                self._note(max(refused.until, now + MIN_WAIT))
         if full:
-            self._backlog = True  # somebody else was faster
+            self._wakeups.backlog = True  # another process was faster
         else:
-            self.stir()
-        return begun
+            self._wakeups.queued()
+        return [run_id for run_id in fresh if _is_begun(entered.admitted.get(run_id))]
 
 
-def _begun(outcome: asyncio.Future[Full | None]) -> bool:
-    return outcome.done() and outcome.result() is None
+def _is_begun(admitted: asyncio.Future[Full | None] | None) -> bool:
+    return admitted is None or (admitted.done() and admitted.result() is None)
 
 
-async def _settled(outcomes: Iterable[asyncio.Future[Full | None]]) -> list[Full]:
-    """The refusals among admissions, when all are known: what has begun must be seen to count before the next look."""
-    done, _ = await asyncio.wait(list(outcomes), timeout=5 * MOMENT)
-    return [full for outcome in done if (full := outcome.result()) is not None]
+async def _refusals(admitted: Iterable[asyncio.Future[Full | None]]) -> list[Full]:
+    """The refusals among admissions, when all are known: what has begun must be seen to count before the next poll."""
+    waiting = list(admitted)
+    done = (await asyncio.wait(waiting, timeout=CLAIM_SECONDS))[0] if waiting else set()
+    return [full for one in done if (full := one.result()) is not None]

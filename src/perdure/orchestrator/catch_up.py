@@ -1,106 +1,111 @@
-"""What others have appended to journals of runs that are in memory here: found, read and taken in."""
+"""Catch up with what other processes have appended to journals of runs that are in memory here."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
 
 from perdure.engine.driver import Driver
+from perdure.engine.large_values import Payloads
+from perdure.engine.turns import Turns
 from perdure.errors import PerdureError, StoreUnavailable
-from perdure.kernel.events import FROM_OUTSIDE, Batch
+from perdure.kernel.events import FROM_OUTSIDE, Batch, RunStarted
 from perdure.kernel.values.raised import contained
-
-if TYPE_CHECKING:
-    from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.lifecycle import Lifecycle
+from perdure.orchestrator.locks import RunLocks
+from perdure.orchestrator.parking import Parking
+from perdure.orchestrator.residency import ACTIVE, CATCHING_UP, RunTable
+from perdure.ports.journal import Journal
 
 # How long a store that is out of reach is left alone before the next try.
 AGAIN_SECONDS = 1.0
 
 
-class Tails:
-    """Reads the ends of journals, or all of one where its end is not enough."""
+class CatchUp:
+    """Reads the ends of journals, or all of one where its end is not enough.
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator = orchestrator
-        # Runs whose journals are being read; resolved when that is over.
-        self.reading: dict[str, asyncio.Future[None]] = {}
+    `rejoin` gives a run a new driver on its whole journal, `settle` sees to a run that has caught up, `evict` takes a
+    driver out of memory, `broke` parks a run that an error of the engine stopped.
+    """
 
-    async def look(self, run_ids: Collection[str] | None = None) -> None:
-        """Take in what others appended to runs that are in memory here, all of them or some."""
-        active = self._orchestrator.active
-        wanted = active.values() if run_ids is None else [active[run_id] for run_id in run_ids if run_id in active]
+    def __init__(
+        self,
+        runs: RunTable,
+        lifecycle: Lifecycle,
+        journal: Journal,
+        payloads: Payloads,
+        turns: Turns,
+        locks: RunLocks,
+        parking: Parking,
+        *,
+        rejoin: Callable[[Driver, RunStarted, Sequence[Batch]], None],
+        settle: Callable[[Driver], None],
+        evict: Callable[[Driver], None],
+        broke: Callable[[Driver, Exception], None],
+    ) -> None:
+        self._runs, self._lifecycle, self._journal, self._payloads = runs, lifecycle, journal, payloads
+        self._turns, self._locks, self._parking = turns, locks, parking
+        self._rejoin, self._settle, self._evict, self._broke = rejoin, settle, evict, broke
+
+    async def poll(self, run_ids: Collection[str] | None = None) -> None:
+        """Catch up with what was appended to runs that are in memory here, all of them or some."""
+        drivers = self._runs.drivers
+        wanted = drivers.values() if run_ids is None else [drivers[run_id] for run_id in run_ids if run_id in drivers]
         quiet = [driver for driver in wanted if driver.quiet]
-        journal = self._orchestrator.store.journal
-        heads = await journal.heads([driver.run_id for driver in quiet]) if quiet else {}
+        heads = await self._journal.heads([driver.run_id for driver in quiet]) if quiet else {}
         for driver in quiet:
-            # Meanwhile it may have written itself; then its own append met what is news here.
-            news = heads.get(driver.run_id, 0) > driver.outbox.committed and driver.quiet
-            if news and active.get(driver.run_id) is driver:
-                self.read(driver)
+            # Meanwhile it may have written itself; then its own append met the conflict.
+            if heads.get(driver.run_id, 0) > driver.outbox.committed and driver.quiet:
+                self.begin(driver)
 
-    def read(self, driver: Driver) -> None:
-        """Somebody else has appended: nothing more is written until that has been taken in."""
-        if driver.stale:
+    def begin(self, driver: Driver) -> None:
+        """Another process has appended: nothing more is written until the driver has caught up."""
+        if driver.stale or not self._runs.has(driver):
             return
         driver.stale = True
-        reading = self.reading[driver.run_id] = self._orchestrator.loop.create_future()
-        self._orchestrator.spawn(self._read(driver, reading))
+        self._runs.move(self._runs.slot(driver.run_id), CATCHING_UP)
+        self._lifecycle.spawn(self._catch_up(driver))
 
-    def end(self) -> None:
-        """Nobody needs to wait any more."""
-        for run_id, reading in list(self.reading.items()):
-            self._over(run_id, reading)
-
-    def _over(self, run_id: str, reading: asyncio.Future[None]) -> None:
-        if not reading.done():
-            reading.set_result(None)
-        # The next one may have begun already.
-        if self.reading.get(run_id) is reading:
-            del self.reading[run_id]
-
-    async def _read(self, driver: Driver, reading: asyncio.Future[None]) -> None:
+    async def _catch_up(self, driver: Driver) -> None:
         try:
-            while not await self._try_to_read(driver):
+            while self._runs.has(driver) and not await self._try_to_catch_up(driver):
                 await asyncio.sleep(AGAIN_SECONDS)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
-            self._orchestrator.broke(driver, contained(error))
-        finally:
-            self._over(driver.run_id, reading)
+            self._broke(driver, contained(error))
 
-    async def _try_to_read(self, driver: Driver) -> bool:
-        orchestrator = self._orchestrator
-        journal, payloads = orchestrator.store.journal, orchestrator.payloads
-        if orchestrator.turns.lost:
-            await orchestrator.turns.take(driver.run_id)
+    async def _try_to_catch_up(self, driver: Driver) -> bool:
+        """Whether a driver has caught up, was replaced, or was evicted; False when the store is out of reach."""
+        if self._turns.lost:
+            await self._turns.take(driver.run_id)
         try:
             if driver.saved and await self._read_tail(driver):
                 return True
-            batches = await payloads.inflate(await journal.read(driver.run_id))
-            started = await payloads.with_input(batches)
+            batches = await self._payloads.inflate(await self._journal.read(driver.run_id))
+            started = await self._payloads.with_input(batches)
         except StoreUnavailable:
             return False
         except PerdureError as error:
-            await orchestrator.give_up_unread(driver, str(error))
+            self._evict(driver)
+            await self._parking.park_unread(driver.run_id, str(error))
             return True
-        await orchestrator.in_callback(lambda: orchestrator.rejoin(driver, started, batches))
+        await self._lifecycle.in_callback(lambda: self._rejoin(driver, started, batches))
         return True
 
     async def _read_tail(self, driver: Driver) -> bool:
-        """Where the journal holds all that the driver knows, what came from outside since is all there is to read."""
-        tail = await self._orchestrator.store.journal.read(driver.run_id, driver.state.next_seq)
+        """Where the journal holds all that the driver knows, the external events since are all there is to read."""
+        tail = await self._journal.read(driver.run_id, driver.state.next_seq)
         if not tail or not all(type(event) in FROM_OUTSIDE for batch in tail for event in batch.events):
             return False
         caught_up: list[bool] = []
-        await self._orchestrator.in_callback(lambda: caught_up.append(self._catch_up(driver, tail)))
+        await self._lifecycle.in_callback(lambda: caught_up.append(self._apply(driver, tail)))
         return caught_up == [True]
 
-    def _catch_up(self, driver: Driver, tail: Sequence[Batch]) -> bool:
-        orchestrator = self._orchestrator
-        if orchestrator.active.get(driver.run_id) is not driver or orchestrator.leaving or not driver.catch_up(tail):
+    def _apply(self, driver: Driver, tail: Sequence[Batch]) -> bool:
+        if not self._runs.has(driver) or self._lifecycle.leaving or not driver.catch_up(tail):
             return False
-        orchestrator.locks.tell_again(driver)
-        orchestrator.settle(driver)
+        self._runs.move(self._runs.slot(driver.run_id), ACTIVE)
+        self._locks.deliver_again(driver)
+        self._settle(driver)
         return True

@@ -73,7 +73,7 @@ class Deadlines:
             return 0
         # One of their owners may have started just now.
         await self._membership.look_around()
-        ended = await orchestrator.loading.end_late(late.run_ids, self._membership.others)
+        ended = await orchestrator.loader.end_late(late.run_ids, self._membership.others)
         if ended == 0:
             self._look_again(now)  # their owners end them, or the store is out of reach
         return ended

@@ -37,8 +37,7 @@ class Heartbeat:
         self._orchestrator, self._membership, self._config = orchestrator, membership, config
         self._renewed = True
         # Set when the lease is in doubt: another process may have this name, or runs come into memory.
-        self._at_once = asyncio.Event()
-        orchestrator.on_namesake = self._at_once.set
+        self._at_once = orchestrator.wakeups.heartbeat
 
     async def wait(self) -> None:
         """Wait until the next heartbeat is due."""
@@ -48,11 +47,11 @@ class Heartbeat:
         if await self._is_due_within(pause) or not self._renewed or spare <= 0 or not orchestrator.idle:
             return
         # The first run that comes into memory finds a fresh lease: its first step may block the event loop.
-        orchestrator.on_busy = self._at_once.set
+        orchestrator.wakeups.heartbeat_slowed = True
         try:
             await self._is_due_within(spare)
         finally:
-            orchestrator.on_busy = lambda: None
+            orchestrator.wakeups.heartbeat_slowed = False
 
     async def _is_due_within(self, seconds: float) -> bool:
         with suppress(TimeoutError):
@@ -68,4 +67,4 @@ class Heartbeat:
             self._renewed = await self._membership.renew()
         except Superseded:
             self._orchestrator.retire()
-        return HeartbeatReport(self._renewed, self._renewed and self._orchestrator.go_on())
+        return HeartbeatReport(self._renewed, self._renewed and self._orchestrator.resume())

@@ -1,36 +1,71 @@
-"""Bring runs into memory: read, claimed, replayed. Claim before replay where an owner was lost: replay may be why."""
+"""Bring runs into memory: started, or read, claimed and replayed. The only place that gives a run its driver.
+
+A run that has lost its owner is claimed before it is replayed: replay may be what the owner died of.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from contextvars import Context, copy_context
+from typing import TypeVar
 
 import msgspec
 
+from perdure.engine.driver import Driver
+from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.outbox import extend
-from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
+from perdure.engine.runtime import Services
+from perdure.engine.turns import Turns
+from perdure.errors import Diverged, PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.claims import glance, kept_parked
-from perdure.kernel.events import Batch, RunClaimed, RunStarted
+from perdure.kernel.divergence.recorder import Recorder, explained, follow
+from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
+from perdure.kernel.history.retry_points import check_retry
+from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.kernel.inbound import unpark
 from perdure.kernel.plan import Plan, expire, is_late
+from perdure.kernel.policies.durability import durability
 from perdure.kernel.policies.queues import Queue
+from perdure.kernel.policies.rules import NONE, Resolver, Rules, resolver
+from perdure.kernel.policies.versions import Programs
+from perdure.kernel.program import Program
 from perdure.kernel.projection import child_rows, row
+from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.admissions import may_begin
+from perdure.orchestrator.admission import Turn, turn_of
+from perdure.orchestrator.lifecycle import Lifecycle, Owner
+from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.membership import follows
-from perdure.orchestrator.rehearsal import play
+from perdure.orchestrator.observer import Observer, Wakeups
+from perdure.orchestrator.parking import Parking
+from perdure.orchestrator.quarantine import Quarantine
+from perdure.orchestrator.residency import (
+    ABSENT,
+    ACTIVE,
+    LOADING,
+    MAY_ENTER,
+    PARKED_HERE,
+    REGAINING_LOCKS,
+    STARTING,
+    SUSPECT,
+    Entered,
+    EntryRequest,
+    RunSlot,
+    RunStart,
+    RunTable,
+)
+from perdure.orchestrator.snapshots import Snapshots
+from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Full, append_all
-
-if TYPE_CHECKING:
-    from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.ports.store import Store
 
 T = TypeVar("T")
 
 # How long a store that is out of reach is left alone before the next try.
 AGAIN_SECONDS = 1.0
-# How often a claim is tried again at once that others wrote before.
+# How often a claim is tried again at once that lost to another append.
 CLAIM_TRIES = 3
 
 
@@ -40,355 +75,540 @@ class Ready(msgspec.Struct):
     run_id: str
     started: RunStarted
     batches: Sequence[Batch]
+    # The claim in force at its end.
+    claim: RunClaimed | None = None
 
 
-class Loading:
-    """Loads runs for one orchestrator."""
+class Loader:
+    """Enters runs for one orchestrator.
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator = orchestrator
-        self.under_way: set[str] = set()
-        # Asked for again while they were being loaded: what was read of them may be too old already.
-        self._again: set[str] = set()
+    `evict` takes a driver out of memory, `settle` sees to a run that has caught up, `enter_soon` enters a run in the
+    background, `stop_broken` parks a run that an error of the engine stopped.
+    """
 
-    async def load(
+    def __init__(
         self,
-        run_ids: Sequence[str],
-        dead: Collection[str | None] = (),
+        runs: RunTable,
+        lifecycle: Lifecycle,
+        owner: Owner,
         *,
-        admit: Queue | None = None,
-        tried: int | None = None,
-    ) -> int:
-        """Bring runs into memory that are ours, nobody's or of an owner in `dead`, and do what is due.
+        store: Store,
+        clock: Clock,
+        programs: Programs,
+        rules: Rules,
+        serves: Sequence[str] | None,
+        lease_seconds: float,
+        deadline: LeaseDeadline,
+        services: Services,
+        snapshots: Snapshots,
+        parking: Parking,
+        quarantine: Quarantine,
+        locks: RunLocks,
+        turns: Turns,
+        observer: Observer,
+        wakeups: Wakeups,
+        evict: Callable[[Driver], None],
+        settle: Callable[[Driver], None],
+        enter_soon: Callable[[str], None],
+        stop_broken: Callable[[str, Exception, str], None],
+    ) -> None:
+        self._runs, self._lifecycle, self._owner = runs, lifecycle, owner
+        self._store, self._clock, self._programs, self._rules, self._serves = store, clock, programs, rules, serves
+        self._lease_seconds, self._deadline = lease_seconds, deadline
+        self._services, self._payloads, self._snapshots = services, services.payloads, snapshots
+        self._parking, self._quarantine, self._locks, self._turns = parking, quarantine, locks, turns
+        self._observer, self._wakeups = observer, wakeups
+        self._evict, self._settle, self._enter_soon, self._stop_broken = evict, settle, enter_soon, stop_broken
+        # Steps of a run that was started here see the context variables of its caller, those of others ours.
+        self._variables = copy_context()
 
-        Says how many came. A run that another owner has taken meanwhile is left to it, and one that waits in a queue
-        stays there, unless it is to begin within the limits of that queue: `admit`. One that may take us down comes
-        later, with few others: so many are `tried` at once, or 0 when it turns out to be harmless.
+    # --- the one entrance -----------------------------------------------------------------------------------------
+
+    async def enter(self, request: EntryRequest) -> Entered:
+        """Bring runs into memory and do what is due.
+
+        Starting a run returns when its start is durable, and raises why it is not. A run that is known here already, or
+        that another owner has claimed meanwhile, is left where it is. A suspect is entered on trial only.
         """
-        orchestrator = self._orchestrator
-        known = [orchestrator.active, self.under_way, orchestrator.unreadable, orchestrator.locks.regaining]
-        if tried is None:
-            known.append(orchestrator.quarantine.waiting)
-        wanted = [run_id for run_id in run_ids if not any(run_id in one for one in known)]
-        self._again.update(self.under_way.intersection(run_ids))
-        if not wanted or not orchestrator.at_work:
-            return 0
-        if not orchestrator.active:
-            orchestrator.on_busy()
-        self.under_way.update(wanted)
+        if request.new is not None:
+            await self._start(request.run_ids[0], request.new)
+            return Entered()
+        slots = self._accept(request)
+        if not slots:
+            return Entered()
+        if not self._runs.drivers:
+            self._wakeups.busy()
+        admitted: dict[str, asyncio.Future[Full | None]] = {}
+        for slot in slots:
+            self._runs.move(slot, LOADING)
+            if request.admit is not None:
+                slot.admitted = admitted[slot.run_id] = self._lifecycle.loop.create_future()
+        read = False
         try:
-            came = await self._bring(wanted, dead, admit, tried)
-            again = self._again.intersection(wanted)
-            self._again -= again
-            for run_id in again:
-                self.load_soon(run_id)
-            return came
+            count = await self._bring({slot.run_id: slot for slot in slots}, request)
+            read = True
+            return Entered(count, admitted)
         finally:
-            self.under_way.difference_update(wanted)
-            orchestrator.left.set()
-            orchestrator.quarantine.begin()
+            for slot in slots:
+                if slot.state is LOADING:
+                    # A trial that could not be read is repeated.
+                    self._runs.move(slot, ABSENT if read or slot.suspect is None else SUSPECT)
+                if slot.state is not SUSPECT:
+                    slot.suspect = None
+                if slot.again:
+                    slot.again = False
+                    self._enter_soon(slot.run_id)
+            self._runs.settled.set()
+            self._quarantine.begin()
 
-    def load_soon(self, run_id: str) -> None:
-        """Load a run in the background."""
-        if self._orchestrator.at_work:
-            self._orchestrator.spawn(self._load_soon(run_id))
+    def _accept(self, request: EntryRequest) -> list[RunSlot]:
+        """The slots of the runs that may be loaded now. Those that are being loaded are looked at again afterwards."""
+        slots: list[RunSlot] = []
+        if self._lifecycle.at_work:
+            for run_id in dict.fromkeys(request.run_ids):
+                slot = self._runs.slot(run_id)
+                if slot.state in MAY_ENTER or (slot.state is SUSPECT and request.trial is not None):
+                    slots.append(slot)
+                elif slot.state is LOADING:
+                    slot.again = True
+        return slots
 
-    async def _load_soon(self, run_id: str) -> None:
-        """Load a run as soon as the store can be read; nothing happens if there is no such run."""
+    # --- a driver for a run ---------------------------------------------------------------------------------------
+
+    def _seat(
+        self,
+        slot: RunSlot,
+        replay: Callable[[], Replay | None],
+        act: Callable[[Driver], None],
+        variables: Context,
+        size: int = 0,
+    ) -> Exception | None:
+        """Give a run its driver and let it act; None from `replay`: not now. Call it from no task.
+
+        What goes wrong takes the driver out of memory again, and is returned: it stops this run and no other.
+        """
         try:
-            if run_id in self._orchestrator.active:
-                await self._orchestrator.tails.look([run_id])
+            replayed = replay()
+            if replayed is None:
+                return None
+            started = replayed.state.started
+            assert started is not None
+            driver = Driver(self._services, replayed, durability(started.durability), variables, size)
+            if slot.state is STARTING:
+                self._runs.begin(slot, driver)
             else:
-                await self.load([run_id])
-        except StoreUnavailable:
-            await asyncio.sleep(AGAIN_SECONDS)
-            self.load_soon(run_id)
+                self._runs.move(slot, ACTIVE, driver)
+            act(driver)
+        except BaseException as raised:
+            error = contained(raised)
+            self._runs.refuse(slot, error)
+            if slot.driver is not None:
+                self._evict(slot.driver)
+            elif slot.state is STARTING:
+                self._runs.move(slot, ABSENT)
+            return error
+        return None
 
-    async def _bring(
-        self, run_ids: Sequence[str], dead: Collection[str | None], admit: Queue | None, tried: int | None
-    ) -> int:
-        came = 0
-        turns = self._orchestrator.turns
+    async def _start(self, run_id: str, new: RunStart) -> None:
+        if not self._runs.drivers:
+            self._wakeups.busy()
+        slot = RunSlot(run_id)
+        self._runs.move(slot, STARTING)
+        assert slot.accepted is not None
+        # In a callback: a body must not be driven from inside the caller's task.
+        self._lifecycle.loop.call_soon(self._begin, slot, new)
+        await slot.accepted
+
+    def _begin(self, slot: RunSlot, new: RunStart) -> None:
+        if slot.state is not STARTING:
+            return  # its caller was answered: this orchestrator was suspended meanwhile
+
+        def opened() -> Replay:
+            replay = self._open(new.started, slot.run_id)
+            replay.state.started = new.recorded
+            return replay
+
+        def record(driver: Driver) -> None:
+            driver.record(new.recorded, RunClaimed(self._owner.name, 1, self._owner.session))
+
+        self._seat(slot, opened, record, new.variables)
+
+    def _install(self, slot: RunSlot, one: Ready, admit: Queue | None) -> None:
+        """Replay a journal and continue from where it ends."""
+        self._deadline.enforce()
+        if not self._lifecycle.at_work or slot.state is not LOADING:
+            return
+
+        def replayed() -> Replay | None:
+            replay = self.replay(one.started, one.run_id, one.batches)
+            turn = turn_of(replay.state, admit, self._clock.now())
+            if not self._locks.has_all(replay.state):
+                replay.close()
+                self._runs.move(slot, REGAINING_LOCKS)
+                self._locks.regain(slot, replay.state)
+                return None
+            if turn is not Turn.NOW:
+                replay.close()
+                self._await_turn(replay.state, turn)
+                return None
+            if replay.state.epoch == 0 and replay.state.kept is not None:
+                # Retried by a client that does not have the code: nothing may be executed that does not fit it.
+                self._check(one.run_id, one.started, one.batches)
+            return replay
+
+        def adopt(driver: Driver) -> None:
+            state = driver.state
+            resumed = unpark(state) if state.parked is not None else []
+            claim = [] if self._owner.owns(state) and not resumed else [self._claim(state)]
+            admitted = admit if state.epoch == 0 else None
+            driver.adopt(*resumed, *claim, *self._locks.renewed(state), admit=admitted)
+            self._locks.join(state)
+            driver.wake()
+            self._owner.acknowledge(driver)
+
+        error = self._seat(slot, replayed, adopt, self._variables, journal_size(one.batches))
+        if error is not None:
+            self._locks.forget(one.run_id)
+            state = fold(one.run_id, one.batches)
+            # What has not begun waits for an engine that has its program, as anything that is queued.
+            if state.epoch > 0 or not isinstance(error, UnknownProgram):
+                self._park(state, error)
+        elif slot.driver is not None:
+            self._settle(slot.driver)
+
+    def rejoin(self, old: Driver, started: RunStarted, batches: Sequence[Batch]) -> None:
+        """Continue the attempts of a driver on the journal as it is now, or evict the run if it has another owner."""
+        if not self._runs.has(old):
+            return
+        run_id = old.run_id
+        slot, state = self._runs.slot(run_id), fold(run_id, batches)
+        if state.finished is not None or state.parked is not None or old.adopting or not self._owner.owns(state):
+            if state.finished is not None:
+                self._locks.ended(run_id)
+            if state.owner == self._owner.name and state.session != self._owner.session:
+                self._wakeups.name_in_doubt()
+            self._evict(old)
+            if state.finished is not None or state.parked is not None:
+                self.turn_over(run_id)
+                self._observer.finished(row(state))
+            elif state.epoch < old.state.epoch or old.adopting:
+                # What met the conflict was the claim, or what follows from it: unless another owner has claimed, again.
+                self._enter_soon(run_id)
+            else:
+                self.turn_over(run_id)
+            return
+        try:
+            replay = self.replay(started, run_id, batches)
+        except BaseException as raised:
+            self._evict(old)
+            self._park(state, contained(raised))
+            return
+
+        def succeed(new: Driver) -> None:
+            new.succeed(old)
+            self._locks.join(state)
+            self._settle(new)
+            if self._lifecycle.leaving:
+                new.release(self._owner.name)
+
+        error = self._seat(slot, lambda: replay, succeed, old.variables, journal_size(batches))
+        if error is not None:
+            self._stop_broken(run_id, error, old.id)
+
+    def _park(self, state: RunState, error: Exception) -> None:
+        """Park a run that the code of this process cannot continue."""
+        if self._runs.may(state.run_id, PARKED_HERE):
+            self._runs.move(self._runs.slot(state.run_id), PARKED_HERE)
+        self._lifecycle.spawn(self._parking.park(state, error))
+
+    # --- replay ---------------------------------------------------------------------------------------------------
+
+    def replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
+        """Replay a journal with its program. Raises Diverged where they do not fit. Call it from no task."""
+        replay = self._open(started, run_id, batches)
+        try:
+            follow(replay, batches)
+        except Diverged as error:
+            replay.close()
+            again = self._open(started, run_id, batches, Recorder)
+            raise explained(error, again, batches, self._programs) from None
+        except BaseException:
+            replay.close()
+            raise
+        return replay
+
+    def _open(
+        self, started: RunStarted, run_id: str, batches: Sequence[Batch] = (), kind: type[Replay] = Replay
+    ) -> Replay:
+        def rules(program: Program) -> Resolver | None:
+            # A user's rules are about the user's steps, remote ones among them; perdure's own programs have theirs.
+            ours = program.name.startswith(BUILT_IN) and not program.name.startswith(REMOTE)
+            return resolver(NONE if ours else self._rules, program.rules, started, program.name)
+
+        return open_replay(self._programs, run_id, started, self._services.codec, batches, rules, kind)
+
+    async def check_replay(self, run_id: str, batches: Sequence[Batch]) -> None:
+        """Raise what would keep a run with this journal from continuing. Writes nothing, calls no step."""
+        started, whole = await self._payloads.with_input(batches), await self._payloads.inflate(batches)
+        await self._lifecycle.in_callback(lambda: self._check(run_id, started, whole))
+
+    def _check(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> None:
+        replayed = self.replay(started, run_id, batches)
+        try:
+            if replayed.state.epoch == 0:
+                replayed.fold(RunClaimed(self._owner.name, 1), batches[-1].at)
+                if replayed.state.kept is not None:
+                    check_retry(replayed, started.id, "failed", batches[-1].at)
+        finally:
+            replayed.close()
+
+    # --- read, claimed --------------------------------------------------------------------------------------------
+
+    async def _bring(self, slots: dict[str, RunSlot], request: EntryRequest) -> int:
+        count, run_ids = 0, list(slots)
         for _ in range(CLAIM_TRIES):
-            if turns.lost:
+            if self._turns.lost:
                 for run_id in run_ids:
-                    await turns.take(run_id)
+                    await self._turns.take(run_id)
             ready = await self._read(run_ids)
-            came += len(ready)
+            count += len(ready)
             ready, late = await self._end_late(ready, self._stands_still)
-            ours = [one for one in ready if self._apart(one, lambda one: self._is_for_us(one, dead))]
-            if turns.lost:
+            ours = [one for one in ready if self._apart(one, lambda one: self._is_for_us(one, request.dead))]
+            if self._turns.lost:
                 for run_id in {one.run_id for one in ready}.difference(one.run_id for one in ours):
-                    self._orchestrator.turn_over(run_id)
-            ours, missed = await self._claim_lost(ours, admit, tried)
+                    self.turn_over(run_id)
+            ours, missed = await self._claim_lost(ours, slots, request)
 
             def install(ours: Sequence[Ready] = ours) -> None:
                 for one in ours:
-                    self._apart(one, lambda one: self._install(one, admit))
+                    self._apart(one, lambda one: self._install(slots[one.run_id], one, request.admit))
 
-            await self._orchestrator.in_callback(install)
+            await self._lifecycle.in_callback(install)
             missed = [*missed, *late]
             if not missed:
                 break
-            # Somebody wrote first. If that was no claim, the run has still lost its owner.
+            # Another append came first. If that was no claim, the run has still lost its owner.
             for run_id in missed:
-                turns.lose(run_id)
-            came, run_ids = came - len(missed), missed
-        return came
+                self._turns.lose(run_id)
+            count, run_ids = count - len(missed), missed
+        return count
+
+    def turn_over(self, run_id: str) -> None:
+        """What lost to other appends is written, or given up: the other writers need not wait any more."""
+        if self._turns.settle(run_id):
+            self._lifecycle.spawn(self._turns.give_back(run_id))
 
     def _apart(self, one: Ready, work: Callable[[Ready], T]) -> T | None:
-        """Do something with one run; what goes wrong parks that run and keeps no other from being loaded."""
+        """Do something with one run; what goes wrong parks that run, and the others are loaded."""
         try:
             return work(one)
         except BaseException as raised:
             error = contained(raised)
-            orchestrator = self._orchestrator
-            orchestrator.parking.tried.add(one.run_id)
-            orchestrator.spawn(orchestrator.parking.park_unread(one.run_id, f"{type(error).__name__}: {error}"))
+            if self._runs.may(one.run_id, PARKED_HERE):
+                self._runs.move(self._runs.slot(one.run_id), PARKED_HERE)
+            self._lifecycle.spawn(self._parking.park_unread(one.run_id, f"{type(error).__name__}: {error}"))
             return None
 
     async def _read(self, run_ids: Sequence[str]) -> list[Ready]:
-        orchestrator = self._orchestrator
-        journals = await orchestrator.snapshots.read_many(run_ids)
+        journals = await self._snapshots.read_many(run_ids)
         ready: list[Ready] = []
         for run_id in run_ids:
             batches = journals.get(run_id, [])
             try:
                 if isinstance(batches, Exception):
                     raise batches
-                if not batches and await orchestrator.store.runs.get(run_id) is None:
+                if not batches and await self._store.runs.get(run_id) is None:
                     continue  # its start was refused, and there is no such run
-                started = await orchestrator.payloads.with_input(batches)
-                ready.append(Ready(run_id, started, await orchestrator.payloads.inflate(batches)))
+                started = await self._payloads.with_input(batches)
+                ready.append(Ready(run_id, started, await self._payloads.inflate(batches)))
             except StoreUnavailable:
                 raise  # out of reach is not damaged
             except PerdureError as error:
-                await orchestrator.parking.park_unread(run_id, str(error))
+                await self._parking.park_unread(run_id, str(error))
             except Exception as error:  # whatever it is, it stops this run and no other
-                await orchestrator.parking.park_unread(run_id, f"{type(error).__name__}: {error}")
+                await self._parking.park_unread(run_id, f"{type(error).__name__}: {error}")
         return ready
 
     def _is_for_us(self, one: Ready, dead: Collection[str | None]) -> bool:
-        """Whether a run is to go on here, by a glance: only a likely owner should pay for replay."""
-        orchestrator = self._orchestrator
-        finished, claim = glance(one.batches)
-        owner = None if claim is None else claim.owner
+        """Whether a run is to continue here, by the end of its journal: only a likely owner should pay for replay."""
+        finished, one.claim = glance(one.batches)
+        owner = None if one.claim is None else one.claim.owner
         if finished:
-            orchestrator.locks.ended(one.run_id)
-            orchestrator.on_finished(row(fold(one.run_id, one.batches)))
+            self._locks.ended(one.run_id)
+            self._observer.finished(row(fold(one.run_id, one.batches)))
             return False
         if kept_parked(one.batches):
-            orchestrator.parking.tried.add(one.run_id)
+            if self._runs.may(one.run_id, PARKED_HERE):
+                self._runs.move(self._runs.slot(one.run_id), PARKED_HERE)
             return False
-        if owner not in (None, orchestrator.name) and owner not in dead:
-            orchestrator.locks.left(one.run_id)
+        if owner not in (None, self._owner.name) and owner not in dead:
+            self._locks.forget(one.run_id)
             if dead:
-                orchestrator.spawn(self._heal(one))
+                self._lifecycle.spawn(self._heal(one))
             return False
-        if one.started.program not in orchestrator.programs and not self._follows_its_owner(one):
+        if one.started.program not in self._programs and not self._follows_its_owner(one):
             return False  # it waits for an engine that has its program
-        return orchestrator.serves is None or one.started.queue in orchestrator.serves
+        return self._serves is None or one.started.queue in self._serves
 
     def _follows_its_owner(self, one: Ready) -> bool:
         """Whether this process comes after the one that had a run last: what it lacks now was taken away from it."""
         for batch in reversed(one.batches):
             for event in reversed(batch.events):
                 if isinstance(event, RunClaimed):
-                    return follows(self._orchestrator.name, event.owner)
+                    return follows(self._owner.name, event.owner)
         return False
 
     async def _heal(self, one: Ready) -> None:
-        """Where the row of a run names another owner than its journal, which is right, let the row follow."""
-        store = self._orchestrator.store
+        """Where the row of a run names another owner than its journal, which is right, write the row again."""
         state = fold(one.run_id, one.batches)
         try:
-            found = await store.runs.get(one.run_id)
+            found = await self._store.runs.get(one.run_id)
             if found is not None and found.owner != state.owner:
-                await store.upkeep.reproject(one.run_id, state.next_seq, [row(state), *child_rows(state)])
+                await self._store.upkeep.reproject(one.run_id, state.next_seq, [row(state), *child_rows(state)])
         except StoreUnavailable:
-            pass  # the next look finds it again
+            pass  # the next search finds it again
 
-    # --- too late ---
+    async def _claim_lost(
+        self, ready: Sequence[Ready], slots: dict[str, RunSlot], request: EntryRequest
+    ) -> tuple[list[Ready], list[str]]:
+        """Claim the runs that have lost their owner, in one commit, before anything of them is replayed.
+
+        A run that takes its orchestrator down may do so in its replay; only a claim that is in the journal by then is
+        counted. Says which runs are to be installed, and which were not claimed because another append came first.
+        """
+        sure: list[Ready] = []
+        claims: list[tuple[Ready, Append]] = []
+        for one in ready:
+            claim = self._apart(one, lambda one: self._claim_of(one, slots[one.run_id], request))
+            if isinstance(claim, Append):
+                claims.append((one, claim))
+            elif claim:
+                sure.append(one)
+        missed: list[str] = []
+        self._deadline.enforce()
+        if claims and self._lifecycle.at_work:
+            outcomes = await append_all(self._store.journal, [append for _, append in claims])
+            for (one, append), outcome in zip(claims, outcomes, strict=True):
+                if isinstance(outcome, Appended):
+                    one.batches = [*one.batches, *append.batches]
+                    if self._lifecycle.claimed is not None:
+                        self._lifecycle.claimed.add(one.run_id)
+                    self._runs.admit(slots[one.run_id])
+                    if self._turns.lost:
+                        self.turn_over(one.run_id)
+                    sure.append(one)
+                elif isinstance(outcome, Full):
+                    self._runs.admit(slots[one.run_id], outcome)
+                else:
+                    missed.append(one.run_id)
+        return sure, missed
+
+    def _claim_of(self, one: Ready, slot: RunSlot, request: EntryRequest) -> Append | bool:
+        """The claim that has to be written before a run is replayed; True: none; False: it is left where it is."""
+        if not self._lost_its_owner(one):
+            return True
+        if self._quarantine.keeps(slot, one.batches, one.claim, on_trial=request.trial is not None):
+            return False
+        state = fold(one.run_id, one.batches)
+        turn = turn_of(state, request.admit, self._clock.now())
+        if turn is not Turn.NOW:
+            self._await_turn(state, turn)
+            return False
+        try:
+            claim = self._claim(state, early=True, tried=request.trial or 0)
+        except UnknownProgram:
+            return True  # it waits for an engine that has its program
+        append = extend(state, [claim], self._clock.now())
+        admit = request.admit
+        return msgspec.structs.replace(append, admit=admit) if claim.epoch == 1 and admit is not None else append
+
+    def _lost_its_owner(self, one: Ready) -> bool:
+        """Whether a process may have died of this run: it had an owner, or has been waiting to begin for too long."""
+        if one.claim is not None:
+            return (one.claim.owner, one.claim.session) != (self._owner.name, self._owner.session)
+        first = one.batches[0].events
+        begun = len(one.batches) > 1 or len(first) > 1
+        due = one.started.not_before or one.batches[0].at
+        return not begun and self._clock.now() - due > self._lease_seconds
+
+    def _claim(self, state: RunState, *, early: bool = False, tried: int = 0) -> RunClaimed:
+        started, version = state.started, ""
+        if started is not None and not started.version and state.epoch == 0 and not started.remote:
+            # Started by name alone: it begins with the version that this engine has, and keeps to it.
+            version = self._programs.find(started.program, "").version
+        return self._owner.claim(state, version, early=early, tried=tried)
+
+    def _await_turn(self, state: RunState, turn: Turn) -> None:
+        """See that a run is entered again when it may begin."""
+        if turn is Turn.AFTER_PARKING:
+            # It fits the code again: it goes back into its queue.
+            self._lifecycle.spawn(self._parking.resume(state))
+        elif turn is Turn.IN_QUEUE:
+            self._wakeups.queued()
+        elif state.started is not None and state.started.not_before is not None:
+            self._wakeups.due(state.started.not_before)
+
+    # --- too late -------------------------------------------------------------------------------------------------
 
     async def end_late(self, run_ids: Sequence[str], alive: Collection[str]) -> int:
-        """End runs whose deadline has passed, whatever their program, and say how many: none of it needs their code.
+        """End runs whose deadline has passed, whatever their program, and say how many: that needs none of their code.
 
         Those that an owner in `alive` advances, or that are in memory here, are left to it.
         """
-        orchestrator = self._orchestrator
 
-        def is_nobodys(state: RunState) -> bool:
-            return (state.owner not in alive and not self._is_ours(state)) or self._stands_still(state)
+        def is_not_advanced(state: RunState) -> bool:
+            return (state.owner not in alive and not self._owner.owns(state)) or self._stands_still(state)
 
-        late = [r for r in run_ids if r not in orchestrator.unreadable and r not in orchestrator.active]
+        late = [r for r in run_ids if r not in self._runs.unreadable and r not in self._runs.drivers]
         ended = 0
         for _ in range(CLAIM_TRIES):
             if not late:
                 break
             ready = await self._read(late)
-            left, late = await self._end_late(ready, is_nobodys)
+            left, late = await self._end_late(ready, is_not_advanced)
             ended += len(ready) - len(left) - len(late)
         return ended
 
     async def _end_late(
-        self, ready: Sequence[Ready], advanced_by_nobody: Callable[[RunState], bool]
+        self, ready: Sequence[Ready], is_not_advanced: Callable[[RunState], bool]
     ) -> tuple[list[Ready], list[str]]:
-        """End those whose deadline has passed before they could begin, or while they stood still: no code is needed.
+        """End runs whose deadline has passed before they could begin, or while they stood still.
 
-        Says which are left, and which could not be ended because others wrote first.
+        Says which are left, and which could not be ended because another append came first.
         """
-        orchestrator = self._orchestrator
-        now = orchestrator.clock.now()
+        now = self._clock.now()
         left: list[Ready] = []
         ends: list[tuple[RunState, Append, Plan]] = []
         for one in ready:
             deadline = one.started.deadline
             state = fold(one.run_id, one.batches) if deadline is not None and deadline <= now else None
-            if state is None or not is_late(state, now) or not advanced_by_nobody(state):
+            if state is None or not is_late(state, now) or not is_not_advanced(state):
                 left.append(one)
                 continue
             planned = expire(state, now)
             # What was under way is given up by its owner; where there is none, the end of the run says so.
-            owned = state.parked is None and self._is_ours(state)
+            owned = state.parked is None and self._owner.owns(state)
             events = planned.events if owned else planned.events[-1:]
             ends.append((state, extend(state, events, now), planned))
-        orchestrator.lease_deadline.enforce()
-        if not ends or not orchestrator.at_work:
+        self._deadline.enforce()
+        if not ends or not self._lifecycle.at_work:
             return left, []
         missed: list[str] = []
-        outcomes = await append_all(orchestrator.store.journal, [append for _, append, _ in ends])
+        outcomes = await append_all(self._store.journal, [append for _, append, _ in ends])
         for (state, _, planned), outcome in zip(ends, outcomes, strict=True):
             if not isinstance(outcome, Appended):
                 missed.append(state.run_id)
                 continue
             for id in planned.abandoned:
-                orchestrator.services.on_abandoned(id)
-            orchestrator.locks.ended(state.run_id)
-            orchestrator.on_finished(row(state))
-            if orchestrator.on_completed is not None:
-                orchestrator.on_completed(row(state))
+                self._observer.abandoned(id)
+            self._locks.ended(state.run_id)
+            self._observer.finished(row(state))
+            if self._observer.completed is not None:
+                self._observer.completed(row(state))
         return left, missed
 
     def _stands_still(self, state: RunState) -> bool:
-        """Whether a run is advanced by nobody: it waits to begin, is parked, or waits here for locks it had."""
+        """Whether no owner advances a run: it waits to begin, is parked, or waits here for locks it had."""
         if state.epoch == 0 or state.parked is not None:
             return True
-        return self._is_ours(state) and not self._orchestrator.locks.has_all(state)
-
-    def _is_ours(self, state: RunState) -> bool:
-        orchestrator = self._orchestrator
-        return (state.owner, state.session) == (orchestrator.name, orchestrator.session)
-
-    # --- claimed first --------------------------------------------------------------------------------------------
-
-    async def _claim_lost(
-        self, ready: Sequence[Ready], admit: Queue | None, tried: int | None
-    ) -> tuple[list[Ready], list[str]]:
-        """Claim those that have lost their owner, in one commit, before anything of them is replayed.
-
-        What takes its orchestrator down may do so in its replay; only a claim that is in the journal by then is
-        counted. Says which are to be installed, and which were not claimed because others wrote first.
-        """
-        orchestrator = self._orchestrator
-        sure: list[Ready] = []
-        claims: dict[str, tuple[Ready, Append]] = {}
-        for one in ready:
-            claim = self._apart(one, lambda one: self._claim_of(one, admit, tried))
-            if isinstance(claim, Append):
-                claims[one.run_id] = one, claim
-            elif claim:
-                sure.append(one)
-        missed: list[str] = []
-        orchestrator.lease_deadline.enforce()
-        if claims and orchestrator.at_work:
-            outcomes = await append_all(orchestrator.store.journal, [append for _, append in claims.values()])
-            for (one, append), outcome in zip(claims.values(), outcomes, strict=True):
-                if isinstance(outcome, Appended):
-                    one.batches = [*one.batches, *append.batches]
-                    if orchestrator.claimed is not None:
-                        orchestrator.claimed.add(one.run_id)
-                    orchestrator.admissions.settle(one.run_id)
-                    if orchestrator.turns.lost:
-                        orchestrator.turn_over(one.run_id)
-                    sure.append(one)
-                elif isinstance(outcome, Full):
-                    orchestrator.admissions.settle(one.run_id, full=outcome)
-                else:
-                    missed.append(one.run_id)
-        return sure, missed
-
-    def _claim_of(self, one: Ready, admit: Queue | None, tried: int | None) -> Append | bool:
-        """The claim that has to be written before a run is replayed; True: none; False: it is left where it is."""
-        orchestrator = self._orchestrator
-        if not self._lost_its_owner(one):
-            return True
-        if orchestrator.quarantine.keeps(one.run_id, one.batches, on_trial=tried is not None):
-            return False
-        state = fold(one.run_id, one.batches)
-        if state.epoch == 0 and not may_begin(orchestrator, state, admit):
-            return False
-        try:
-            claim = self._claim(state, early=True, tried=tried or 0)
-        except UnknownProgram:
-            return True  # it waits for an engine that has its program
-        append = extend(state, [claim], orchestrator.clock.now())
-        return msgspec.structs.replace(append, admit=admit) if claim.epoch == 1 and admit is not None else append
-
-    def _lost_its_owner(self, one: Ready) -> bool:
-        """Whether a process may have died of this run: it had an owner, or has been waiting to begin for too long."""
-        orchestrator = self._orchestrator
-        _, claim = glance(one.batches)
-        if claim is not None:
-            return (claim.owner, claim.session) != (orchestrator.name, orchestrator.session)
-        first = one.batches[0].events
-        begun = len(one.batches) > 1 or len(first) > 1
-        due = one.started.not_before or one.batches[0].at
-        return not begun and orchestrator.clock.now() - due > orchestrator.recovery.ttl
-
-    def _claim(self, state: RunState, *, early: bool = False, tried: int = 0) -> RunClaimed:
-        orchestrator, started, version = self._orchestrator, state.started, ""
-        if started is not None and not started.version and state.epoch == 0 and not started.remote:
-            # Started by name alone: it begins with the version that we have, and keeps to it.
-            version = orchestrator.programs.find(started.program, "").version
-        return RunClaimed(orchestrator.name, state.epoch + 1, orchestrator.session, version, early, tried)
-
-    # --- and replayed ---------------------------------------------------------------------------------------------
-
-    def _install(self, one: Ready, admit: Queue | None) -> None:
-        """Replay a journal and go on from where it ends."""
-        orchestrator, run_id, batches = self._orchestrator, one.run_id, one.batches
-        orchestrator.lease_deadline.enforce()
-        if not orchestrator.at_work or run_id in orchestrator.active:
-            return
-        try:
-            replay = orchestrator.replay(one.started, run_id, batches)
-            state = replay.state
-            if (state.locks and not orchestrator.locks.regained(state)) or (
-                state.epoch == 0 and not may_begin(orchestrator, state, admit)
-            ):
-                replay.close()
-                return
-            if state.epoch == 0 and state.kept is not None:
-                # Retried by a client that does not know the code: nothing may be run that does not fit it.
-                play(orchestrator, run_id, one.started, batches)
-            driver = orchestrator.driver(replay, batches, orchestrator.variables)
-            orchestrator.active[run_id] = driver
-            resumed = unpark(state) if state.parked is not None else []
-            ours = (state.owner, state.session) == (orchestrator.name, orchestrator.session) and not resumed
-            claim = [] if ours else [self._claim(state)]
-            admitted = admit if state.epoch == 0 else None
-            driver.adopt(*resumed, *claim, *orchestrator.locks.renewed(state), admit=admitted)
-            orchestrator.locks.join(state)
-            driver.wake()
-            orchestrator.acknowledge(driver)
-        except BaseException as raised:  # whatever it is, it stops this run and no other
-            error = contained(raised)
-            if run_id in orchestrator.active:
-                orchestrator.drop(orchestrator.active[run_id])
-            orchestrator.locks.left(run_id)
-            state = fold(run_id, batches)
-            # What has not begun waits for an engine that has its program, as anything that is queued.
-            if state.epoch > 0 or not isinstance(error, UnknownProgram):
-                orchestrator.spawn(orchestrator.parking.park(state, error))
-            return
-        orchestrator.settle(driver)
+        return self._owner.owns(state) and not self._locks.has_all(state)

@@ -1,14 +1,23 @@
-"""The runs of one process: begun, loaded, woken, let go. Advancing them is the drivers' work."""
+"""The runs of one process: entered, advanced, evicted. Advancing them is the drivers' work.
+
+The parts share one table of runs (`residency`), and none of them holds this object: each is given the table, the ports
+and the actions that it uses.
+
+- `loader` brings runs into memory, by one `enter`; `admission` and `recovery` decide when.
+- `inbox` delivers messages to runs in memory, `catch_up` what other processes have appended to their journals.
+- `locks` takes and regains locks, `quarantine` tries suspects, `parking` parks, `warm` keeps idle runs for a moment.
+
+This module owns what becomes of a run after each commit: evicted when it waits or has ended, stopped when the engine
+itself raises. It also owns what becomes of all of them: suspended when the lease ends, handed over when it is closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from contextvars import Context, copy_context
-from typing import Any
+from contextvars import copy_context
 
 from perdure.config import Limits, Recovery
 from perdure.engine.driver import Driver
@@ -19,28 +28,36 @@ from perdure.engine.runtime import Services
 from perdure.engine.steps import StepRunner
 from perdure.engine.turns import Turns
 from perdure.engine.writer import Source, Writer
-from perdure.errors import Corrupt, Diverged, StoreUnavailable
-from perdure.kernel.divergence.recorder import Recorder, explained, follow
-from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus, journal_size
-from perdure.kernel.ids import BUILT_IN, REMOTE
-from perdure.kernel.policies.durability import durability
-from perdure.kernel.policies.rules import NONE, Resolver, Rules, resolver
+from perdure.errors import Corrupt, StoreUnavailable
+from perdure.kernel.events import RunClaimed, RunStarted, RunStatus
+from perdure.kernel.policies.rules import NONE, Rules
 from perdure.kernel.policies.versions import Programs
-from perdure.kernel.program import Program
-from perdure.kernel.projection import RunRow, row
-from perdure.kernel.replay import Replay, open_replay
-from perdure.kernel.state import RunState, fold
+from perdure.kernel.projection import row
+from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.admissions import Admissions
-from perdure.orchestrator.catch_up import Tails
-from perdure.orchestrator.inbox import Teller
-from perdure.orchestrator.loader import Loading
+from perdure.orchestrator.catch_up import CatchUp
+from perdure.orchestrator.inbox import Inbox
+from perdure.orchestrator.lifecycle import Lifecycle, Owner, log_fault
+from perdure.orchestrator.loader import Loader
 from perdure.orchestrator.locks import RunLocks
+from perdure.orchestrator.observer import Observer, Wakeups
 from perdure.orchestrator.parking import Parking
 from perdure.orchestrator.quarantine import Quarantine
+from perdure.orchestrator.residency import (
+    ABSENT,
+    ACTIVE,
+    PARKED_HERE,
+    PARKING,
+    STARTING,
+    Entered,
+    EntryRequest,
+    RunSlot,
+    RunStart,
+    RunTable,
+)
 from perdure.orchestrator.snapshots import Snapshots
-from perdure.orchestrator.warm_cache import Lingering
+from perdure.orchestrator.warm_cache import WarmCache
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Conflict, Full
 from perdure.ports.leases import holder
@@ -50,15 +67,19 @@ log = logging.getLogger("perdure")
 
 # A run that waits for longer than this leaves memory.
 MOMENT = 1.0
-# How long leaving may take before the log says what it waits for, and how many steps that names.
+# How long closing may take before the log says what it waits for, and how many steps that names.
 QUIET_SECONDS = 1.0
 NAMED = 5
-# How often it looks meanwhile at runs that it owns and has not in memory.
+# How often, while closing, due runs are handed over that are owned and not in memory.
 MEANWHILE_SECONDS = 0.5
 # How long the store may take for the last events.
 DRAIN_SECONDS = 5.0
+# How long a store that is out of reach is left alone before the next try.
+AGAIN_SECONDS = 1.0
 
-_SUSPENDED = "no heartbeat of this engine succeeded in time, and it begins nothing until one does; try again"
+_SUSPENDED = "no heartbeat of this engine succeeded in time, and it starts nothing until one does; try again"
+
+_CLOSED = "this engine was closed before the run was in the store; start it again, with the same id"
 
 
 class Taken(Exception):
@@ -81,385 +102,343 @@ class Orchestrator:
         executor: Executor | None,
         clock: Clock,
         locker: Locker,
-        on_finished: Callable[[RunRow | Corrupt], None],
+        observer: Observer,
         rules: Rules = NONE,
-        on_commit: Callable[[str, Append], None] | None = None,
         serves: Sequence[str] | None = None,
         threads: int | None = None,
     ) -> None:
         # The queues whose runs it takes; None: all of them, and runs that are in none.
         self.serves = serves
-        self.store, self.programs, self.name, self.recovery, self.clock = store, programs, name, recovery, clock
-        self.session = secrets.token_hex(4)
-        self.loop = asyncio.get_running_loop()
-        self._codec = codec
-        self._rules = rules
-        # Told of every run that has ended, is parked, or cannot be read any more.
-        self.on_finished = on_finished
-        # Told of every run that has ended by what was written here.
-        self.on_completed: Callable[[RunRow], None] | None = None
-        self._observer = on_commit
-        self.payloads = Payloads(store.blobs, limits)
-        self.active: dict[str, Driver] = {}
-        self.snapshots = Snapshots(store, recovery.snapshot)
-        self.parking = Parking(store, clock, on_finished)
-        self.unreadable = self.parking.unreadable
-        self._accepting: dict[str, asyncio.Future[None]] = {}
-        self.admissions = Admissions()
-        # Whether runs that wait leave memory at once, and those that runs begin are left to others: in a sweep.
-        self.brisk = False
-        # The runs that were claimed here, where a sweep counts them.
-        self.claimed: set[str] | None = None
-        # Told when a run has left memory.
-        self.left = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        # Called with the moment at which a run that left memory wants to be looked at.
-        self.on_due: Callable[[float], None] = lambda at: None
-        # Called when somebody else has claimed a run under our name.
-        self.on_namesake: Callable[[], None] = lambda: None
-        # Called when a run comes into memory and none is there.
-        self.on_busy: Callable[[], None] = lambda: None
-        # Called when a run of a queue may wait for its turn, and when one has left memory.
-        self.on_queued: Callable[[], None] = lambda: None
-        self.on_room: Callable[[], None] = lambda: None
-        # Called in a sweep when a run has begun another one.
-        self.on_begun: Callable[[], None] = lambda: None
-        # Steps of a run that was started here see the context variables of its caller, those of others ours.
-        self.variables = copy_context()
-        # Whether nothing is advanced here for the time being, and whether another process has our name by now.
-        self.suspended = False
-        self.retired = asyncio.Event()
+        self.store, self.programs, self.recovery, self.clock = store, programs, recovery, clock
+        self.owner = Owner(name)
+        self.name, self.session = name, self.owner.session
+        self.lifecycle = lifecycle = Lifecycle(name)
+        self.loop, self.spawn, self.in_callback = lifecycle.loop, lifecycle.spawn, lifecycle.in_callback
+        self._observer, self.wakeups = observer, Wakeups()
+        self.runs = runs = RunTable(lifecycle.loop, self._not_accepted)
+        # The runs in memory, with their drivers.
+        self.active = runs.drivers
         self.lease_deadline = LeaseDeadline(self.loop, self.suspend, lambda: self.idle)
         runner = StepRunner(codec, clock, max_concurrency, executor, self.lease_deadline, locker, threads)
-        self.locks = RunLocks(self, locker)
         writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.lease_deadline)
-        self.services = Services(codec, clock, writer, runner, self.payloads, self._committed, self.broke)
+        self.payloads = Payloads(store.blobs, limits)
+        self.services = Services(
+            codec, clock, writer, runner, self.payloads, self._committed, self.broke, observer.abandoned
+        )
         self.turns = Turns(store.leases, clock, holder(name, self.session))
-        self.teller, self.tails = Teller(self), Tails(self)
-        self.loading, self.quarantine = Loading(self), Quarantine(self)
-        self.lingering = Lingering(self.loop, self._let_go)
-        # Whether it is being left: it begins nothing then; and whether it has given up what was under way.
-        self.closing = self.leaving = False
+        self.snapshots = Snapshots(store, recovery.snapshot)
+        self.parking = Parking(runs, store, clock, observer.finished)
+        self.inbox = Inbox(runs, lifecycle, self.owner, self.broke)
+        self.warm = WarmCache(runs, self.loop, self._evict_idle)
+        self.locks = RunLocks(
+            runs,
+            lifecycle,
+            self.owner,
+            locker,
+            store.journal,
+            clock,
+            enter_soon=self.enter_soon,
+            restart=self.restart,
+            broke=self.broke,
+            stop_broken=self.stop_broken,
+        )
+        self.quarantine = Quarantine(
+            runs,
+            lifecycle,
+            self.owner,
+            recovery,
+            clock,
+            self.parking,
+            self.locks,
+            enter=self.enter,
+            broke=self.broke,
+        )
+        self.loader = Loader(
+            runs,
+            lifecycle,
+            self.owner,
+            store=store,
+            clock=clock,
+            programs=programs,
+            rules=rules,
+            serves=serves,
+            lease_seconds=recovery.ttl,
+            deadline=self.lease_deadline,
+            services=self.services,
+            snapshots=self.snapshots,
+            parking=self.parking,
+            quarantine=self.quarantine,
+            locks=self.locks,
+            turns=self.turns,
+            observer=observer,
+            wakeups=self.wakeups,
+            evict=self.evict,
+            settle=self._caught_up,
+            enter_soon=self.enter_soon,
+            stop_broken=self.stop_broken,
+        )
+        self.catch_up = CatchUp(
+            runs,
+            lifecycle,
+            store.journal,
+            self.payloads,
+            self.turns,
+            self.locks,
+            self.parking,
+            rejoin=self.loader.rejoin,
+            settle=self._caught_up,
+            evict=self.evict,
+            broke=self.broke,
+        )
 
-    # --- new runs -------------------------------------------------------------------------------------------------
+    def _not_accepted(self) -> Exception:
+        return StoreUnavailable(self.store.url, _SUSPENDED if self.suspended else _CLOSED)
 
-    async def begin(self, run_id: str, started: RunStarted, recorded: RunStarted) -> None:
+    # --- runs come in ---------------------------------------------------------------------------------------------
+
+    async def start(self, run_id: str, started: RunStarted, recorded: RunStarted) -> None:
         """Start a run here. Returns when it is accepted, durably; raises Taken when its id is not free."""
         if self.suspended:
             raise StoreUnavailable(self.store.url, _SUSPENDED)
-        if not self.active:
-            self.on_busy()
-        accepted: asyncio.Future[None] = self.loop.create_future()
-        self._accepting[run_id] = accepted
-        # In a callback: a body must not be driven from inside the caller's task.
-        self.loop.call_soon(self._begin, run_id, started, recorded, copy_context())
-        await accepted
+        await self.loader.enter(EntryRequest((run_id,), new=RunStart(started, recorded, copy_context())))
 
-    def _begin(self, run_id: str, started: RunStarted, recorded: RunStarted, variables: Context) -> None:
+    async def enter(self, request: EntryRequest) -> Entered:
+        """Bring runs into memory, whatever the reason: started, due, taken over, admitted, messaged, on trial."""
+        return await self.loader.enter(request)
+
+    def enter_soon(self, run_id: str) -> None:
+        """Bring a run into memory in the background, or have it catch up if it is there."""
+        if self.at_work:
+            self.spawn(self._enter_soon(run_id))
+
+    async def _enter_soon(self, run_id: str) -> None:
         try:
-            replay = self._open(started, run_id)
-            replay.state.started = recorded
-            driver = Driver(self.services, replay, durability(started.durability), variables)
-            self.active[run_id] = driver
-            driver.record(recorded, RunClaimed(self.name, 1, self.session))
-        except BaseException as error:
             if run_id in self.active:
-                self.drop(self.active[run_id])
-            self._accepting.pop(run_id).set_exception(contained(error))
+                await self.catch_up.poll([run_id])
+            else:
+                await self.enter(EntryRequest((run_id,)))
+        except StoreUnavailable:
+            await asyncio.sleep(AGAIN_SECONDS)
+            self.enter_soon(run_id)
 
-    # --- runs that come back --------------------------------------------------------------------------------------
-
-    async def in_callback(self, function: Callable[[], Any]) -> None:
-        """Call a function that drives bodies, which must not happen inside a task."""
-        done: asyncio.Future[None] = self.loop.create_future()
-
-        def call() -> None:
-            try:
-                function()
-            except BaseException as error:
-                if not done.done():
-                    done.set_exception(contained(error))
-            finally:
-                if not done.done():
-                    done.set_result(None)
-
-        self.loop.call_soon(call)
-        await done
-
-    def acknowledge(self, driver: Driver) -> None:
-        """Say that we have seen what came from outside, if nothing else that we write says so."""
-        state = driver.state
-        if state.stirred and state.finished is None:
-            driver.record(RunClaimed(self.name, state.epoch + 1, self.session))
-
-    def replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
-        """Replay a journal with its program. Raises Diverged where they do not fit. Call it from no task."""
-        replay = self._open(started, run_id, batches)
-        try:
-            follow(replay, batches)
-        except Diverged as error:
-            replay.close()
-            again = self._open(started, run_id, batches, Recorder)
-            raise explained(error, again, batches, self.programs) from None
-        except BaseException:
-            replay.close()
-            raise
-        return replay
-
-    def _open(
-        self, started: RunStarted, run_id: str, batches: Sequence[Batch] = (), kind: type[Replay] = Replay
-    ) -> Replay:
-        def rules(program: Program) -> Resolver | None:
-            # A user's rules are about the user's steps, remote ones among them; perdure's own programs have theirs.
-            ours = program.name.startswith(BUILT_IN) and not program.name.startswith(REMOTE)
-            return resolver(NONE if ours else self._rules, program.rules, started, program.name)
-
-        return open_replay(self.programs, run_id, started, self._codec, batches, rules, kind)
-
-    def driver(self, replay: Replay, batches: Sequence[Batch], variables: Context) -> Driver:
-        started = replay.state.started
-        assert started is not None
-        size = journal_size(batches)
-        return Driver(self.services, replay, durability(started.durability), variables, size)
+    def restart(self, driver: Driver) -> None:
+        """Evict a run as it is, and load it from its journal."""
+        self.evict(driver)
+        self.enter_soon(driver.run_id)
 
     # --- what the writer reports ----------------------------------------------------------------------------------
 
     def _committed(self, driver: Driver, append: Append) -> None:
-        if append.expected_next == 0:
-            accepted = self._accepting.pop(driver.run_id, None)
-            if accepted is not None and not accepted.done():
-                accepted.set_result(None)
+        run_id, runs = driver.run_id, self.runs
+        if append.expected_next == 0 and run_id in runs.of(STARTING):
+            runs.move(runs.slot(run_id), ACTIVE)
         if self.turns.lost:
-            self.turn_over(driver.run_id)
+            self.loader.turn_over(run_id)
         if append.admit is not None:
-            self.admissions.settle(driver.run_id)
-        if self._observer is not None:
-            self._observer(driver.id, append)
-        if self.claimed is not None and any(type(e) is RunClaimed for b in append.batches for e in b.events):
-            self.claimed.add(driver.run_id)
+            runs.admit(runs.slot(run_id))
+        if self._observer.committed is not None:
+            self._observer.committed(driver.id, append)
+        claimed = self.lifecycle.claimed
+        if claimed is not None and any(type(e) is RunClaimed for b in append.batches for e in b.events):
+            claimed.add(run_id)
         for start in append.starts:
             if start.row is not None and start.row.queue:
-                self.on_queued()
+                self.wakeups.queued()
             elif start.row is not None and start.row.program in self.programs:
-                if self.brisk:
-                    self.on_begun()
+                if self.lifecycle.sweep_began is not None:
+                    self.lifecycle.sweep_began.set()
                 else:
-                    self.loading.load_soon(start.run_id)
-        self.quarantine.committed(driver.run_id, append)
+                    self.enter_soon(start.run_id)
+        if self.quarantine.on_trial:
+            self.quarantine.committed(run_id, append)
         state = driver.state
-        if state.uses_locks and self.active.get(driver.run_id) is driver:
-            self.locks.committed(driver.run_id, append)
+        if state.uses_locks and runs.has(driver):
+            self.locks.committed(run_id, append)
         if self.snapshots.due(state):
             self.snapshots.take(self, driver)
         if state.finished is not None or not state.running:
-            if state.finished is not None and self.on_completed is not None and driver.saved:
-                self.on_completed(row(state))
+            if state.finished is not None and driver.saved and self._observer.completed is not None:
+                self._observer.completed(row(state))
             self._settle(driver)
 
     def _settle(self, driver: Driver) -> None:
-        """Let a run go that has ended, was given up, or waits for longer than a moment."""
+        """Evict a run that has ended, was released, or waits for longer than a moment."""
         state = driver.state
         if state.finished is not None:
             if driver.saved:
-                self.drop(driver)
-                self.on_finished(row(state))
+                self.evict(driver)
+                self._observer.finished(row(state))
         elif driver.idle and _may_leave(state):
             due = state.wake_at
-            if self.brisk:
-                self._let_go(driver)
+            if self.lifecycle.sweep_began is not None:
+                self._evict_idle(driver)
                 return
             if state.owner is not None and due is not None and due <= self.clock.now() + MOMENT:
                 return
-            if state.owner is not None and (state.approvals or any(state.waits.values())):
-                self.lingering.keep(driver)
+            if state.owner is not None and (state.approvals or any(state.waits.values())) and self.runs.has(driver):
+                self.warm.keep(driver)
             else:
-                self._let_go(driver)
+                self._evict_idle(driver)
         elif state.locks:
-            self.left.set()  # it stays, and may be at rest
+            self.runs.settled.set()  # it stays, and may be at rest
 
-    def _let_go(self, driver: Driver) -> None:
-        """Let a run that waits leave memory, unless it has gone on meanwhile."""
+    def _caught_up(self, driver: Driver) -> None:
+        """See to a run that has caught up with what other processes appended."""
+        self.owner.acknowledge(driver)
+        if driver.idle:
+            self._settle(driver)
+
+    def _evict_idle(self, driver: Driver) -> None:
+        """Evict a run that waits, unless it has continued meanwhile."""
         state = driver.state
         try:
             if driver.closed or not driver.idle or not _may_leave(state):
                 return
             due = state.wake_at
-            self.drop(driver)
+            self.evict(driver)
             if due is not None:
-                self.on_due(due)
+                self.wakeups.due(due)
         except BaseException as error:
             self.broke(driver, contained(error))
 
-    def settle(self, driver: Driver) -> None:
-        """See to a run that has taken in what others wrote."""
-        self.acknowledge(driver)
-        if driver.idle:
-            self._settle(driver)
-
-    def drop(self, driver: Driver) -> None:
+    def evict(self, driver: Driver) -> None:
         """Take a run out of memory as it is."""
-        if self.active.get(driver.run_id) is driver:
-            del self.active[driver.run_id]
-            self.admissions.settle(driver.run_id)
-            if driver.queue:
-                self.on_room()
-            self.left.set()
-            self.quarantine.left(driver.run_id)
-            if driver.state.uses_locks:
-                over = driver.state.finished is not None and driver.saved
-                (self.locks.ended if over else self.locks.left)(driver.run_id)
-        self.lingering.forget(driver)
+        if self.runs.has(driver):
+            self._leave(self.runs.slot(driver.run_id), driver, parking=False)
+        self._close_driver(driver)
+
+    def _leave(self, slot: RunSlot, driver: Driver, *, parking: bool) -> None:
+        self.runs.move(slot, PARKING if parking else ABSENT)
+        if driver.queue:
+            self.wakeups.room()
+        if self.quarantine.on_trial:
+            self.quarantine.acquit(slot.run_id)
+        if driver.state.uses_locks:
+            over = driver.state.finished is not None and driver.saved
+            (self.locks.ended if over else self.locks.forget)(slot.run_id)
+
+    def _close_driver(self, driver: Driver) -> None:
+        if driver.state.finished is not None:
+            self.warm.forget(driver.id)
         try:
             driver.close()
         except BaseException as error:
             contained(error)
-            log.error("run %r did not leave memory in good order", driver.id, exc_info=error)
+            log.error("run %r: error while it was evicted; it is no longer in memory", driver.id, exc_info=error)
+
+    # --- what goes wrong ------------------------------------------------------------------------------------------
 
     def _on_broken(self, source: Source, error: Exception) -> None:
         assert isinstance(source, Driver)
         self.broke(source, error)
 
     def broke(self, driver: Driver, error: Exception) -> None:
-        """Code of the engine raised while it advanced a run: stop that run, say so in its journal, and go on.
+        """Code of the engine raised while it advanced a run: stop that run, say so in its journal, and continue.
 
         What the driver has in memory may be half of something. Only what is in the store counts.
         """
-        run_id = driver.run_id
-        if self.active.get(run_id) is not driver:
-            # It has left, or another driver has taken its place: nothing of the run depends on it any more.
-            accepted = self._accepting.pop(run_id, None) if run_id not in self.active else None
-            if accepted is not None and not accepted.done():
-                accepted.set_exception(error)
-            _log_fault(error, "run %r: an error in what is left of it in memory; it goes on", driver.id)
+        if not self.runs.has(driver):
+            # It was evicted, or another driver has replaced it: nothing of the run depends on it any more.
+            log_fault(error, "run %r: an error in a driver that was evicted; the run is not affected", driver.id)
             return
-        self.drop(driver)
-        self.stop_broken(run_id, error, driver.id)
+        slot = self.runs.slot(driver.run_id)
+        self._leave(slot, driver, parking=True)
+        self._close_driver(driver)
+        self._park_broken(slot, error, driver.id)
 
     def stop_broken(self, run_id: str, error: Exception, id: str = "") -> None:
         """Park a run that is not in memory: an error inside the engine keeps it from getting there."""
-        _log_fault(error, "run %r is stopped by an error inside the engine, and is parked", id or run_id)
-        accepted = self._accepting.pop(run_id, None)
-        # Until it is parked nothing here loads it again.
-        self.loading.under_way.add(run_id)
-        self.spawn(self._stop_broken(run_id, error, accepted))
+        if self.runs.may(run_id, PARKING):
+            slot = self.runs.slot(run_id)
+            self.runs.move(slot, PARKING)
+            self._park_broken(slot, error, id)
+        else:
+            log_fault(error, "run %r: an error inside the engine, in a run that is stopped already", id or run_id)
 
-    async def _stop_broken(self, run_id: str, error: Exception, accepted: asyncio.Future[None] | None) -> None:
-        found: RunRow | None = None
+    def _park_broken(self, slot: RunSlot, error: Exception, id: str) -> None:
+        log_fault(error, "run %r is stopped by an error inside the engine, and is parked", id or slot.run_id)
+        self.spawn(self._stop_broken(slot, error))
+
+    async def _stop_broken(self, slot: RunSlot, error: Exception) -> None:
+        run_id = slot.run_id
         try:
             found = await self.parking.park_broken(run_id, error, self.name, lambda: self.at_work)
+            if found is None:
+                self.runs.refuse(slot, error)
         except Exception as another:
             # Not even that could be written: callers are told, and this process leaves the run alone.
-            log.error("run_id %s stands still, and could not be parked", run_id, exc_info=another)
-            self.unreadable[run_id] = Corrupt(f"the run_id {run_id}", f"{type(error).__name__}: {error}", run_id)
-            self.on_finished(self.unreadable[run_id])
+            log.error(
+                "run_id %s could not be parked; this process leaves it alone. Restart it, and see the error",
+                run_id,
+                exc_info=another,
+            )
+            self.runs.refuse(slot, error)
+            self.parking.mark_unreadable(
+                run_id, Corrupt(f"the run_id {run_id}", f"{type(error).__name__}: {error}", run_id)
+            )
         finally:
-            self.loading.under_way.discard(run_id)
-            self.left.set()
-            if accepted is not None and not accepted.done():
-                if found is None:
-                    accepted.set_exception(error)
-                else:
-                    accepted.set_result(None)  # it was accepted, durably, and is parked
-
-    def restart(self, driver: Driver) -> None:
-        """Take a run out of memory at once, and bring it back from its journal."""
-        self.drop(driver)
-        self.loading.load_soon(driver.run_id)
+            if slot.state is PARKING:
+                self.runs.move(slot, PARKED_HERE)
 
     def _on_refused(self, source: Source, error: Exception) -> bool:
         """Whether a source keeps what it has and tries again. A run that was never accepted does not."""
-        accepted = self._accepting.pop(source.run_id, None)
-        if accepted is None and isinstance(error, StoreUnavailable):
-            return not self.suspended
         assert isinstance(source, Driver)
-        self.drop(source)
-        if accepted is None:
-            log.error("run %r cannot be written, and stands still: %s", source.id, error)
-            self.on_finished(Corrupt(f"what the store holds of run {source.id!r}", str(error), source.run_id))
-        elif not accepted.done():
-            accepted.set_exception(error)
-            if isinstance(error, StoreUnavailable):
-                self.loading.load_soon(source.run_id)  # it may be in the store: a lost reply looks the same
+        refused = self.runs.has(source) and self.runs.refuse(self.runs.slot(source.run_id), error)
+        if not refused and isinstance(error, StoreUnavailable):
+            return not self.suspended
+        self.evict(source)
+        if not refused:
+            log.error("run %r cannot be written, and was evicted: %s", source.id, error)
+            self._observer.finished(Corrupt(f"what the store holds of run {source.id!r}", str(error), source.run_id))
+        elif isinstance(error, StoreUnavailable):
+            self.enter_soon(source.run_id)  # it may be in the store: a lost reply looks the same
         return False
 
     def _on_conflict(self, source: Source, conflict: Conflict | Full) -> None:
-        """Somebody else appended: take their events in, and see whether the run is still ours."""
+        """Another process appended: catch up with its events, and see whether the run is still ours."""
         assert isinstance(source, Driver)
+        if not self.runs.has(source):
+            return
+        slot = self.runs.slot(source.run_id)
         if isinstance(conflict, Full):
-            self.admissions.settle(source.run_id, full=conflict)
-            self.drop(source)
-            return
-        accepted = self._accepting.pop(source.run_id, None)
-        if accepted is not None:
-            self.drop(source)
-            if not accepted.done():
-                accepted.set_exception(Taken())
-            return
-        self.turns.lose(source.run_id)
-        self.tails.read(source)
-
-    def turn_over(self, run_id: str) -> None:
-        """What lost to appends of others is written, or given up: they need not wait any more."""
-        if self.turns.settle(run_id):
-            self.spawn(self.turns.give_back(run_id))
-
-    async def give_up_unread(self, driver: Driver, reason: str) -> None:
-        """Let go of a run whose journal turns out to be damaged."""
-        self.drop(driver)
-        await self.parking.park_unread(driver.run_id, reason)
-
-    def rejoin(self, old: Driver, started: RunStarted, batches: Sequence[Batch]) -> None:
-        """Go on with the same attempts on the journal as it is now, or let the run go if it has another owner."""
-        if self.active.get(old.run_id) is not old:
-            return
-        state = fold(old.run_id, batches)
-        mine = state.session == self.session and state.owner == self.name and not old.adopting
-        if state.finished is not None or state.parked is not None or not mine:
-            if state.finished is not None:
-                self.locks.ended(old.run_id)
-            if state.owner == self.name and state.session != self.session:
-                self.on_namesake()
-            self.drop(old)
-            if state.finished is not None or state.parked is not None:
-                self.turn_over(old.run_id)
-                self.on_finished(row(state))
-            elif state.epoch < old.state.epoch or old.adopting:
-                # What met the conflict was the claim, or what follows from it: if nobody else has claimed, once more.
-                self.loading.load_soon(old.run_id)
-            else:
-                self.turn_over(old.run_id)
-            return
-        try:
-            replay = self.replay(started, old.run_id, batches)
-        except BaseException as error:
-            self.drop(old)
-            self.spawn(self.parking.park(state, contained(error)))
-            return
-        new = self.driver(replay, batches, old.variables)
-        self.active[old.run_id] = new
-        try:
-            new.succeed(old)
-            self.locks.join(state)
-            self.settle(new)
-            if self.leaving:
-                new.release(self.name)
-        except BaseException as error:
-            self.broke(new, contained(error))
+            self.runs.admit(slot, conflict)
+            self.evict(source)
+        elif slot.state is STARTING:
+            self.runs.refuse(slot, Taken())
+            self.evict(source)
+        else:
+            self.turns.lose(source.run_id)
+            self.catch_up.begin(source)
 
     # --- ending ---------------------------------------------------------------------------------------------------
 
     @property
     def at_work(self) -> bool:
         """Whether runs are advanced here."""
-        return not self.closing and not self.suspended
+        return self.lifecycle.at_work
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is being closed: it starts nothing then."""
+        return self.lifecycle.closing
+
+    @property
+    def suspended(self) -> bool:
+        """Whether nothing is advanced here until a heartbeat succeeds."""
+        return self.lifecycle.suspended
+
+    @property
+    def retired(self) -> asyncio.Event:
+        """Set when another process has been started under the same name: this one has stopped for good."""
+        return self.lifecycle.retired
 
     @property
     def idle(self) -> bool:
-        """Whether nothing here would have to stop if our lease ended: no run is in memory, or holds or wants a lock."""
-        return not self.active and not self._accepting and self.locks.idle
+        """Whether nothing here would have to stop if the lease ended: no run is in memory, or holds or wants a lock."""
+        return self.runs.empty and self.locks.idle
 
     def suspend(self) -> None:
-        """Stop everything: our lease ends, and others may go on with our runs. What is in the store stays."""
+        """Stop everything: the lease ends, and other orchestrators may take over. What is in the store stays."""
         if self.at_work:
             log.warning(
                 "orchestrator %s: no heartbeat succeeded in time; stopped %d run%s (another orchestrator may take "
@@ -471,26 +450,26 @@ class Orchestrator:
             self._stop()
 
     def _stop(self) -> None:
-        self.suspended = True
-        for run_id in list(self._accepting):
-            accepted = self._accepting.pop(run_id)
-            if not accepted.done():
-                accepted.set_exception(StoreUnavailable(self.store.url, _SUSPENDED))
+        self.lifecycle.suspended = True
+        self._evict_all()
+
+    def _evict_all(self) -> None:
         for driver in list(self.active.values()):
-            self.drop(driver)
-        self.tails.end()
+            self.evict(driver)
+        for slot in list(self.runs.of(STARTING).values()):
+            self.runs.move(slot, ABSENT)
         self.locks.close()
 
-    def go_on(self) -> bool:
-        """Work again after having been suspended; False when there is nothing to go on with."""
+    def resume(self) -> bool:
+        """Work again after having been suspended; False when it was not, or may not."""
         if not self.suspended or self.closing or self.retired.is_set():
             return False
-        self.suspended = False
+        self.lifecycle.suspended = False
         log.warning("orchestrator %s: heartbeat succeeded again; it resumes its runs", self.name)
         return True
 
     def retire(self) -> None:
-        """Stop for good: another process has our name."""
+        """Stop for good: another process has this name."""
         log.warning(
             "orchestrator %s: another process has been started under this name; this one has stopped for good. Give "
             "each process a name of its own",
@@ -500,29 +479,28 @@ class Orchestrator:
         self.retired.set()
 
     def abort(self) -> None:
-        """Let go of everything at once, without another word to the store."""
-        self.closing = self.services.closing = True
+        """Evict everything at once, and write nothing more."""
+        self._begin_to_close()
         self.lease_deadline.cancel()
-        for driver in list(self.active.values()):
-            self.drop(driver)
-        for task in list(self._tasks):
-            task.cancel()
-        self.tails.end()
-        self.locks.close()
+        self._evict_all()
+        self.lifecycle.cancel_tasks()
         self.services.runner.close()
+
+    def _begin_to_close(self) -> None:
+        self.lifecycle.closing = self.services.closing = True
 
     async def close(self, grace: float, meanwhile: Callable[[], Awaitable[None]]) -> BaseException | None:
         """Hand over what only waits, let steps under way go on for the grace, then hand over the rest.
 
-        A run whose step still works is neither released nor left without signs of life until its step has ended or is
-        given up, so that no other process begins it meanwhile. `meanwhile` is called now and then. A cancellation or
-        a Ctrl-C ends the grace at once, and is returned for the caller to raise.
+        A run whose step still works is not released, and heartbeats continue, until its step has ended or is given up,
+        so that no other process begins it meanwhile. `meanwhile` is called now and then. A cancellation or a Ctrl-C
+        ends the grace at once, and is returned for the caller to raise.
         """
-        self.closing = self.services.closing = True
+        self._begin_to_close()
         interrupted: BaseException | None = None
         began = self.loop.time()
         try:
-            self.lingering.end()
+            self.warm.evict_all()
             await self.in_callback(self._hand_over)
             await self._finish_steps(began, grace, meanwhile)
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
@@ -534,8 +512,8 @@ class Orchestrator:
                 await self.services.writer.drained()
         except TimeoutError:
             log.warning(
-                "orchestrator %s: the store did not take the last events in time; its runs go on elsewhere from what "
-                "it has, and steps without a recorded outcome are called again",
+                "orchestrator %s: closed before the store took the last events; another orchestrator continues its "
+                "runs from what the store has, and calls steps without a recorded outcome again",
                 self.name,
             )
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
@@ -545,17 +523,17 @@ class Orchestrator:
 
     async def _finish_steps(self, began: float, grace: float, meanwhile: Callable[[], Awaitable[None]]) -> None:
         """Wait for steps under way, and hand each run over as soon as none of its own is left."""
-        told, looked = False, began
+        logged, polled = False, began
         while working := [driver for driver in self.active.values() if driver.working]:
             now = self.loop.time()
             left = began + grace - now
             if left <= 0:
                 return
-            if not told and now - began >= QUIET_SECONDS:
-                told = True
+            if not logged and now - began >= QUIET_SECONDS:
+                logged = True
                 log.warning(
-                    "%r is being left: it begins nothing, and waits up to %.0f s for %s. A second signal ends the "
-                    "wait, and so does cancelling close()",
+                    "orchestrator %s: closing; it starts nothing, and waits up to %.0f s for %s. A second signal or "
+                    "cancelling close() ends the wait",
                     self.name,
                     left,
                     self._under_way(),
@@ -567,17 +545,17 @@ class Orchestrator:
             else:  # its result is being stored, or its start is on its way to the store
                 await asyncio.sleep(min(wait, 0.01))
             await self.in_callback(self._hand_over)
-            if self.loop.time() >= looked + MEANWHILE_SECONDS:
+            if self.loop.time() >= polled + MEANWHILE_SECONDS:
                 await meanwhile()
-                looked = self.loop.time()
+                polled = self.loop.time()
 
     async def _give_up_steps(self, after: float) -> None:
-        """Stop what has not ended. Nothing comes of it any more, even where it goes on in its thread."""
+        """Stop what has not ended. Its outcome is dropped, even where it continues in its thread."""
         drivers = [driver for driver in self.active.values() if driver.attempts.running]
         if drivers and after >= QUIET_SECONDS:
             log.warning(
-                "%r gives up %s after %.0f s: what they return is dropped, and their runs go on elsewhere, where these "
-                "steps begin again. Give them more time with Recovery(grace=...)",
+                "orchestrator %s: gave up %s after %.0f s; their outcomes are dropped, and the next owner of their "
+                "runs calls them again. Give them more time with Recovery(grace=...)",
                 self.name,
                 self._under_way(),
                 after,
@@ -601,14 +579,14 @@ class Orchestrator:
         return f"{len(running)} step{'s' * (len(running) != 1)}: " + ", ".join(words + more)
 
     def _hand_over(self) -> None:
-        """Let others go on with runs of which nothing is under way here."""
+        """Release runs of which no step is under way here: the next owner continues them."""
         self.services.runner.withdraw()
         for driver in list(self.active.values()):
             if not driver.working and not driver.stale:
                 self._release(driver)
 
     def _release_all(self) -> None:
-        self.leaving = True
+        self.lifecycle.leaving = True
         for driver in list(self.active.values()):
             self._release(driver)
 
@@ -618,32 +596,12 @@ class Orchestrator:
         except BaseException as error:
             contained(error)
             # The next owner finds it as a crash would leave it.
-            log.error("run %r could not be handed over in good order", driver.id, exc_info=error)
-            self.drop(driver)
-
-    def spawn(self, work: Any) -> None:
-        """Do something in the background, until the end."""
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._spawned)
-
-    def _spawned(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _log_fault(error, "orchestrator %s: an unexpected error in the background; it goes on", self.name)
-
-
-def _log_fault(error: BaseException, message: str, *args: object) -> None:
-    """Log an error of the engine's own. A loop that has a handler for errors in callbacks is told as well."""
-    log.error(message, *args, exc_info=error)
-    loop = asyncio.get_running_loop()
-    if loop.get_exception_handler() is not None:
-        loop.call_exception_handler({"message": message % args, "exception": error, "fault": True})
+            log.error("run %r could not be released; it is taken over as after a crash", driver.id, exc_info=error)
+            self.evict(driver)
 
 
 def _may_leave(state: RunState) -> bool:
-    """Whether a run at rest is not needed in memory: it is nobody's, waits, or is paused and has no lock to renew."""
+    """Whether an idle run is not needed in memory: it has no owner, waits, or is paused and has no lock to renew."""
     if state.owner is None or state.status is RunStatus.WAITING:
         return True
     return state.status is RunStatus.PAUSED and not (state.locks or state.lock_waits)

@@ -1,4 +1,4 @@
-"""Stop advancing a run, visibly, and say why. It keeps everything it has."""
+"""Park runs: stop advancing them, and say why in their journals. A parked run keeps everything it has."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
+from perdure.orchestrator.residency import PARKED_HERE, RunTable
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
 from perdure.ports.store import Store
@@ -59,38 +60,38 @@ _REASONS = 1000
 
 
 class Parking:
-    """Parks runs that cannot go on, and knows those that nothing can be appended to."""
+    """Parks runs that cannot continue, and marks those that nothing can be appended to."""
 
-    def __init__(self, store: Store, clock: Clock, on_parked: Callable[[RunRow | Corrupt], None]) -> None:
-        self._store, self._clock, self._on_parked = store, clock, on_parked
-        self.unreadable: dict[str, Corrupt] = {}
-        # Runs that do not fit the code of this process: trying them again is for another one.
-        self.tried: set[str] = set()
-        # Up to where parked runs were looked through, newest first, since the last look began.
-        self.looked_to: str | None = None
+    def __init__(
+        self, runs: RunTable, store: Store, clock: Clock, on_parked: Callable[[RunRow | Corrupt], None]
+    ) -> None:
+        self._runs, self._store, self._clock, self._on_parked = runs, store, clock, on_parked
+        # Up to where parked runs were searched, newest first, since the last search began.
+        self.searched_to: str | None = None
         self._waiting: list[tuple[Append, asyncio.Future[bool]]] = []
         # How many runs were parked, by the reason.
-        self._told: dict[str, int] = {}
+        self._logged: dict[str, int] = {}
 
     async def park(self, state: RunState, error: Exception) -> None:
-        """Park a run that the code at hand cannot go on with; one that is parked stays so, with the reason of now."""
-        await self.put_away(state, _parked(error))
+        """Park a run that the code of this process cannot continue; one that is parked gets the reason of now."""
+        await self.park_as(state, _parked(error))
 
-    async def put_away(self, state: RunState, parked: RunParked) -> None:
-        """Park a run for a reason that is known."""
-        self.tried.add(state.run_id)
+    async def park_as(self, state: RunState, parked: RunParked) -> None:
+        """Park a run for a known reason, and leave it to another process to try it again."""
+        if self._runs.may(state.run_id, PARKED_HERE):
+            self._runs.move(self._runs.slot(state.run_id), PARKED_HERE)
         if state.parked is not None and state.parked.reason == parked.reason:
             return
         if await self._append(extend(state, [parked], self._clock.now())):
-            self._say(state.started.id if state.started else state.run_id, parked)
+            self._log(state.started.id if state.started else state.run_id, parked)
             self._on_parked(row(state))
 
-    def _say(self, id: str, parked: RunParked) -> None:
-        """Log it; one bad deploy parks many runs for one reason, which is told in full once."""
-        count = self._told.get(parked.reason, 0) + 1
-        if len(self._told) > _REASONS:
-            self._told.clear()
-        self._told[parked.reason] = count
+    def _log(self, id: str, parked: RunParked) -> None:
+        """Log a parked run; one bad deploy parks many runs for one reason, which is logged in full once."""
+        count = self._logged.get(parked.reason, 0) + 1
+        if len(self._logged) > _REASONS:
+            self._logged.clear()
+        self._logged[parked.reason] = count
         if count == 1:
             log.error("run %r is parked: %s", id, parked.reason)
         elif str(count).strip("0") == "1":
@@ -107,10 +108,8 @@ class Parking:
         except Corrupt:
             found = head = None
         if found is None or head is None:
-            # Nothing can be appended to it, so it is remembered here: it must not be tried again and again.
-            log.error("run_id %s cannot be read: %s", run_id, reason)
-            self.unreadable[run_id] = Corrupt(f"what the store holds of run_id {run_id}", reason, run_id)
-            self._on_parked(self.unreadable[run_id])
+            log.error("run_id %s cannot be read, and is left alone by this process: %s", run_id, reason)
+            self.mark_unreadable(run_id, Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))
             return
         if found.status is RunStatus.PARKED:
             return
@@ -118,18 +117,23 @@ class Parking:
         event = RunParked(reason, "damaged")
         batch = Batch(head.next_seq, self._clock.now(), [event])
         if await self._append(Append(run_id, head.next_seq, [batch], parked)):
-            self._say(found.id, event)
+            self._log(found.id, event)
             self._on_parked(parked)
+
+    def mark_unreadable(self, run_id: str, damage: Corrupt) -> None:
+        """Leave a run alone for the life of this process: nothing can be appended to it. Callers get the error."""
+        self._runs.mark_unreadable(damage, run_id)
+        self._on_parked(damage)
 
     async def park_broken(
         self, run_id: str, error: Exception, owner: str, at_work: Callable[[], bool]
     ) -> RunRow | None:
         """Park a run of ours that an error inside the engine stopped; None when it is not in the store.
 
-        What was on its way to its journal comes there first. One that has ended, or has another owner by now, is left.
+        What was on its way to its journal comes there first. A run that has ended, or has another owner by now, is left
+        alone.
         """
         parked = _parked(error, internal=True)
-        self.tried.add(run_id)
         wait = FIRST_RETRY
         while at_work():
             try:
@@ -147,7 +151,7 @@ class Parking:
                     self._on_parked(row)
                     return row
             except StoreUnavailable as unavailable:
-                log.warning("%s; run_id %s, which has to be parked, waits", unavailable, run_id)
+                log.warning("%s; run_id %s is parked when the store can be reached", unavailable, run_id)
             # The store is out of reach, or another append came first: it may be our own, which was on its way.
             await asyncio.sleep(wait)
             wait = min(wait * 2, LAST_RETRY)
@@ -175,7 +179,7 @@ class Parking:
         return Append(found.run_id, head.next_seq, [batch], row)
 
     async def _append(self, append: Append) -> bool:
-        """Whether an append was taken. One bad deploy parks many runs: those of one moment go in one commit."""
+        """Whether an append was accepted. One bad deploy parks many runs: those of one moment share a commit."""
         taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((append, taken))
         if len(self._waiting) == 1:
@@ -186,7 +190,7 @@ class Parking:
             try:
                 done = await append_all(self._store.journal, [one for one, _ in waiting])
             except StoreUnavailable as error:
-                log.warning("%s; runs that could not be parked are looked at again", error)
+                log.warning("%s; %d runs could not be parked, and are tried again", error, len(waiting))
             finally:
                 for (_, other), outcome in zip_longest(waiting, done):
                     if not other.done():

@@ -1,57 +1,68 @@
-"""Runs that may take down whoever advances them: tried few at a time, and parked when that is as good as certain.
+"""Runs that may take down their owner: tried few at a time, and parked when that is as good as certain.
 
 An orchestrator that dies takes all its runs with it, and the next owner cannot tell which of them it died of. So runs
-that have lost owners in a row and got no further are taken up after the others, a part of them at a time. Those that
-go down together are tried in smaller parts; one that goes down alone is the one. The journal remembers with how many
-others a run was tried.
+that have lost owners in a row without progress are suspects: they are loaded after the others, a part at a time.
+Suspects that go down together are tried in smaller parts; one that goes down alone is parked. The journal records with
+how many others a run was tried.
 
-Processes die for other reasons as well. A run that waits, gives a heartbeat, or has a step that goes on for a while
-without the process swelling has not killed its owner: the owner acquits it by a second claim.
+Processes die for other reasons as well. A run that waits, sends a heartbeat, or has a step that works for a while
+without the process growing has not killed its owner: the owner clears it by a second claim.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure.config import Recovery
+from perdure.engine.driver import Driver
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch, RunClaimed
-from perdure.kernel.policies.quarantine import fruitless, is_progress, last_claim, only_waits, poisoned
+from perdure.kernel.policies.quarantine import fruitless, is_progress, only_waits, poisoned
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
+from perdure.orchestrator.lifecycle import Lifecycle, Owner
+from perdure.orchestrator.locks import RunLocks
+from perdure.orchestrator.parking import Parking
+from perdure.orchestrator.residency import (
+    LOADING,
+    PARKING,
+    REGAINING_LOCKS,
+    SUSPECT,
+    Entered,
+    EntryRequest,
+    RunSlot,
+    RunTable,
+)
+from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
 
 try:
     import resource
-except ImportError:  # Windows: what a process takes is not looked at
+except ImportError:  # Windows: the memory of a process is not looked at
     resource = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from perdure.engine.driver import Driver
-    from perdure.orchestrator.orchestrator import Orchestrator
 
 # How long a store that is out of reach is left alone before the next try.
 AGAIN_SECONDS = 1.0
 # In how many parts suspects are tried. More would be longer until all are at work, fewer would cost more orchestrators.
 PARTS = 8
-# A run that only waits may lose so many times as many owners. Each acquits it at once: with other code, its replay may
+# A run that only waits may lose so many times as many owners. Each clears it at once: with other code, its replay may
 # be what they all died of.
 PATIENT = 4
-# How long an owner has to live with the steps of a suspect before it acquits it, and how often it looks meanwhile.
+# How long an owner has to live with the steps of a suspect before it clears it, and how often it looks meanwhile.
 LIVED_SECONDS = 1.0
 LOOK_SECONDS = 0.1
-# A process that swells by more than this while a suspect is tried may be about to die of it. It is little, because a
-# busy machine lets a process swell slowly.
-SWELLING_BYTES = 16 << 20
+# A process that grows by more than this while a suspect is tried may be about to die of it. It is little, because a
+# busy machine lets a process grow slowly.
+GROWTH_BYTES = 16 << 20
 
 
 class Suspect(msgspec.Struct):
-    """A run that is to be tried."""
+    """What is known against a run."""
 
     state: RunState
     owners: Sequence[str]
@@ -65,176 +76,185 @@ class Suspect(msgspec.Struct):
 
 
 class Quarantine:
-    """Keeps suspects from the others, and parks those that went down alone."""
+    """Keeps suspects apart, and parks those that went down alone.
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator = orchestrator
-        self._limit = orchestrator.recovery.quarantine
-        self.waiting: dict[str, Suspect] = {}
+    `enter` brings runs into memory, `broke` parks a run that an error of the engine stopped.
+    """
+
+    def __init__(
+        self,
+        runs: RunTable,
+        lifecycle: Lifecycle,
+        owner: Owner,
+        recovery: Recovery,
+        clock: Clock,
+        parking: Parking,
+        locks: RunLocks,
+        *,
+        enter: Callable[[EntryRequest], Awaitable[Entered]],
+        broke: Callable[[Driver, Exception], None],
+    ) -> None:
+        self._runs, self._lifecycle, self._owner, self._clock = runs, lifecycle, owner, clock
+        self._limit, self._lease = recovery.quarantine, recovery.ttl
+        self._parking, self._locks, self._enter, self._broke = parking, locks, enter, broke
+        self._suspects = runs.of(SUSPECT)
         self._trying = False
-        # How many have waited at once since the first of them came.
-        self._crowd = 0
-        # Those that are being tried, and of them those that got no further yet.
-        self._unproven: set[str] = set()
-        self._proven = asyncio.Event()
+        # How many were suspects at once since the first of them came.
+        self._most = 0
+        # The runs on trial that made no progress yet.
+        self.on_trial: set[str] = set()
+        self._cleared = asyncio.Event()
 
-    def keeps(self, run_id: str, batches: Sequence[Batch], *, on_trial: bool) -> bool:
-        """Whether a run that has lost its owner has to wait until it can be tried."""
-        claim = last_claim(batches)
+    def keeps(self, slot: RunSlot, batches: Sequence[Batch], claim: RunClaimed | None, *, on_trial: bool) -> bool:
+        """Whether a run that has lost its owner is not to be claimed now; it may become a suspect by this."""
         if on_trial:
-            # Somebody else may have tried it meanwhile, and be alive.
-            return claim is None or self.waiting[run_id].state.epoch != claim.epoch
-        owners = fruitless(batches, self._orchestrator.session)
+            # Another process may have tried it meanwhile, and be alive.
+            suspect = slot.suspect
+            return claim is None or not isinstance(suspect, Suspect) or suspect.state.epoch != claim.epoch
+        owners = fruitless(batches, self._owner.session)
         # Two trials find one of up to PARTS * PARTS by the time that the limit is reached.
         if not self._limit or claim is None or len(owners) < max(1, self._limit - 2):
             return False
-        self.waiting[run_id] = Suspect(fold(run_id, batches), owners, claim.tried)
+        slot.suspect = Suspect(fold(slot.run_id, batches), owners, claim.tried)
+        self._runs.move(slot, SUSPECT)
         return True
 
     def begin(self) -> None:
-        """Try those that wait, unless that is under way."""
-        if self.waiting and not self._trying and self._orchestrator.at_work:
+        """Try the suspects, unless that is under way."""
+        if self._suspects and not self._trying and self._lifecycle.at_work:
             self._trying = True
-            self._orchestrator.spawn(self._try_all())
+            self._lifecycle.spawn(self._try_all())
 
     async def _try_all(self) -> None:
-        orchestrator = self._orchestrator
         try:
-            while self.waiting and orchestrator.at_work:
+            while self._suspects and self._lifecycle.at_work:
                 try:
                     await self._judge()
                     group = self._next_group()
-                    self._proven.clear()
-                    self._unproven = set(group)
+                    self._cleared.clear()
+                    self.on_trial = {slot.run_id for slot in group}
                     await self._load(group, tried=len(group))
                 except StoreUnavailable:
                     await asyncio.sleep(AGAIN_SECONDS)
                     continue
                 await self._live_with_them()
         finally:
-            self._trying, self._crowd = False, 0
+            self._trying, self._most = False, 0
 
-    async def _load(self, run_ids: Sequence[str], tried: int) -> None:
-        if run_ids:
-            owners = [self.waiting[run_id].owners[-1] for run_id in run_ids]
-            await self._orchestrator.loading.load(run_ids, owners, tried=tried)
-            for run_id in run_ids:
-                del self.waiting[run_id]
+    async def _load(self, slots: Sequence[RunSlot], tried: int) -> None:
+        if slots:
+            owners = [slot.suspect.owners[-1] for slot in slots]
+            await self._enter(EntryRequest([slot.run_id for slot in slots], owners, trial=tried))
 
     async def _judge(self) -> None:
-        """Park those that went down alone, and let go on those that nobody can have died of."""
-        orchestrator = self._orchestrator
-        blameless: list[str] = []
-        for run_id, suspect in list(self.waiting.items()):
-            state, now = suspect.state, orchestrator.clock.now()
+        """Park suspects that went down alone, and load those that no owner can have died of."""
+        harmless: list[RunSlot] = []
+        for slot in list(self._suspects.values()):
+            suspect: Suspect = slot.suspect
             trusted = len(suspect.owners) < self._limit * PATIENT
-            if trusted and only_waits(state, now) and await orchestrator.locks.kept_out(state):
-                blameless.append(run_id)
+            waits = trusted and only_waits(suspect.state, self._clock.now())
+            if waits and await self._locks.kept_out(suspect.state):
+                harmless.append(slot)
             elif suspect.tried == 1 and len(suspect.owners) >= self._limit:
-                await orchestrator.parking.put_away(state, poisoned(state, suspect.owners))
-                del self.waiting[run_id]
-        await self._load(blameless, tried=0)
+                await self._parking.park_as(suspect.state, poisoned(suspect.state, suspect.owners))
+        await self._load(harmless, tried=0)
 
-    def _next_group(self) -> list[str]:
+    def _next_group(self) -> list[RunSlot]:
         """As many as may be tried at once."""
         # A part of all there were, not of those that are left: otherwise the parts get smaller and smaller.
-        self._crowd = max(self._crowd, len(self.waiting))
-        size = -(-self._crowd // PARTS)
-        group: list[str] = []
-        # Those first that went down with the fewest others: they keep the rest waiting least if one of them is it.
-        for run_id, suspect in sorted(self.waiting.items(), key=lambda one: one[1].most or self._crowd):
-            most = size if suspect.most is None else min(size, suspect.most)
+        self._most = max(self._most, len(self._suspects))
+        size = -(-self._most // PARTS)
+        group: list[RunSlot] = []
+        # First those that went down with the fewest others: they delay the rest least if one of them is to blame.
+        for slot in sorted(self._suspects.values(), key=lambda slot: slot.suspect.most or self._most):
+            most = size if slot.suspect.most is None else min(size, slot.suspect.most)
             if len(group) < most:
-                group.append(run_id)
+                group.append(slot)
                 size = most
         return group
 
     async def _live_with_them(self) -> None:
-        """Wait until those that are tried got further, or until we have lived with them for long enough."""
-        orchestrator = self._orchestrator
-        loop, lease = orchestrator.loop, orchestrator.recovery.ttl
-        end, most, swelled = loop.time() + lease, memory(), -LIVED_SECONDS
+        """Wait until the runs on trial make progress, or until this process has lived with them for long enough."""
+        loop, drivers = self._lifecycle.loop, self._runs.drivers
+        end, most, grew = loop.time() + self._lease, memory(), -LIVED_SECONDS
         # Since when all its steps are under way, and the heartbeats of each, by run.
         since: dict[str, float] = {}
         beats: dict[str, list[float]] = {}
         away: set[str] = set()
-        while self._unproven and orchestrator.at_work:
+        while self.on_trial and self._lifecycle.at_work:
             now = loop.time()
-            if (taken := memory()) - most > SWELLING_BYTES:
-                most, swelled = taken, now
+            if (taken := memory()) - most > GROWTH_BYTES:
+                most, grew = taken, now
                 since.clear()
             harmless: list[Driver] = []
-            for run_id in list(self._unproven):
-                driver = orchestrator.active.get(run_id)
+            for run_id in list(self.on_trial):
+                driver = drivers.get(run_id)
                 if driver is None:
                     self._miss(run_id, away, now >= end)
                 elif driver.attempts.calls or any(one.task is None for one in driver.attempts.running.values()):
                     since.pop(run_id, None)  # not all its steps have begun
                 else:
                     felt = [one.context.beat for one in driver.attempts.running.values()]
-                    lived = now - since.setdefault(run_id, now) >= min(LIVED_SECONDS, lease)
+                    lived = now - since.setdefault(run_id, now) >= min(LIVED_SECONDS, self._lease)
                     if driver.idle or lived or beats.setdefault(run_id, felt) != felt:
                         harmless.append(driver)
             if now >= end:
-                # The next do not wait any longer, and these are acquitted, unless the process is still swelling.
-                others = [orchestrator.active[run_id] for run_id in self._unproven if run_id in orchestrator.active]
-                harmless = others if now - swelled >= LIVED_SECONDS else harmless
-            await self._acquit(harmless)
+                # The next group does not wait any longer, and this one is cleared, unless the process is still growing.
+                others = [drivers[run_id] for run_id in self.on_trial if run_id in drivers]
+                harmless = others if now - grew >= LIVED_SECONDS else harmless
+            await self._clear(harmless)
             if now >= end:
-                self._unproven.clear()
+                self.on_trial.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
-                    await self._proven.wait()
+                    await self._cleared.wait()
 
     def _miss(self, run_id: str, away: set[str], late: bool) -> None:
-        """A run that is tried is not in memory: it is on its way there again, or has left."""
-        orchestrator = self._orchestrator
-        if run_id in orchestrator.locks.regaining or run_id in orchestrator.loading.under_way:
+        """A run on trial is not in memory: it is on its way there again, or was evicted."""
+        if self._runs.state(run_id) in (REGAINING_LOCKS, LOADING, PARKING):
             away.discard(run_id)
             if late:
-                self.left(run_id)
+                self.acquit(run_id)
         elif run_id in away:
-            self.left(run_id)
+            self.acquit(run_id)
         else:
             away.add(run_id)  # it may be between the two
 
-    async def _acquit(self, drivers: Sequence[Driver]) -> None:
-        """Say in the journals of runs that got no further yet that we have lived with them."""
+    async def _clear(self, drivers: Sequence[Driver]) -> None:
+        """Re-claim runs without progress, so that their journals show that this session survived them."""
         accepted: list[asyncio.Future[None]] = []
 
-        def acquit() -> None:
-            orchestrator = self._orchestrator
+        def claim() -> None:
             for driver in drivers:
                 if not driver.closed and not driver.stale and driver.state.finished is None:
-                    claim = RunClaimed(orchestrator.name, driver.state.epoch + 1, orchestrator.session)
                     try:
-                        accepted.append(driver.accept(claim))
+                        accepted.append(driver.accept(self._owner.claim(driver.state)))
                     except BaseException as error:
-                        orchestrator.broke(driver, contained(error))
+                        self._broke(driver, contained(error))
 
         if drivers:
-            await self._orchestrator.in_callback(acquit)
+            await self._lifecycle.in_callback(claim)
         if accepted:
             await asyncio.wait(accepted)
             for one in accepted:
-                one.exception()  # it has left memory: then it is not ours to judge
+                one.exception()  # it was evicted: then it is not ours to judge
         for driver in drivers:
-            self.left(driver.run_id)
+            self.acquit(driver.run_id)
 
     def committed(self, run_id: str, append: Append) -> None:
-        """Something of a run is in the journal."""
-        if run_id in self._unproven and any(is_progress(event) for batch in append.batches for event in batch.events):
-            self.left(run_id)
+        """Something of a run on trial is in the journal."""
+        if run_id in self.on_trial and any(is_progress(event) for batch in append.batches for event in batch.events):
+            self.acquit(run_id)
 
-    def left(self, run_id: str) -> None:
-        """A run has left memory."""
-        self._unproven.discard(run_id)
-        if not self._unproven:
-            self._proven.set()
+    def acquit(self, run_id: str) -> None:
+        """The trial of a run is over: it made progress, was survived, or has left memory."""
+        self.on_trial.discard(run_id)
+        if not self.on_trial:
+            self._cleared.set()
 
 
 def memory() -> int:
-    """How much memory this process takes, in bytes; the most that it has taken where the system does not say."""
+    """How much memory this process uses, in bytes; the most that it has used where the system does not say."""
     try:
         with open("/proc/self/status", "rb") as status:
             sizes = [int(line.split()[1]) for line in status if line.startswith((b"VmRSS:", b"VmSwap:"))]
@@ -244,5 +264,5 @@ def memory() -> int:
         pass
     if resource is None:
         return 0
-    # Not on Linux, where it begins with what the process took that started this one. In kilobytes, but for macOS.
+    # Not on Linux, where it begins with what the parent process used. In kilobytes, but for macOS.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

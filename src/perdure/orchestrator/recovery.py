@@ -12,6 +12,7 @@ from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.orchestrator.membership import Membership, follows
 from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.residency import PARKED_HERE, EntryRequest
 from perdure.ports.runs import RunFilter
 
 log = logging.getLogger("perdure")
@@ -88,7 +89,7 @@ async def recover(orchestrator: Orchestrator, ownership: Membership, *, startup:
         if not fresh:
             break
         seen.update(fresh)
-        loaded += await orchestrator.loading.load(fresh, dead)
+        loaded += (await orchestrator.enter(EntryRequest(fresh, dead))).count
         await asyncio.sleep(0 if startup else 0.01)
         # One of the dead may have been started again meanwhile, and be at its own runs.
         await ownership.look_around()
@@ -103,17 +104,17 @@ async def _retry_parked(orchestrator: Orchestrator, startup: bool) -> int:
     each from where the last one ended: after a bad deploy there may be thousands, and nearly all were tried.
     """
     parking, limit, loaded = orchestrator.parking, orchestrator.recovery.max_startup, 0
-    cursor = None if startup else parking.looked_to
+    cursor = None if startup else parking.searched_to
     while True:
         filter = RunFilter(status=[RunStatus.PARKED], limit=limit, cursor=cursor)
         page = [row for row, _ in await orchestrator.store.runs.list(filter)]
         cursor = page[-1].run_id if len(page) == limit else None
         known = [r.run_id for r in page if r.program in orchestrator.programs and not r.root]
-        ours = [run_id for run_id in known if run_id not in parking.tried]
+        ours = [run_id for run_id in known if orchestrator.runs.state(run_id) is not PARKED_HERE]
         if ours:
-            loaded += await orchestrator.loading.load(ours)
+            loaded += (await orchestrator.enter(EntryRequest(ours))).count
         if cursor is None or not startup:
-            parking.looked_to = cursor
+            parking.searched_to = cursor
             return loaded
 
 
@@ -139,7 +140,7 @@ async def park_unknown(orchestrator: Orchestrator, ownership: Membership, progra
         if not fresh:
             return
         seen.update(fresh)
-        await orchestrator.loading.load(fresh, dead)
+        await orchestrator.enter(EntryRequest(fresh, dead))
         await asyncio.sleep(0)
 
 

@@ -66,12 +66,23 @@ class Service:
         config: ServiceConfig = ServiceConfig(),  # noqa: B008 - frozen
     ) -> None:
         self._orchestrator, self._membership, self._leases, self._config = orchestrator, membership, leases, config
-        self._wake = asyncio.Event()
+        self._wake = orchestrator.wakeups.changed
         self.duties = Duties(orchestrator.name, orchestrator.clock)
         self.heartbeat = Heartbeat(orchestrator, membership, config.heartbeat)
-        self.timers = Timers(orchestrator, membership, self._wake.set, config.timers)
+        self.timers = Timers(orchestrator, membership, config.timers)
         self.deadlines = Deadlines(orchestrator, membership, config.deadlines)
-        self.admission = Admission(orchestrator, queues, capacity, self._wake.set)
+        self.admission = Admission(
+            orchestrator.runs,
+            orchestrator.lifecycle,
+            orchestrator.wakeups,
+            orchestrator.store.queues,
+            orchestrator.clock,
+            orchestrator.programs,
+            orchestrator.serves,
+            queues,
+            capacity,
+            orchestrator.enter,
+        )
         # By its name: orchestrators that were started together search at different times, and tests are repeatable.
         self.orphans = Orphans(orchestrator, membership, Random(orchestrator.name), config.orphans)
         self._registration = FunctionDuty("registering its programs", membership.register)
@@ -82,7 +93,6 @@ class Service:
         self._heart: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
-        orchestrator.on_due = self.timers.note
 
     # --- from start to stop ---------------------------------------------------------------------------------------
 
@@ -207,7 +217,7 @@ class Service:
         """Perform the duties that follow from what the store holds: when it has changed, or when one of them is due."""
         orchestrator, config = self._orchestrator, self._config
         store, clock = orchestrator.store, orchestrator.clock
-        catching_up = FunctionDuty("reading what other processes wrote", orchestrator.tails.look)
+        catching_up = FunctionDuty("reading what other processes wrote", orchestrator.catch_up.poll)
         loop = asyncio.get_running_loop()
         looked = -config.change_interval
         while True:
@@ -230,7 +240,7 @@ class Service:
             if self.admission.due(now):
                 await self.duties.perform(self._admit(None))
                 continue
-            moments = [at for at in (upcoming, self.admission.next_look) if at is not None]
+            moments = [at for at in (upcoming, self.admission.next_poll) if at is not None]
             wait = min(config.poll_interval, max(0.001, min(moments, default=now + config.poll_interval) - now))
             self._wake.clear()
             with suppress(TimeoutError):
@@ -254,4 +264,4 @@ class Service:
     def _admit(self, report: TimersReport | None) -> Duty[object]:
         """Beginning queued runs. The queues that have some are known where `timers` has just asked for them."""
         waiting = None if report is None else report.waiting
-        return FunctionDuty("beginning queued runs", partial(self.admission.look, waiting=waiting))
+        return FunctionDuty("beginning queued runs", partial(self.admission.poll, waiting=waiting))

@@ -11,6 +11,7 @@ from perdure.kernel.events import RunStatus
 from perdure.orchestrator.admission import Admission
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.residency import LOADING, PARKING, REGAINING_LOCKS, STARTING, SUSPECT, EntryRequest
 
 # Runs of this program are the ticks of schedules.
 SCHEDULE = "perdure.schedule"
@@ -79,7 +80,8 @@ async def sweep(
     `until` is in the time of the event loop. `alone`: nothing else advances runs here, so that whatever is in memory
     was begun by the sweep. `is_held` says of the idempotency key of a step that it waits for another sweep.
     """
-    claimed = orchestrator.claimed = set()
+    claimed: set[str] = set()
+    orchestrator.lifecycle.claimed = claimed
     seen: set[str] = set()
     counted: list[tuple[str, str]] = []
     in_time = True
@@ -90,7 +92,7 @@ async def sweep(
         orphans = await _orphans(orchestrator, dead, counts, seen)
         found = {**dict.fromkeys(orphans, "runs"), **await _due(orchestrator, membership, counts)}
         counted += found.items()
-        await orchestrator.loading.load(list(found), dead)
+        await orchestrator.enter(EntryRequest(list(found), dead))
         began = {*found, *await _queued(orchestrator, admission, counts, seen)}
         # What these have begun in their turn, such as the runs of ticks, goes as far as it gets, too.
         others = [run_id for run_id in orchestrator.active if run_id not in began] if alone else []
@@ -104,7 +106,7 @@ async def sweep(
         if kind and run_id not in claimed:
             counts.taken[kind] -= 1
     # A lock may come free at any time.
-    locked = orchestrator.locks.regaining or any(one.state.lock_waits for one in orchestrator.active.values())
+    locked = orchestrator.runs.of(REGAINING_LOCKS) or any(one.state.lock_waits for one in orchestrator.active.values())
     return SweepReport(**counts.taken, more=counts.held or not in_time or bool(locked))
 
 
@@ -112,9 +114,10 @@ async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str
     """Whether a run has left memory, or has nothing to do before something comes that a sweep does not wait for."""
     driver = orchestrator.active.get(run_id)
     if driver is None:
-        if run_id in orchestrator.locks.regaining:
+        residency = orchestrator.runs.state(run_id)
+        if residency is REGAINING_LOCKS:
             return await orchestrator.locks.shut_out(run_id)
-        return run_id not in orchestrator.loading.under_way and run_id not in orchestrator.quarantine.waiting
+        return residency not in (STARTING, LOADING, PARKING, SUSPECT)
     if driver.stale or not driver.saved:
         return False
     running = driver.attempts.running.values()
@@ -137,7 +140,7 @@ async def _settled(
     loop = asyncio.get_running_loop()
     left = list(run_ids)
     while not begun.is_set():
-        orchestrator.left.clear()
+        orchestrator.runs.settled.clear()
         left = [run_id for run_id in left if not await _rests(orchestrator, run_id, is_held)]
         if not left:
             # One that rested may have been stirred by another, and hears of it in a moment.
@@ -152,7 +155,7 @@ async def _settled(
         look = loop.time() + LOOK_SECONDS
         with suppress(TimeoutError):
             async with asyncio.timeout_at(look if until is None else min(look, until)):
-                await orchestrator.left.wait()
+                await orchestrator.runs.settled.wait()
         await asyncio.sleep(0)  # one that has just got its locks back is on its way into memory
     return until is None or loop.time() < until
 
@@ -171,7 +174,7 @@ async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Coun
     """Runs that their queues let begin."""
     left = counts.left("runs")
     # A run begins once: one that comes again could not be brought into memory.
-    begun = [run_id for run_id in await admission.look(most=left) if run_id not in seen]
+    begun = [run_id for run_id in await admission.poll(most=left) if run_id not in seen]
     counts.taken["runs"] += len(begun)
     counts.held = counts.held or (admission.crowded and len(begun) >= left)
     return begun
@@ -179,13 +182,13 @@ async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Coun
 
 async def _due(orchestrator: Orchestrator, membership: Membership, counts: Counts) -> dict[str, str]:
     """Runs whose moment has come, each with the kind of thing that it is counted as; a schedule counts its ticks."""
-    limit = sum(counts.limits.values()) + len(orchestrator.active) + len(orchestrator.unreadable) + 1
+    limit = sum(counts.limits.values()) + len(orchestrator.active) + len(orchestrator.runs.unreadable) + 1
     programs, now = list(orchestrator.programs), orchestrator.clock.now()
     found = await orchestrator.store.timers.due(now, limit, programs, membership.others, orchestrator.serves)
     taken: dict[str, str] = {}
     for due in found:
         # A run that is due again after it has had its turn counts again; one in memory has an alarm of its own.
-        if due.run_id in orchestrator.active or due.run_id in orchestrator.unreadable:
+        if due.run_id in orchestrator.active or due.run_id in orchestrator.runs.unreadable:
             continue
         if due.program == SCHEDULE:
             if counts.left("schedules") > 0:

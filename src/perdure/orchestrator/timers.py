@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perdure.engine.outbox import extend
@@ -11,6 +11,7 @@ from perdure.kernel.events import RunReleased
 from perdure.kernel.state import fold
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.residency import EntryRequest
 from perdure.ports.journal import Append, append_all
 from perdure.ports.queues import Waiting
 
@@ -46,30 +47,20 @@ class Timers:
 
     name = "loading due runs"
 
-    def __init__(
-        self, orchestrator: Orchestrator, membership: Membership, wake: Callable[[], None], config: TimersConfig
-    ) -> None:
-        self._orchestrator, self._membership, self._wake, self._config = orchestrator, membership, wake, config
+    def __init__(self, orchestrator: Orchestrator, membership: Membership, config: TimersConfig) -> None:
+        self._orchestrator, self._membership, self._config = orchestrator, membership, config
         # Whether other orchestrators may have come or gone since they were last read.
         self.peers_changed = False
-        # The next due moment by the last answer of the store, and the next one of runs that were evicted since.
+        # The next due moment by the last answer of the store; `wakeups` has that of runs that were evicted since.
         self._next_due: float | None = None
-        self._noted: float | None = None
         # How many looks in a row found due runs and could load none.
         self._fruitless = 0
-
-    def note(self, at: float) -> None:
-        """A run that was evicted is due at `at`."""
-        upcoming = self.next_due
-        if self._noted is None or at < self._noted:
-            self._noted = at
-        if upcoming is None or at < upcoming:
-            self._wake()
 
     @property
     def next_due(self) -> float | None:
         """The next moment at which a run is due, as far as is known."""
-        return min((at for at in (self._next_due, self._noted) if at is not None), default=None)
+        moments = (self._next_due, self._orchestrator.wakeups.due_at)
+        return min((at for at in moments if at is not None), default=None)
 
     async def run_once(self, now: float) -> TimersReport:
         """Load what is due, and ask for the next due moment."""
@@ -82,14 +73,14 @@ class Timers:
         loaded, waiting = 0, None
         while orchestrator.at_work:
             # A moment that is noted from now on may be missing in the answer.
-            self._next_due = self._noted = None
+            self._next_due = orchestrator.wakeups.due_at = None
             ahead = await orchestrator.store.timers.ahead(programs, skip, queues)
             self._next_due, waiting = ahead.next_due, ahead.waiting
             now = orchestrator.clock.now()
             if self._next_due is None or self._next_due > now:
                 break
             # Runs that are known here may be due as well, and must not fill the answer.
-            limit = self._config.batch + len(self._known())
+            limit = self._config.batch + len(orchestrator.runs.known())
             found = await orchestrator.store.timers.due(now, limit, programs, skip, queues)
             if any(due.owner not in (None, orchestrator.name, *skip) for due in found):
                 # An unknown owner is either new or dead: find out before claiming its runs.
@@ -99,14 +90,14 @@ class Timers:
                     continue  # ask again, without the runs of that live orchestrator
             free = [due.run_id for due in found if due.owner not in skip]
             dead = {due.owner for due in found if due.owner not in skip}
-            known = self._known()
+            known = orchestrator.runs.known()
             fresh = [run_id for run_id in free if run_id not in known][: self._config.batch]
             if not fresh:
                 self._retry(now, free)
                 break
             self._fruitless = 0
             loaded += len(fresh)
-            await orchestrator.loading.load(fresh, dead)
+            await orchestrator.enter(EntryRequest(fresh, dead))
             await asyncio.sleep(0)
         return TimersReport(loaded, self.next_due, waiting)
 
@@ -115,17 +106,10 @@ class Timers:
 
         Look again when they have had their turn: the answer says nothing of what is due later.
         """
-        readable = any(run_id not in self._orchestrator.unreadable for run_id in free)
+        readable = any(run_id not in self._orchestrator.runs.unreadable for run_id in free)
         self._fruitless = 0 if readable else min(self._fruitless + 1, 10)
         longest = self._config.unreadable_retry if free and not readable else self._config.longest_retry
         self._next_due = now + min(self._config.retry * 2**self._fruitless, longest)
-
-    def _known(self) -> set[str]:
-        """Runs that are in memory, are being loaded, or cannot be loaded."""
-        orchestrator = self._orchestrator
-        known = {*orchestrator.active, *orchestrator.unreadable, *orchestrator.locks.regaining}
-        known.update(orchestrator.quarantine.waiting, orchestrator.loading.under_way)
-        return known
 
     async def release_due(self) -> int:
         """While the engine closes: release its due runs that are not in memory, so that other orchestrators load them.
@@ -133,7 +117,7 @@ class Timers:
         Says how many runs it released.
         """
         orchestrator = self._orchestrator
-        await orchestrator.tails.look()
+        await orchestrator.catch_up.poll()
         programs, now = list(orchestrator.programs), orchestrator.clock.now()
         skip, limit = self._membership.others, self._config.batch
         due = await orchestrator.store.timers.due(now, limit, programs, skip, orchestrator.serves)

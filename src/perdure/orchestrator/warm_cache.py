@@ -1,4 +1,4 @@
-"""Runs that wait and stay in memory for a moment, because what they wait for often comes soon."""
+"""Keep idle runs in memory for a moment: what they wait for often comes soon, and replaying one costs more."""
 
 from __future__ import annotations
 
@@ -6,68 +6,68 @@ import asyncio
 from collections.abc import Callable
 
 from perdure.engine.driver import Driver
+from perdure.orchestrator.residency import ACTIVE, WARM, RunSlot, RunTable
 
-# How long a run that waits is kept, and how many of them at most: replaying one costs more than its wait is worth.
-LINGER_SECONDS = 1.0
-LINGER_LIMIT = 256
-# Of how many runs it is remembered that they wait here.
+# How long an idle run is kept, and how many of them at most.
+WARM_SECONDS = 1.0
+WARM_LIMIT = 256
+# Of how many runs it is remembered that they were warm here.
 KNOWN_LIMIT = 10_000
 
 
-class Lingering:
-    """The latest runs that have begun to wait. `let_go` is called with each whose moment is over."""
+class WarmCache:
+    """The latest runs that have begun to wait. `evict` is called with each whose moment is over; a busy one stays."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, let_go: Callable[[Driver], None]) -> None:
-        self._loop, self._let_go = loop, let_go
-        self._until: dict[Driver, float] = {}
+    def __init__(self, runs: RunTable, loop: asyncio.AbstractEventLoop, evict: Callable[[Driver], None]) -> None:
+        # In the order in which they came, so that the first is the oldest.
+        self._runs, self._warm, self._loop, self._evict = runs, runs.of(WARM), loop, evict
         self._timer: asyncio.TimerHandle | None = None
-        # The run_ids of runs that wait here, or did when they were looked at last, by their ids.
+        # The run_ids of runs that wait here, or did lately, by their ids: messages go by id, and this saves a query.
         self._known: dict[str, str] = {}
 
     def find(self, id: str) -> str | None:
-        """The run_id of a run that most likely waits here, in memory or asleep."""
+        """The run_id of a run that most likely waits here, in memory or not."""
         return self._known.get(id)
 
     def keep(self, driver: Driver) -> None:
-        """Keep a run for a moment from now on; the oldest goes when there are too many."""
-        self._until.pop(driver, None)
-        self._until[driver] = self._loop.time() + LINGER_SECONDS
+        """Keep a run for a moment from now on; the oldest is evicted when there are too many."""
+        slot = self._runs.slot(driver.run_id)
+        if slot.state is WARM:
+            self._runs.move(slot, ACTIVE)
+        self._runs.move(slot, WARM)
+        slot.until = self._loop.time() + WARM_SECONDS
         self._known[driver.id] = driver.run_id
         if len(self._known) > KNOWN_LIMIT:
             del self._known[next(iter(self._known))]
-        if len(self._until) > LINGER_LIMIT:
-            self._go(next(iter(self._until)))
+        if len(self._warm) > WARM_LIMIT:
+            self._expire(next(iter(self._warm.values())))
         if self._timer is None:
-            self._timer = self._loop.call_later(LINGER_SECONDS, self._over)
+            self._timer = self._loop.call_later(WARM_SECONDS, self._ring)
 
-    def forget(self, driver: Driver) -> None:
-        """This one has left by itself."""
-        self._until.pop(driver, None)
-        if driver.state.finished is not None:
-            self.gone(driver.id)
-
-    def gone(self, id: str) -> None:
+    def forget(self, id: str) -> None:
         """No run of this id waits here any more."""
         self._known.pop(id, None)
 
-    def end(self) -> None:
-        """Let all of them go."""
-        for driver in list(self._until):
-            self._go(driver)
+    def evict_all(self) -> None:
+        """Evict all of them."""
+        for slot in list(self._warm.values()):
+            self._expire(slot)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _over(self) -> None:
+    def _ring(self) -> None:
         self._timer = None
         now = self._loop.time()
-        while self._until:
-            driver, until = next(iter(self._until.items()))
-            if until > now:
-                self._timer = self._loop.call_at(until, self._over)
+        while self._warm:
+            slot = next(iter(self._warm.values()))
+            if slot.until > now:
+                self._timer = self._loop.call_at(slot.until, self._ring)
                 return
-            self._go(driver)
+            self._expire(slot)
 
-    def _go(self, driver: Driver) -> None:
-        del self._until[driver]
-        self._let_go(driver)
+    def _expire(self, slot: RunSlot) -> None:
+        driver = slot.driver
+        assert driver is not None
+        self._runs.move(slot, ACTIVE)
+        self._evict(driver)

@@ -1,0 +1,108 @@
+"""What all parts of an orchestrator share of its process: who it is as an owner, whether it works, its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from perdure.kernel.events import RunClaimed
+from perdure.kernel.state import RunState
+from perdure.kernel.values.raised import contained
+
+if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
+
+log = logging.getLogger("perdure")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """An orchestrator as journals name it: one process under a name, from its start to its end."""
+
+    name: str
+    session: str = field(default_factory=lambda: secrets.token_hex(4))
+
+    def owns(self, state: RunState) -> bool:
+        """Whether a run was claimed by this process last."""
+        return state.owner == self.name and state.session == self.session
+
+    def claim(self, state: RunState, version: str = "", *, early: bool = False, tried: int = 0) -> RunClaimed:
+        """The event by which this process becomes the owner of a run, or shows that it has lived with it."""
+        return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried)
+
+    def acknowledge(self, driver: Driver) -> None:
+        """Record that what came from outside was seen, if nothing else that is about to be written says so."""
+        state = driver.state
+        if state.stirred and state.finished is None:
+            driver.record(self.claim(state))
+
+
+class Lifecycle:
+    """Whether an orchestrator works, and what it does in the background."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.loop = asyncio.get_running_loop()
+        # No heartbeat succeeded in time: nothing is advanced until one does.
+        self.suspended = False
+        # It is being closed, and starts nothing; and it has given up the steps that were under way.
+        self.closing = self.leaving = False
+        # Another process has been started under the same name: this one has stopped for good.
+        self.retired = asyncio.Event()
+        # In a sweep, where nothing else advances runs here: set when a run has started another. Idle runs are evicted
+        # at once then, and the runs that they start are left to the sweep.
+        self.sweep_began: asyncio.Event | None = None
+        # In any sweep: the runs that were claimed since it began.
+        self.claimed: set[str] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether runs are advanced here."""
+        return not self.closing and not self.suspended
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something in the background. An error is logged, and cancels nothing else."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log_fault(error, "orchestrator %s: unexpected error in a background task; others continue", self._name)
+
+    def cancel_tasks(self) -> None:
+        """End everything in the background."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def in_callback(self, function: Callable[[], Any]) -> None:
+        """Call a function that drives bodies, which must not happen inside a task. Raises what it raises."""
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        def call() -> None:
+            try:
+                function()
+            except BaseException as error:
+                if not done.done():
+                    done.set_exception(contained(error))
+            finally:
+                if not done.done():
+                    done.set_result(None)
+
+        self.loop.call_soon(call)
+        await done
+
+
+def log_fault(error: BaseException, message: str, *args: object) -> None:
+    """Log an error of the engine's own. A loop that has a handler for errors in callbacks is notified as well."""
+    log.error(message, *args, exc_info=error)
+    loop = asyncio.get_running_loop()
+    if loop.get_exception_handler() is not None:
+        loop.call_exception_handler({"message": message % args, "exception": error, "fault": True})

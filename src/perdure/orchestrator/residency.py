@@ -1,0 +1,309 @@
+"""Where each run is in this process: one state per run, one function that changes it.
+
+Theory of operation
+===================
+
+Every run that this process knows of has one slot in one table, and the slot is in one state. Everything else that an
+orchestrator knows of a run is derived from that: whether it may be loaded, whether it has a driver, who waits for it.
+
+The journal decides who owns a run; this table only says what this process has of it. So a wrong entry costs time, never
+a second execution: what a driver writes is fenced by compare-and-swap.
+
+::
+
+                  start                                       first commit
+      ABSENT ─────────────────▶ STARTING ───────────────────────────────────────────┐
+        │                                                                           ▼
+        │  wake, takeover,                         replayed           keep      ┌─▶ ACTIVE ◀──┐
+        ├─ admission, message ──▶ LOADING ────────────────────────────────────▶ │     │       │
+        │                         │ ▲ │ │                                     WARM ◀──┘       │
+        │        lost its owner   │ │ │ │  locks are held elsewhere             │             │
+        │        again and again  ▼ │ │ └──────────▶ REGAINING_LOCKS ─▶ ABSENT  ▼             │
+        │                     SUSPECT │                                     CATCHING_UP ──────┘
+        │                             │                        another process     caught up, with this
+        │                             ▼                        has appended        driver or a new one
+        │                  PARKED_HERE, UNREADABLE
+        │
+        └─ any state with a driver: evicted ─▶ ABSENT, or stopped by an error of the engine ─▶ PARKING ─▶ PARKED_HERE
+
+====================  ========  ========================================================================================
+state                 driver    what it means, and what ends it
+====================  ========  ========================================================================================
+``ABSENT``            no        not known here; such a run has no slot
+``STARTING``          soon      started here, and its start is not durable yet. The caller waits on ``accepted``
+``LOADING``           no        being read, claimed and replayed. Requests that come meanwhile set ``again``
+``ACTIVE``            yes       advanced here
+``WARM``              yes       idle when last seen, and kept in memory for a moment: what it waits for often comes soon
+``CATCHING_UP``       yes       another process has appended: nothing is written until the driver has caught up, and
+                                messages wait on ``caught_up``
+``REGAINING_LOCKS``   no        claimed; it is loaded again when it holds the locks that its journal says it holds
+``SUSPECT``           no        previous owners may have died of it; it is loaded on trial, with few others (quarantine)
+``PARKING``           no        stopped by an error of the engine; nothing loads it until its journal says so
+``PARKED_HERE``       no        does not fit the code of this process; a message may have it loaded again, a search not
+``UNREADABLE``        no        nothing can be read of it or appended to it; this process leaves it alone
+====================  ========  ========================================================================================
+
+What couples the table to the rest:
+
+- *Drivers.* A slot has a driver exactly in STARTING (once its body was opened), ACTIVE, WARM and CATCHING_UP. A driver
+  that is not the one of its slot has been evicted or replaced, and nothing of the run depends on it.
+- *Waiters.* The table answers them when a run moves to a state in which the answer cannot come any more: a caller of
+  `start` is told that the run was not accepted, an admission that the run is no longer tried, a message that it may ask
+  again. A waiter is never left behind.
+- *Entry.* A run gets a driver by `Loader.enter` alone, whatever the reason.
+- *What is not here.* Which runs of a group of suspects are still on trial (`Quarantine`), which locks a run holds
+  (`RunLocks`), which ids were warm here lately (`WarmCache`): those outlive a slot, or have a life of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import Corrupt
+from perdure.kernel.events import RunStarted
+from perdure.kernel.policies.queues import Queue
+from perdure.ports.journal import Full
+
+if TYPE_CHECKING:
+    from perdure.engine.driver import Driver
+
+
+class Residency(Enum):
+    """Where a run is."""
+
+    ABSENT = "absent"
+    STARTING = "starting"
+    LOADING = "loading"
+    ACTIVE = "active"
+    WARM = "warm"
+    CATCHING_UP = "catching up"
+    REGAINING_LOCKS = "regaining locks"
+    SUSPECT = "suspect"
+    PARKING = "parking"
+    PARKED_HERE = "parked here"
+    UNREADABLE = "unreadable"
+
+    __hash__ = object.__hash__
+
+
+ABSENT, STARTING, LOADING = Residency.ABSENT, Residency.STARTING, Residency.LOADING
+ACTIVE, WARM, CATCHING_UP = Residency.ACTIVE, Residency.WARM, Residency.CATCHING_UP
+REGAINING_LOCKS, SUSPECT, PARKING = Residency.REGAINING_LOCKS, Residency.SUSPECT, Residency.PARKING
+PARKED_HERE, UNREADABLE = Residency.PARKED_HERE, Residency.UNREADABLE
+
+# The states of which a slot may have a driver.
+IN_MEMORY = frozenset({STARTING, ACTIVE, WARM, CATCHING_UP})
+# The states in which it is not known yet whether a queued run has begun.
+_ADMITTING = frozenset({LOADING, ACTIVE, CATCHING_UP})
+# The states in which a run may be loaded.
+MAY_ENTER = frozenset({ABSENT, PARKED_HERE})
+
+TRANSITIONS: Mapping[Residency, frozenset[Residency]] = {
+    ABSENT: frozenset({STARTING, LOADING, PARKING, PARKED_HERE, UNREADABLE}),
+    STARTING: frozenset({ACTIVE, PARKING, ABSENT}),
+    LOADING: frozenset({ACTIVE, REGAINING_LOCKS, SUSPECT, PARKING, PARKED_HERE, UNREADABLE, ABSENT}),
+    ACTIVE: frozenset({WARM, CATCHING_UP, PARKING, ABSENT}),
+    WARM: frozenset({ACTIVE, CATCHING_UP, PARKING, ABSENT}),
+    CATCHING_UP: frozenset({ACTIVE, PARKING, ABSENT}),
+    REGAINING_LOCKS: frozenset({PARKING, ABSENT}),
+    SUSPECT: frozenset({LOADING, PARKED_HERE}),
+    PARKING: frozenset({PARKED_HERE, UNREADABLE}),
+    PARKED_HERE: frozenset({LOADING, PARKING, UNREADABLE}),
+    UNREADABLE: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """A run that is not in the store yet, as its body gets it and as it is recorded."""
+
+    started: RunStarted
+    recorded: RunStarted
+    # Steps of the run see the context variables of the caller that started it.
+    variables: Context
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRequest:
+    """Bring runs into memory: those of this orchestrator, those without owner, and those of an owner that is dead."""
+
+    run_ids: Sequence[str]
+    # Takeover: the owners that are not alive. The runs of any other are left to it.
+    dead: Collection[str | None] = ()
+    # Admission: the queue within whose limits the runs may begin. Without it, a queued run stays in its queue.
+    admit: Queue | None = None
+    # Trial: the runs are suspects, so many of which are tried at once; 0: they were found harmless.
+    trial: int | None = None
+    # Start: the run begins here, and its journal with it.
+    new: RunStart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """What came of a request: how many runs were read, and for each that a queue has to admit, whether it did."""
+
+    count: int = 0
+    admitted: Mapping[str, asyncio.Future[Full | None]] = field(default_factory=dict)
+
+
+class IllegalTransition(AssertionError):
+    """A run was to move between two states that no event connects: an error of the engine."""
+
+    def __init__(self, run_id: str, old: Residency, new: Residency) -> None:
+        super().__init__(f"run_id {run_id} cannot move from {old.value} to {new.value}")
+
+
+class RunSlot:
+    """What this process has of one run."""
+
+    __slots__ = ("accepted", "admitted", "again", "caught_up", "driver", "run_id", "state", "suspect", "until")
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.state = ABSENT
+        self.driver: Driver | None = None
+        # STARTING, PARKING: resolved when the start is durable, or with why it is not.
+        self.accepted: asyncio.Future[None] | None = None
+        # LOADING, and ACTIVE until its claim is durable: resolved with why its queue refused it, or with None.
+        self.admitted: asyncio.Future[Full | None] | None = None
+        # CATCHING_UP: resolved when that is over.
+        self.caught_up: asyncio.Future[None] | None = None
+        # Whether it was asked for again while it was being loaded: what was read of it may be too old already.
+        self.again = False
+        # WARM: when it is evicted, in the time of the loop.
+        self.until = 0.0
+        # SUSPECT, and LOADING on trial: what is known against it, for the quarantine.
+        self.suspect: Any = None
+
+
+class RunTable:
+    """The runs of one orchestrator. `not_accepted` makes the error for a start that comes to nothing."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, not_accepted: Callable[[], Exception]) -> None:
+        self._loop, self._not_accepted = loop, not_accepted
+        self._slots: dict[str, RunSlot] = {}
+        self._by_state: dict[Residency, dict[str, RunSlot]] = {state: {} for state in Residency}
+        # Indexes of the slots, kept by `move`: read them, and write to neither.
+        self.drivers: dict[str, Driver] = {}
+        self.unreadable: dict[str, Corrupt] = {}
+        # Set when a run has left memory, has been loaded or parked, or has come to rest.
+        self.settled = asyncio.Event()
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    def state(self, run_id: str) -> Residency:
+        """The state of a run."""
+        slot = self._slots.get(run_id)
+        return ABSENT if slot is None else slot.state
+
+    def slot(self, run_id: str) -> RunSlot:
+        """The slot of a run; a new one, which is not in the table yet, where it is absent."""
+        return self._slots.get(run_id) or RunSlot(run_id)
+
+    def of(self, state: Residency) -> Mapping[str, RunSlot]:
+        """The slots in a state, in the order in which they came there."""
+        return self._by_state[state]
+
+    def has(self, driver: Driver) -> bool:
+        """Whether a driver is the one of its run: it was neither evicted nor replaced."""
+        return self.drivers.get(driver.run_id) is driver
+
+    def may(self, run_id: str, state: Residency) -> bool:
+        """Whether a run may move to a state now."""
+        return state in TRANSITIONS[self.state(run_id)]
+
+    def known(self) -> set[str]:
+        """The runs that a search for work has to leave alone: in memory, on the way there, or kept from it."""
+        return {run_id for run_id, slot in self._slots.items() if slot.state not in MAY_ENTER}
+
+    @property
+    def empty(self) -> bool:
+        """Whether no run is in memory or about to start."""
+        return not self.drivers and not self._by_state[STARTING]
+
+    # --- the one change -------------------------------------------------------------------------------------------
+
+    def move(self, slot: RunSlot, state: Residency, driver: Driver | None = None) -> None:
+        """Move a run to another state, with the driver that it has from now on if that is another one.
+
+        Raises IllegalTransition, and changes nothing then.
+        """
+        old, run_id = slot.state, slot.run_id
+        if state not in TRANSITIONS[old]:
+            raise IllegalTransition(run_id, old, state)
+        if old is ABSENT:
+            self._slots[run_id] = slot
+        else:
+            del self._by_state[old][run_id]
+        slot.state = state
+        if state is ABSENT:
+            del self._slots[run_id]
+        else:
+            self._by_state[state][run_id] = slot
+        if driver is not None:
+            slot.driver = self.drivers[run_id] = driver
+        if state is STARTING:
+            slot.accepted = self._loop.create_future()
+        elif state is CATCHING_UP:
+            slot.caught_up = self._loop.create_future()
+        elif state is not ACTIVE and state is not WARM:
+            if slot.driver is not None:
+                slot.driver = None
+                del self.drivers[run_id]
+            if state is not LOADING:
+                self.settled.set()
+        if slot.accepted is not None and state is not STARTING and state is not PARKING:
+            self._answer(slot, state)
+        if slot.caught_up is not None and state is not CATCHING_UP:
+            _resolve(slot.caught_up, None)
+            slot.caught_up = None
+        if slot.admitted is not None and state not in _ADMITTING:
+            self.admit(slot)
+
+    def begin(self, slot: RunSlot, driver: Driver) -> None:
+        """Give a run that starts its driver: its body was opened."""
+        if slot.state is not STARTING or slot.driver is not None:
+            raise IllegalTransition(slot.run_id, slot.state, STARTING)
+        slot.driver = self.drivers[slot.run_id] = driver
+
+    def mark_unreadable(self, damage: Corrupt, run_id: str) -> None:
+        """Remember that a run cannot be read, unless it was read meanwhile: it must not be tried again and again."""
+        if self.may(run_id, UNREADABLE):
+            self.unreadable[run_id] = damage
+            self.move(self.slot(run_id), UNREADABLE)
+
+    # --- waiters --------------------------------------------------------------------------------------------------
+
+    def admit(self, slot: RunSlot, full: Full | None = None) -> None:
+        """Tell an admission that a run has begun or is no longer tried, or that its queue is full."""
+        if slot.admitted is not None:
+            _resolve(slot.admitted, full)
+            slot.admitted = None
+
+    def refuse(self, slot: RunSlot, error: Exception) -> bool:
+        """Tell the caller of a start why it was not accepted; False when no caller waits any more."""
+        accepted, slot.accepted = slot.accepted, None
+        if accepted is None:
+            return False
+        if not accepted.done():
+            accepted.set_exception(error)
+        return True
+
+    def _answer(self, slot: RunSlot, state: Residency) -> None:
+        if state is ACTIVE or state is PARKED_HERE:
+            # Its start is durable. Where it is parked by now, its journal says so.
+            assert slot.accepted is not None
+            _resolve(slot.accepted, None)
+            slot.accepted = None
+        else:
+            self.refuse(slot, self._not_accepted())
+
+
+def _resolve(future: asyncio.Future[Any], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
