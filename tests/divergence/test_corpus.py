@@ -190,7 +190,7 @@ async def test_an_engine_parks_the_run_before_any_effect_of_the_new_code(case: C
         end = batches[-1].seq + len(batches[-1].events)
         store, clock = left_by_a_crash(story.store, end), FakeClock(batches[-1].at + 1e6)
         async with Engine(store, story.after.programs.values(), recovery=AT_ONCE, clock=clock) as engine:
-            # Who waits for nothing but somebody is looked at when told.
+            # A run that only waits for external events is loaded when one arrives.
             for signal in ("paid", "settled"):
                 await engine.signal("it", signal, 1)
             for asked in await engine.approvals():
@@ -226,7 +226,7 @@ async def test_an_explanation_shows_both_sides_with_file_and_line_and_code_to_pa
     assert why is not None
     sides = {line.split()[0]: line for line in str(why).splitlines() if line.startswith(("  recorded ", "  now "))}
     assert f"{story.after.file}:" in sides["now"]
-    # That something was given up is not asked for at any line.
+    # A cancellation has no source line.
     assert (f"{story.before.file}:" in sides["recorded"]) or why.recorded.kind == "cancel"
     assert "Traceback" not in str(why)
     assert "perdure/kernel" not in str(why)

@@ -196,7 +196,7 @@ class Machine:
             self.pump(wake(self.state, self.replay.open_steps, self.now, 1 << 30))
 
     def crash(self, keep: int | None = None) -> None:
-        """Lose everything but the first `keep` events of the journal, and go on as a new owner."""
+        """Lose everything but the first `keep` events of the journal, and continue as a new owner."""
         kept = self.journal[: len(self.journal) if keep is None else max(1, keep)]
         self.journal, self.calls = [], {}
         self.replay = self._fresh()
@@ -211,7 +211,7 @@ class Machine:
         self.pump(adopt(self.state, self.replay.open_steps))
 
     def leave(self, event: AnyEvent) -> None:
-        """Stop in good order, and let another owner go on."""
+        """Release the run, and let another owner continue."""
         self.record(event)
         self.crash()
 

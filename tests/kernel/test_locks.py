@@ -71,7 +71,7 @@ def test_a_run_that_has_ended_holds_nothing() -> None:
 
 
 def test_a_run_that_holds_or_wants_a_lock_needs_its_owner_now() -> None:
-    """So that recovery finds it when its owner has died, and nobody evicts it."""
+    """So that recovery finds it after its owner has died, and it is not evicted."""
     sleeping = WaitOpened("sleep:0", "timer", 1000.0)
     for events in ([asked("lock:0", "a")], [asked("lock:0", "a"), taken("lock:0", 1), sleeping]):
         assert state_of(*events).status is RunStatus.RUNNING

@@ -188,7 +188,7 @@ def test_a_retry_waits_for_room_and_a_timer_does_not() -> None:
     assert (made.calls, made.held) == ([], True)
 
 
-def test_a_deadline_ends_the_run_and_gives_up_what_is_under_way() -> None:
+def test_a_deadline_ends_the_run_and_cancels_its_open_ops() -> None:
     bounded = RunStarted("order-1", "checkout", "1", Raw(b"[]"), deadline=150.0)
     state = after(StepStarted("charge:0"), WaitOpened("sleep:0", "timer", 120.0), started=bounded)
     assert wake(state, {}, 119.0, MANY).events == []
@@ -299,7 +299,7 @@ def test_an_error_that_is_not_retried_ends_the_step_at_once() -> None:
     assert failed(after(StepStarted("charge:0")), call, BOOM, False, 200.0) == StepFailed("charge:0", 1, BOOM)
 
 
-def test_attempts_that_died_with_their_process_are_not_held_against_the_step() -> None:
+def test_attempts_whose_process_died_do_not_count_as_failures() -> None:
     retry = Retry(attempts=2, jitter=False)
     state = after(*(StepStarted("charge:0", n) for n in range(1, 6)))  # five attempts, no failure
     event = failed(state, Call(run_step("charge:0", retry=retry), 5), BOOM, True, 200.0)
@@ -337,7 +337,7 @@ FALLING = AttemptFailed("charge:0", 1, BOOM, 200.0, fallback=True)
 WORSE = Failure("builtins.KeyError", "worse")
 
 
-def test_a_step_that_may_be_skipped_is_skipped_when_its_attempts_are_used_up() -> None:
+def test_a_skippable_step_is_skipped_after_its_last_attempt() -> None:
     command = run_step("charge:0", retry=Retry(attempts=2, jitter=False), on_failure="skip")
     state = after(StepStarted("charge:0"))
     assert failed(state, Call(command, 1), BOOM, True, 200.0) == AttemptFailed("charge:0", 1, BOOM, 201.0, of=2)
@@ -374,7 +374,7 @@ def test_a_fallback_whose_process_died_is_made_again_as_a_fallback() -> None:
     assert made.calls == [Call(command, 4, BOOM)]
 
 
-def test_a_fallback_of_a_step_that_must_not_run_twice_is_unknown_when_its_process_dies() -> None:
+def test_an_at_most_once_fallback_is_unknown_when_its_process_dies() -> None:
     command = run_step("charge:0", fallback=fall_back, at_most_once=True)
     state = after(StepStarted("charge:0"), FALLING, StepStarted("charge:0", 2))
     [event] = adopt(state, {"charge:0": command}).events
@@ -383,7 +383,7 @@ def test_a_fallback_of_a_step_that_must_not_run_twice_is_unknown_when_its_proces
 
 
 @pytest.mark.parametrize(("on_failure", "end"), [("halt", StepFailed), ("skip", StepSkipped)])
-def test_where_the_rules_have_lost_the_fallback_the_step_ends_as_it_had_failed(on_failure: Any, end: type[Any]) -> None:
+def test_without_its_fallback_rule_the_step_ends_with_its_failure(on_failure: Any, end: type[Any]) -> None:
     steps = {"charge:0": run_step("charge:0", on_failure=on_failure)}
     made = wake(after(StepStarted("charge:0"), FALLING), steps, 200.0, MANY)
     assert (made.events, made.calls) == ([end("charge:0", 1, BOOM)], [])

@@ -1,4 +1,4 @@
-"""The rows a journal implies: written along the way or rebuilt from the whole journal, they are the same."""
+"""The rows of a journal: written incrementally or rebuilt from the whole journal, they are the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.kernel.table import Story, batches, stories
 
 
 @given(stories(), st.data())
-def test_rows_written_along_the_way_equal_rows_rebuilt_from_the_journal(story: Story, data: st.DataObject) -> None:
+def test_incremental_rows_equal_rows_rebuilt_from_the_journal(story: Story, data: st.DataObject) -> None:
     journal = story.run().journal
     state, written, key = RunState("r1"), None, None
     # An owner writes a row when its key has changed since the last append, wherever its appends end.
@@ -42,7 +42,7 @@ def test_a_row_does_not_depend_on_how_the_journal_was_batched(story: Story) -> N
     assert project("r1", batches(journal)) == project("r1", batches(journal, range(len(journal))))
 
 
-def test_a_run_that_is_paused_again_in_one_append_has_the_reason_of_now_in_its_row() -> None:
+def test_the_row_of_a_run_paused_twice_in_one_append_has_the_last_reason() -> None:
     state = RunState("r1")
     for event in (RunStarted("r", "w", "1", Raw(b"[]")), RunClaimed("a", 1), RunPaused("first")):
         state.fold(event, 1.0)
@@ -79,7 +79,7 @@ def test_a_row_holds_what_lists_and_orchestrators_need() -> None:
     )
 
 
-def test_a_parked_run_says_why_until_it_goes_on() -> None:
+def test_a_parked_run_has_its_reason_until_it_is_resolved() -> None:
     started = RunStarted("order-1", "checkout", "1", Raw(b"[]"))
     journal = [Batch(0, 1.0, [started, RunClaimed("host-1", 1), RunParked("the code changed")])]
     assert project("r1", journal).reason == "the code changed"

@@ -242,7 +242,7 @@ def test_divergence_is_found_before_the_program_learns_anything_more(event: AnyE
     assert script.fed == [CLAIMED]
 
 
-def test_divergence_is_found_at_its_entry_however_long_the_journal_goes_on() -> None:
+def test_a_divergence_is_found_at_its_entry_in_a_longer_journal() -> None:
     machine = Machine(Table((step_row("a:0"), step_row("b:0", "a:0"), step_row("c:0", "b:0"))))
     machine.begin()
     machine.finish()
@@ -308,7 +308,7 @@ def test_what_is_wished_for_at_any_point_is_what_was_recorded_next(story: Story,
     ever = {getattr(event, "op", "") for event, _ in machine.journal}
     for wish in wishes - {"<finish>"}:
         given_up = wish.op if isinstance(wish, CancelKey) else wish
-        # Wished for and given up in one breath, or in the same as the end: no event is ever about it.
+        # Commanded and cancelled before it was planned, or with the end of the run: it has no event.
         withdrawn = finished or any(given_up in row.gives_up for row in story.table.rows)
         assert given_up in (ended if wish != given_up else later) or (given_up not in ever and withdrawn)
     assert "<finish>" not in wishes or finished

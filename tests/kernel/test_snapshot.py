@@ -1,4 +1,4 @@
-"""A snapshot leaves out what is over and done with, and nothing that anybody could tell from the run."""
+"""A snapshot drops finished ops, and nothing that can be observed of the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.kernel.table import Story, batches, stories
 
 
 def told(state: RunState) -> dict[str, Any]:
-    """Everything that anybody can ask of a state."""
+    """Everything that can be observed of a state."""
     ops = {
         path: (op.kind, op.attempt, op.failures, op.running, op.due, op.name, op.source, op.shown and op.shown.chunks)
         for path, op in state.ops.items()
@@ -113,7 +113,7 @@ def test_a_compacted_journal_has_everything_but_what_steps_showed() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[" * 100_000, b'{"run_id":"r2","seq":1,"batches":[]}', b"\xff"])
-def test_what_is_no_snapshot_of_the_run_is_refused(data: bytes) -> None:
+def test_anything_but_a_snapshot_of_the_run_is_refused(data: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_snapshot(data, "r1", 1)
 

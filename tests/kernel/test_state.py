@@ -120,7 +120,7 @@ def test_what_is_due_comes_in_the_order_of_its_moments(story: Story) -> None:
         ([CLAIMED, RunParked("changed"), RunFinished(RunStatus.CANCELLED)], RunStatus.CANCELLED),
     ],
 )
-def test_the_status_says_where_a_run_stands(events: list[AnyEvent], status: RunStatus) -> None:
+def test_the_status_follows_from_the_events(events: list[AnyEvent], status: RunStatus) -> None:
     assert after(*events).status is status
 
 
@@ -149,7 +149,7 @@ def test_the_status_says_where_a_run_stands(events: list[AnyEvent], status: RunS
         ([CLAIMED, WaitOpened("sleep:0", "timer", 300.0), RunFinished(RunStatus.CANCELLED)], None),
     ],
 )
-def test_a_run_says_when_it_wants_to_be_looked_at(events: list[AnyEvent], wake_at: float | None) -> None:
+def test_a_row_says_when_its_run_is_due(events: list[AnyEvent], wake_at: float | None) -> None:
     assert after(*events).wake_at == wake_at
 
 
@@ -219,6 +219,6 @@ def test_a_run_that_has_something_to_begin_does_not_only_wait(
     assert (state.held, state.status) == (held, status)
 
 
-def test_a_run_that_was_released_with_something_to_begin_wants_to_be_looked_at_at_once() -> None:
+def test_a_released_run_with_work_left_is_due_at_once() -> None:
     assert after(*WAITS, RunReleased("host-1")).wake_at is None
     assert after(*WAITS, StepsHeld(1), RunReleased("host-1")).wake_at == 104.0

@@ -1,4 +1,4 @@
-"""Streams told from journals: numbered without gaps, from any number on, whatever the journal is cut into."""
+"""Streams read from journals: numbered without gaps, from any number on, however the journal is batched."""
 
 from __future__ import annotations
 

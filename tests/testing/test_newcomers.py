@@ -1,4 +1,4 @@
-"""What somebody meets who tests a workflow for the first time: children, long sleeps, signals that nobody sends."""
+"""A first test of a workflow: children, long sleeps, signals that never come."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_virtual_time_knows_children() -> None:
     assert VirtualTime().outcome(ship(["a", "b"])).output == ["box of a", "box of b"]
 
 
-def test_a_workflow_that_sleeps_for_days_is_killed_everywhere_in_a_moment() -> None:
+def test_crash_everywhere_handles_a_workflow_that_sleeps_for_days() -> None:
     survived = crash_everywhere(ship(["a", "b"]))
     assert survived.result.output == ["box of a", "box of b"]
     assert survived.crashes >= 3 * (survived.boundaries - 1)
@@ -66,14 +66,14 @@ def test_the_orders_of_a_workflow_that_sleeps_for_days_are_tried() -> None:
     assert len(interleavings(ship(["a", "b"]), seeds=10).orders) == 2
 
 
-def test_a_signal_that_nobody_sends_is_named() -> None:
+def test_a_signal_that_never_comes_is_named() -> None:
     with pytest.raises(AssertionError, match="waits for the signal 'go', which nobody sends; to send something"):
         VirtualTime().outcome(asking(1))
     with pytest.raises(PromiseBroken, match="run-0 waits for the signal 'go', which nobody sends"):
         crash_everywhere(asking(1), limit=100)
 
 
-def test_an_approval_that_nobody_gives_is_named() -> None:
+def test_an_approval_that_never_comes_is_named() -> None:
     world = VirtualTime()
 
     async def scenario() -> RunStatus:
@@ -94,13 +94,13 @@ async def _only_asks(n: int) -> Any:
 
 
 @pytest.mark.parametrize("given", [ship, 7, None])
-def test_what_is_no_invocation_is_refused_with_an_example(given: Any) -> None:
+def test_anything_but_an_invocation_is_refused_with_an_example(given: Any) -> None:
     for try_it in (crash_everywhere, interleavings, VirtualTime().outcome):
         with pytest.raises(UsageError, match=r"an invocation, such as fulfil\(order\), not"):
             try_it(given)
 
 
-def test_effects_that_are_not_reset_are_told_how_to_be() -> None:
+def test_effects_that_are_not_reset_fail_with_a_hint() -> None:
     effects.clear()
     with pytest.raises(AssertionError, match="before= is called before each run, to reset state"):
         crash_everywhere(crate(["a"]), effects=lambda: len(effects))

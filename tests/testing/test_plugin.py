@@ -100,7 +100,7 @@ def test_runs_of_one_program_can_be_chosen(project: pytest.Pytester) -> None:
     )
 
 
-def test_a_run_that_does_not_fit_the_code_fails_with_the_explanation_alone(project: pytest.Pytester) -> None:
+def test_a_diverged_run_fails_with_the_explanation_only(project: pytest.Pytester) -> None:
     record(project)
     sys.modules.pop("shop")
     project.makepyfile(shop=SHOP.replace("first = await charge(cents)", "first = await ship('x')"))

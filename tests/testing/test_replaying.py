@@ -113,7 +113,7 @@ def test_code_that_does_not_fit_is_said_to_diverge(data: bytes) -> None:
         replay(data, changed, ship).check()
 
 
-def test_an_op_that_is_not_there_and_a_program_that_was_not_given_are_named(data: bytes) -> None:
+def test_a_missing_op_and_a_missing_program_are_named(data: bytes) -> None:
     with pytest.raises(UsageError, match=r"no op 'refund:0'.*charge:0"):
         replay(data, fulfil, ship, until="refund:0")
     with pytest.raises(UnknownProgram, match="replay"):

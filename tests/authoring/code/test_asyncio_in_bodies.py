@@ -42,7 +42,7 @@ async def decline(message: str) -> int:
 
 @step
 async def never() -> int:
-    """A step that ends only by being given up."""
+    """A step that ends only by being cancelled."""
     await asyncio.Event().wait()
     return 0
 
@@ -473,7 +473,7 @@ async def a_semaphore_bounds_how_many_steps_are_under_way() -> int:
 
 
 @gives(["told", "told"])
-async def a_condition_tells_its_waiters() -> list[str]:
+async def a_condition_notifies_its_waiters() -> list[str]:
     condition = asyncio.Condition()
     ready = False
 
@@ -531,7 +531,7 @@ async def tasks_make_tasks() -> list[int]:
 
 
 @gives("ended first")
-async def a_task_that_nobody_awaits_ends_with_the_run() -> str:
+async def a_task_that_is_not_awaited_ends_with_the_run() -> str:
     _ = asyncio.create_task(never.fn())  # noqa: RUF006 - that is the point
     return "ended first"
 
@@ -551,9 +551,9 @@ async def a_task_that_is_not_awaited_works_in_the_background() -> list[Any]:
 
 
 @gives(2)
-async def an_exception_of_a_task_that_nobody_awaits_has_no_effect() -> int:
+async def an_exception_of_a_task_that_is_not_awaited_has_no_effect() -> int:
     async def failing() -> None:
-        raise Declined("nobody hears this")
+        raise Declined("never raised")
 
     task = asyncio.create_task(failing())
     value = await double(1)
@@ -814,12 +814,12 @@ async def test_a_body_that_cancels_itself_fails() -> None:
     assert "CancelledError" in str(ran.result.error)
 
 
-async def test_a_step_given_up_in_the_breath_it_was_called_in_is_not_in_the_journal() -> None:
+async def test_a_step_cancelled_before_it_was_planned_is_not_in_the_journal() -> None:
     ran = await run(workflow(a_step_called_and_given_up_in_one_breath_never_happens)())
     assert await ran.ops() == ["double:0"]
 
 
-async def test_a_step_that_the_body_left_behind_has_an_outcome_when_the_run_ends() -> None:
+async def test_an_open_step_is_cancelled_when_the_run_ends() -> None:
     @workflow
     async def leaving() -> int:
         left = asyncio.ensure_future(never())

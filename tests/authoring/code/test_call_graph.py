@@ -126,7 +126,7 @@ def test_code_that_decides_at_run_time_is_not_complete() -> None:
     assert steps_of(through_an_object) == (["charge"], False)
 
 
-def test_objects_that_refuse_to_be_looked_at_are_no_problem() -> None:
+def test_objects_whose_attributes_raise_are_no_problem() -> None:
     @workflow
     async def flow(n: int) -> Any:
         return await charge(n), reached.PROXY.anything
@@ -142,7 +142,7 @@ async def shop(n: int) -> int:
     return await charge(n) + await refund(n)
 
 
-async def test_a_run_with_a_rule_for_no_step_of_its_program_is_refused_with_the_nearest() -> None:
+async def test_a_rule_for_an_unknown_step_is_refused_with_the_nearest_name() -> None:
     async with Engine("memory://", [shop]) as engine:
         with pytest.raises(InvalidRule) as caught:
             _ = await engine.start(shop(1), id="it", rules=[rule("charge", timeout=5), rule("chrage", timeout=5)])
@@ -165,7 +165,7 @@ def test_a_workflow_with_a_rule_for_no_step_of_its_own_is_refused() -> None:
         _ = Engine("memory://", [wrong])
 
 
-def test_an_engine_refuses_what_looks_like_a_slip_and_warns_of_other_names(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_refuses_a_likely_typo_and_warns_of_other_unknown_names(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(InvalidRule, match="this engine calls no step of that name; did you mean 'charge'"):
         _ = Engine("memory://", [shop], rules=[rule("chargee", timeout=5)])
     with caplog.at_level(logging.WARNING, "perdure"):

@@ -13,7 +13,7 @@ BODIES = sorted((Path(__file__).parent / "bodies").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", BODIES, ids=lambda path: path.stem)
-def test_every_line_that_says_so_is_found_and_no_other(path: Path) -> None:
+def test_exactly_the_marked_lines_are_found(path: Path) -> None:
     source = path.read_text()
     wanted = [
         (number, match[1])

@@ -216,7 +216,7 @@ async def test_a_race_between_a_step_and_a_timer_has_one_winner_for_ever(winner:
     await replay(flow, handle.run_id, store)
 
 
-async def test_steps_that_end_in_one_tick_of_the_loop_replay_in_their_recorded_order() -> None:
+async def test_steps_that_end_in_one_loop_turn_replay_in_their_recorded_order() -> None:
     gates = Gates()
 
     @step

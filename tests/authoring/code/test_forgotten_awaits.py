@@ -265,7 +265,7 @@ async def test_an_op_that_is_not_awaited_fails_the_run_with_its_line(
         (coroutine_given_to_a_step, "ship(...) is given _helper(...), which is not awaited"),
     ],
 )
-async def test_what_is_used_before_it_is_awaited_is_named(program: Callable[[], Invocation[Any]], told: str) -> None:
+async def test_a_value_used_before_its_await_is_named(program: Callable[[], Invocation[Any]], told: str) -> None:
     async with Engine("memory://", [program, refund], recovery=AT_ONCE) as engine:  # type: ignore[list-item]
         result = await (await engine.start(program())).outcome(PATIENCE)
     assert isinstance(result.error, UsageError)
@@ -507,9 +507,7 @@ LEFT: list[tuple[Callable[[], Invocation[Any]], str]] = [
 
 
 @pytest.mark.parametrize(("program", "told"), LEFT, ids=[program.__name__ for program, _ in LEFT])
-async def test_what_was_never_awaited_when_the_body_ends_fails_the_run_with_its_line(
-    program: Callable[[], Invocation[Any]], told: str
-) -> None:
+async def test_a_missing_await_fails_the_run_with_its_line(program: Callable[[], Invocation[Any]], told: str) -> None:
     ran = await run(program())
     assert ran.result.status is RunStatus.FAILED
     assert isinstance(ran.result.error, UsageError)
@@ -520,7 +518,7 @@ async def test_what_was_never_awaited_when_the_body_ends_fails_the_run_with_its_
     await go_on_from_everywhere(program(), ran)
 
 
-async def test_a_child_that_forgets_fails_its_parent_with_the_line_in_the_child() -> None:
+async def test_a_missing_await_in_a_child_fails_its_parent_with_the_line() -> None:
     @workflow
     async def parent() -> int:
         return await in_a_list()
@@ -772,13 +770,13 @@ async def test_what_is_left_on_purpose_is_no_mistake(program: Callable[[], Invoc
     assert result.status is RunStatus.COMPLETED
 
 
-async def test_a_run_that_ends_otherwise_ends_as_it_says() -> None:
+async def test_a_missing_await_does_not_hide_a_bail_or_a_failure() -> None:
     assert (await run(gives_up())).result.status is RunStatus.BAILED
     assert isinstance((await run(fails_by_itself())).result.error, ValueError)
 
 
-async def test_a_run_that_completed_with_such_code_completes_so_when_it_is_replayed() -> None:
-    """Its journal was written before this was looked for."""
+async def test_a_run_that_completed_with_a_missing_await_still_replays() -> None:
+    """Its journal was written before missing awaits were detected."""
 
     @workflow(name="flow")
     async def flow() -> int:
@@ -796,7 +794,7 @@ async def test_a_run_that_completed_with_such_code_completes_so_when_it_is_repla
     await replay(as_it_was, ran.result.run_id, ran.store)
 
 
-async def test_outside_of_bodies_nothing_is_looked_for() -> None:
+async def test_code_outside_of_bodies_is_not_checked() -> None:
     wanted = [refund("a"), refund("b")]
     both = asyncio.gather(charge("c"), charge("d"))
     task = asyncio.create_task(charge("e"))

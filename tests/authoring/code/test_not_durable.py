@@ -140,7 +140,7 @@ async def test_not_durable_names_the_line_and_the_cure(body: Body) -> None:
     assert "put this in a @step" in str(error)
 
 
-async def test_the_body_may_catch_not_durable_and_go_on() -> None:
+async def test_the_body_may_catch_not_durable_and_continue() -> None:
     @workflow
     async def flow() -> int:
         try:
@@ -168,7 +168,7 @@ async def test_waiting_for_a_future_of_another_loop_is_not_durable() -> None:
     foreign.cancel()
 
 
-async def test_waiting_for_a_task_of_another_loop_in_a_nested_task_is_not_durable() -> None:
+async def test_a_nested_task_that_awaits_another_loop_is_not_durable() -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 
@@ -207,16 +207,16 @@ async def test_awaiting_an_awaitable_of_another_library_is_not_durable() -> None
 # --- deadlocks -------------------------------------------------------------------------------------------------------
 
 
-async def an_event_nobody_sets() -> None:
+async def an_event_that_is_never_set() -> None:
     await double(1)
     event = asyncio.Event()
-    mark("an_event_nobody_sets")
+    mark("an_event_that_is_never_set")
     await event.wait()
 
 
-async def a_queue_nobody_fills() -> None:
+async def a_queue_that_is_never_filled() -> None:
     queue: asyncio.Queue[int] = asyncio.Queue()
-    mark("a_queue_nobody_fills")
+    mark("a_queue_that_is_never_filled")
     await queue.get()
 
 
@@ -253,8 +253,8 @@ async def tasks_that_wait_for_each_other() -> None:
 
 
 STUCK: list[Body] = [
-    an_event_nobody_sets,
-    a_queue_nobody_fills,
+    an_event_that_is_never_set,
+    a_queue_that_is_never_filled,
     a_lock_taken_twice,
     a_future_of_a_thread,
     in_a_function_below,
@@ -299,7 +299,7 @@ async def test_a_deadlock_is_found_when_the_last_step_ends_not_before() -> None:
 # --- as_completed ----------------------------------------------------------------------------------------------------
 
 
-async def test_as_completed_over_coroutines_is_refused_because_their_order_is_not_fixed() -> None:
+async def test_as_completed_over_coroutines_is_refused() -> None:
     async def branch(x: int) -> int:
         return await double(x)
 

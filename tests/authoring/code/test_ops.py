@@ -178,7 +178,7 @@ async def test_sleep_until_takes_a_moment(zone: Any) -> None:
         assert await handle.result(PATIENCE) == "awake"
 
 
-async def test_sleep_until_a_moment_in_the_past_goes_on() -> None:
+async def test_sleep_until_a_past_time_continues_at_once() -> None:
     @workflow
     async def flow() -> str:
         await sleep_until(now() - timedelta(days=1))
@@ -329,7 +329,7 @@ async def test_a_step_called_after_bail_never_runs() -> None:
     assert await ran.ops() == []
 
 
-async def test_an_output_of_bail_that_cannot_be_stored_is_an_error_of_the_body() -> None:
+async def test_bail_with_an_output_that_cannot_be_stored_fails_the_body() -> None:
     @workflow
     async def flow() -> None:
         bail("with a socket", object())

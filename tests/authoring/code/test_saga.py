@@ -67,7 +67,7 @@ async def test_nothing_is_undone_when_the_block_succeeds() -> None:
     await go_on_from_everywhere(trip(), ran)
 
 
-async def test_what_was_done_is_undone_in_reverse_and_the_error_goes_on() -> None:
+async def test_compensations_run_in_reverse_and_the_error_propagates() -> None:
     @workflow
     async def trip() -> list[str]:
         seen: list[str] = []
@@ -89,7 +89,7 @@ async def test_what_was_done_is_undone_in_reverse_and_the_error_goes_on() -> Non
     await go_on_from_everywhere(trip(), ran)
 
 
-async def test_the_error_of_a_step_is_the_error_of_the_run_after_all_is_undone() -> None:
+async def test_the_error_of_a_step_fails_the_run_after_its_compensations() -> None:
     @workflow
     async def trip() -> None:
         async with saga() as s:
@@ -102,7 +102,7 @@ async def test_the_error_of_a_step_is_the_error_of_the_run_after_all_is_undone()
     await go_on_from_everywhere(trip(), ran)
 
 
-async def test_a_compensation_that_fails_does_not_stop_the_others_and_the_error_tells_all() -> None:
+async def test_a_failed_compensation_does_not_stop_the_others_and_the_error_has_all() -> None:
     @workflow
     async def trip() -> None:
         async with saga() as s:
@@ -337,7 +337,7 @@ async def test_a_cancel_in_the_middle_of_compensating_does_not_stop_it() -> None
     assert result.status is RunStatus.CANCELLED
 
 
-async def test_a_run_that_is_cancelled_and_cannot_be_undone_says_so() -> None:
+async def test_a_cancelled_run_whose_compensation_fails_is_failed() -> None:
     @workflow
     async def trip() -> None:
         async with saga() as s:
@@ -425,7 +425,7 @@ async def test_a_compensation_after_the_block_is_refused() -> None:
     assert isinstance(await outcome_of(body), UsageError)
 
 
-async def test_a_lambda_that_gives_nothing_to_await_is_told_of() -> None:
+async def test_a_lambda_that_returns_nothing_to_await_is_reported() -> None:
     async def body() -> None:
         async with saga() as s:
             s.compensate(lambda: 7)  # type: ignore[arg-type, return-value]

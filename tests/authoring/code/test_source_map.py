@@ -69,7 +69,7 @@ async def order(n: int) -> int:
 
 
 FIRST = order.fn.__code__.co_firstlineno
-FILE = "tests/authoring/code/test_mentions.py"
+FILE = "tests/authoring/code/test_source_map.py"
 
 
 def at(*offsets: int) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ async def test_every_op_records_the_line_that_asked_for_it() -> None:
     }
 
 
-def test_source_is_parsed_though_another_thread_of_the_process_parses_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_can_be_parsed_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     real, troubles = ast.parse, [SystemError("AST constructor recursion depth mismatch (before=75, after=73)")]
 
     def disturbed(*args: Any, **options: Any) -> Any:
@@ -197,7 +197,7 @@ def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
     assert all(one == found[0] and one for one in found)
 
 
-def test_a_function_whose_file_has_changed_has_no_fingerprint_of_its_source(tmp_path: Path) -> None:
+def test_a_function_whose_file_has_changed_has_no_source_hash(tmp_path: Path) -> None:
     file = tmp_path / "changed.py"
     file.write_text("import perdure\n\n\n@perdure.workflow\nasync def flow():\n    return 1\n")
     flow = runpy.run_path(str(file))["flow"]

@@ -1,4 +1,4 @@
-"""`@step` and `@workflow` as decorators: plain calls outside a workflow, and mistakes told where they are made."""
+"""`@step` and `@workflow` as decorators: plain calls outside a workflow, and mistakes reported where they are made."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_plain_function_is_no_workflow() -> None:
         workflow(plain)  # type: ignore[arg-type]
 
 
-def test_an_annotation_that_exists_only_for_type_checkers_is_told_at_the_decorator() -> None:
+def test_an_annotation_for_type_checkers_only_is_refused_at_the_decorator() -> None:
     with pytest.raises(NameError, match="Sequence"):
 
         @step

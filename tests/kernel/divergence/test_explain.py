@@ -62,7 +62,7 @@ def source_map(**lines: int) -> SourceMap:
         (ValueRecorded("now:0", "now", NULL, "s:1"), RecordValue("now:0", "now", NULL, "s:1")),
     ],
 )
-def test_what_is_recorded_looks_like_what_was_wished_for(event: object, command: object) -> None:
+def test_a_recorded_op_equals_the_op_of_its_command(event: object, command: object) -> None:
     assert recorded_op(event) == wished_op(command)  # type: ignore[arg-type]
 
 
@@ -72,10 +72,10 @@ def test_only_the_first_attempt_begins_an_op() -> None:
     assert recorded_op(ValueRecorded("lock:0", "lock", Raw(b"7"))) is None
 
 
-# --- telling changes apart --------------------------------------------------------------------------------------------
+# --- classification ---------------------------------------------------------------------------------------------------
 
 
-def test_without_any_knowledge_of_the_code_the_inputs_tell_a_new_name_from_a_new_step() -> None:
+def test_without_source_equal_inputs_mean_a_renamed_step() -> None:
     recorded = op("a:0", 1, "h")
     assert explain(Evidence(recorded, [op("b:0", 1, "h")])).change == "renamed"
     assert explain(Evidence(recorded, [op("b:0", 1, "other")])).change == "inserted"
@@ -108,7 +108,7 @@ def test_what_is_wished_for_in_passing_is_not_what_the_code_is_at() -> None:
     assert found.current.path == "b:0"
 
 
-def test_what_a_child_wishes_for_says_nothing_about_its_parent() -> None:
+def test_commands_of_a_child_do_not_explain_its_parent() -> None:
     child = op("c:0", 1, kind="child")
     found = explain(Evidence(op("a:0", 2), [op("c:0/b:0", 9)], before=[child], source_map=source_map(a=3)))
     assert found.current is None
@@ -120,7 +120,7 @@ def test_arms_of_an_if_exclude_each_other() -> None:
     assert explain(Evidence(op("a:0", 2), [op("b:0", 4)], source_map=known)).change == "branch"
 
 
-def test_the_end_says_what_the_code_failed_with() -> None:
+def test_the_end_has_the_error_of_the_code() -> None:
     from perdure.kernel.values.failures import Failure
 
     failure = Failure("builtins.ValueError", "no stock", traceback='  File "shop.py", line 7, in order\n    raise\n')

@@ -67,7 +67,7 @@ def a_capsule() -> Capsule:
 
 
 def sealed(plain: bytes, *, format: int = 1, declared: int | None = None, size: int | None = None) -> bytes:
-    """A file that somebody made by hand, with a right hash."""
+    """A handmade file with a valid hash."""
     body = zlib.compress(plain)
     declared, size = len(plain) if declared is None else declared, len(body) if size is None else size
     head = struct.pack(">8sHQQ", b"PERDURE\x1a", format, size, declared)
@@ -75,7 +75,7 @@ def sealed(plain: bytes, *, format: int = 1, declared: int | None = None, size: 
 
 
 def forged(change: Any) -> bytes:
-    """A capsule whose content somebody changed, and whose hash they made anew."""
+    """A capsule with changed content and a recomputed hash."""
     content = msgspec.json.decode(msgspec.json.encode(a_capsule()))
     change(content)
     return sealed(msgspec.json.encode(content))
@@ -91,7 +91,7 @@ def test_a_capsule_is_read_as_it_was_written() -> None:
 
 @given(stories())
 @settings(max_examples=60)
-def test_every_journal_of_an_engine_is_the_same_state_and_row_after_its_travels(story: Story) -> None:
+def test_a_capsule_of_any_journal_folds_to_the_same_state_and_row(story: Story) -> None:
     journal = batches(story.run().journal)
     _, state = read_capsule(encode_capsule(capsule_of("r1", list(journal), {})))
     before = fold("r1", journal)
@@ -140,7 +140,7 @@ def test_bytes_that_are_no_capsule_are_refused(data: bytes) -> None:
 @given(st.data())
 @settings(max_examples=150)
 def test_a_forged_content_is_refused_or_can_be_read_whole(data: st.DataObject) -> None:
-    """Whoever makes the hash anew can write anything; what is accepted must at least be a journal."""
+    """An attacker who recomputes the hash can write anything; what is accepted must at least be a journal."""
     plain = bytearray(msgspec.json.encode(a_capsule()))
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, len(plain) - 1))
@@ -177,7 +177,7 @@ def test_a_hostile_file_is_refused_with_its_reason(data: bytes, why: str) -> Non
         decode_capsule(data)
 
 
-def test_what_inflates_to_more_than_was_declared_is_never_inflated_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capsule_is_never_decompressed_beyond_its_declared_size(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     make = zlib.decompressobj
 
@@ -321,7 +321,7 @@ def test_fingerprints_of_inputs_go_with_what_was_taken_out() -> None:
     assert [step.inputs for step in steps] == ["", ""]
 
 
-def test_values_that_a_fork_edited_and_that_a_step_ended_its_run_with_are_taken_out() -> None:
+def test_edited_values_of_forks_and_outputs_of_bail_are_redacted() -> None:
     secret = Raw(b'{"pan":"4111"}')
     events: list[AnyEvent] = [
         RunForked("r0", 1, inputs={"charge:0": {"card": secret, "pan": Raw(b'"4111"')}}, state={"card": secret}),
@@ -335,12 +335,12 @@ def test_values_that_a_fork_edited_and_that_a_step_ended_its_run_with_are_taken_
     assert only_state[0].state == {"card": Raw(b'{"pan":"[redacted]"}')}
 
 
-def test_a_path_that_is_nowhere_is_an_error_and_not_a_comfort() -> None:
+def test_a_path_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(UsageError, match="nowhere"):
         redact(a_capsule(), ["$.order.kard"])
 
 
 @pytest.mark.parametrize("path", ["", "card.number", "$card", "$.", "$[x]", "$.a["])
-def test_what_is_no_path_is_refused(path: str) -> None:
+def test_an_invalid_path_is_refused(path: str) -> None:
     with pytest.raises(UsageError, match="redact="):
         parse(path)

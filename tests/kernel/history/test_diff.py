@@ -54,7 +54,7 @@ def test_the_same_run_differs_in_nothing() -> None:
     assert [op.path for op in found.ops] == ["input", "a:0", "go:0", "result"]
 
 
-def test_the_first_op_that_differs_is_told_with_both_sides() -> None:
+def test_the_first_op_that_differs_is_shown_with_both_sides() -> None:
     found = diff(
         run(*done("a:0"), *done("b:0", b"1"), *done("c:0", b"5")),
         run(*done("a:0"), *done("b:0", b"2"), *done("c:0", b"6"), end=b"2"),

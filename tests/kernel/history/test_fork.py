@@ -1,4 +1,4 @@
-"""What a fork keeps of a journal, what it leaves out, and where a failed run goes on. Pure functions of journals."""
+"""What a fork keeps of a journal, what it drops, and where a failed run continues. Pure functions of journals."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def test_times_are_moved_so_that_the_past_ends_now() -> None:
     assert made[-1].events[-1] == RunForked("r0", 6, 880.0, run=RunContext("original", "r0", "shop", "1", "r0"))
 
 
-def test_a_deadline_begins_anew() -> None:
+def test_a_fork_gets_its_whole_deadline_again() -> None:
     started = msgspec.structs.replace(STARTED, deadline=150.0, queue="q", queue_key="k", parent="p", not_before=120.0)
     batches = [Batch(0, 100.0, [started])]
     made = forks.beginning(batches, "r0", 1000.0, id="fork")
     assert (made.deadline, made.queue, made.queue_key, made.parent, made.not_before) == (1050.0, "", "", "", None)
 
 
-def test_a_signal_that_was_waited_for_is_awaited_again_and_one_that_came_early_is_there() -> None:
+def test_a_fork_drops_a_signal_that_arrived_during_the_wait_and_keeps_an_earlier_one() -> None:
     waits: list[AnyEvent] = [WaitOpened("go:0", "signal", name="go")]
     early = journal([SignalReceived("go", Raw(b"1"))], waits, [WaitResolved("go:0", "signal")])
     assert kept(fork(early, forks.before(early, "go:0"))) == [SignalReceived("go", Raw(b"1"))]
@@ -142,7 +142,7 @@ def test_a_signal_that_was_waited_for_is_awaited_again_and_one_that_came_early_i
     assert kept(fork(late, forks.before(late, "go:0"))) == []
 
 
-def test_a_child_is_begun_anew_with_all_that_is_in_it_and_stays_when_it_ended_before() -> None:
+def test_a_fork_before_a_child_drops_its_events_and_a_later_fork_keeps_them() -> None:
     batches = journal(
         [ChildStarted("pack:0", "pack"), StepStarted("pack:0/a:0"), StepStarted("b:0")],
         [succeeded("pack:0/a:0"), CancelRequested("x", "pack:0"), ChildFinished("pack:0", RunStatus.COMPLETED)],
@@ -212,7 +212,7 @@ def test_a_name_stands_for_the_first_op_of_that_name() -> None:
         forks.before(batches, "b")
 
 
-# --- where a failed run goes on -------------------------------------------------------------------------------------
+# --- where a failed run continues -----------------------------------------------------------------------------------
 
 
 def ending(error: Failure | None, *events: AnyEvent, status: RunStatus = RunStatus.FAILED) -> list[AnyEvent]:

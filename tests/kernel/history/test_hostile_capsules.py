@@ -64,7 +64,7 @@ def zeros() -> bytes:
     return squeezed(bytes(MEGABYTE), 1024)[0]
 
 
-# Made when they are needed: whoever only looks for tests would wait for them.
+# Built lazily, because collecting tests should not wait for them.
 FILES: dict[str, Callable[[], bytes]] = {
     "says that a gigabyte is inside": lambda: sealed(zeros(), 1024**3),
     "says that a gigabyte follows": lambda: sealed(b"x", 100, size=1024**3),

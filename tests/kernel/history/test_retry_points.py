@@ -39,7 +39,7 @@ def kept(batches: list[Batch], without: Withdrawn | None = None) -> list[tuple[s
     return [(e.op, e.kind) for batch in made for e in batch.events if isinstance(e, OutcomeKept)]
 
 
-def test_what_became_the_failure_of_the_run_is_called_again_and_what_was_caught_for_another_way_is_not() -> None:
+def test_an_unhandled_failure_runs_again_and_a_handled_one_does_not() -> None:
     batches = journal(
         [StepStarted("a:0")],
         [StepFailed("a:0", 1, BOOM), StepStarted("b:0")],  # caught
@@ -50,7 +50,7 @@ def test_what_became_the_failure_of_the_run_is_called_again_and_what_was_caught_
     assert kept(batches) == [("a:0", "failed"), ("b:0", "succeeded"), ("c:0", "again")]
 
 
-def test_a_loop_that_goes_on_after_a_failure_has_not_taken_another_way() -> None:
+def test_a_loop_that_continues_after_a_failure_has_not_handled_it() -> None:
     batches = journal(
         [StepStarted("w:0/a:0")],
         [succeeded("w:0/a:0"), StepStarted("w:0/b:0")],
@@ -77,7 +77,7 @@ def test_after_an_error_of_the_body_all_is_kept_but_what_was_given_up() -> None:
     assert kept(batches) == [("a:0", "succeeded")]
 
 
-def test_what_failed_in_a_child_is_called_again_unless_the_parent_took_another_way_for_it() -> None:
+def test_a_failure_in_a_child_runs_again_unless_the_parent_handled_it() -> None:
     inner: list[AnyEvent] = [
         StepFailed("pack:0/a:0", 1, BOOM),
         ChildFinished("pack:0", RunStatus.FAILED, error=BOOM),
@@ -104,7 +104,7 @@ def test_a_step_that_runs_at_most_once_is_not_called_again() -> None:
     assert [one.ops for one in withdrawals(batches)] == [{"b:0"}]
 
 
-def test_of_a_cancelled_run_all_is_kept_that_came_before_it_was_asked_to_end() -> None:
+def test_a_retry_of_a_cancelled_run_keeps_everything_before_the_cancellation() -> None:
     batches = journal(
         [StepStarted("a:0"), succeeded("a:0")],
         [CancelRequested("x"), StepStarted("b:0")],
@@ -113,7 +113,7 @@ def test_of_a_cancelled_run_all_is_kept_that_came_before_it_was_asked_to_end() -
     assert kept(batches) == [("a:0", "succeeded")]
 
 
-def test_a_failed_compensation_is_called_again_and_one_that_was_done_stands_in_the_way() -> None:
+def test_a_failed_compensation_runs_again_and_a_finished_one_forbids_a_retry() -> None:
     failed: list[AnyEvent] = [StepStarted("a:0"), StepFailed("a:0", 1, BOOM), StepStarted("compensate:0/undo:0")]
     batches = journal(failed, ending(BOOM, succeeded("compensate:0/undo:0")))
     with pytest.raises(UsageError, match="undone"):
@@ -123,7 +123,7 @@ def test_a_failed_compensation_is_called_again_and_one_that_was_done_stands_in_t
     assert withdrawn(batches) == {"compensate:0/undo:0"}
 
 
-def test_a_timer_by_which_something_was_given_up_counts_anew_and_a_sleep_is_not_slept_again() -> None:
+def test_a_retry_restarts_an_expired_timeout_and_keeps_a_finished_sleep() -> None:
     batches = journal(
         [WaitOpened("sleep:0", "timer", 10.0)],
         [WaitResolved("sleep:0", "timer"), WaitOpened("timer:0", "timer", 20.0), StepStarted("a:0")],
@@ -134,7 +134,7 @@ def test_a_timer_by_which_something_was_given_up_counts_anew_and_a_sleep_is_not_
     assert ("sleep:0", "waited") in kept(batches)
 
 
-def test_signals_that_were_taken_are_kept_with_their_waits_and_others_come_again() -> None:
+def test_a_retry_keeps_consumed_signals_with_their_waits_and_delivers_the_others() -> None:
     batches = journal(
         [WaitOpened("go:0", "signal", name="go"), SignalReceived("go", signal_id="1"), SignalReceived("go")],
         [WaitResolved("go:0", "signal"), StepStarted("a:0")],

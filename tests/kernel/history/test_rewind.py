@@ -1,4 +1,4 @@
-"""Where a parked run goes on from to be before an op, and what it takes along. Pure functions of journals."""
+"""From which point a rewound run continues, and what it keeps. Pure functions of journals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_op_can_be_named_without_its_number() -> None:
         points(batches, "c")
 
 
-def test_what_went_on_beside_it_is_kept_first_and_left_out_where_that_does_not_fit() -> None:
+def test_a_rewind_first_tries_to_keep_concurrent_ops_and_then_drops_them() -> None:
     batches = journal(
         [StepStarted("a:0"), StepStarted("b:0")], [succeeded("a:0")], [succeeded("b:0"), StepStarted("c:0"), PARKED]
     )
@@ -95,7 +95,7 @@ def test_signals_to_children_that_have_ended_in_the_past_do_not_come() -> None:
     assert [event for batch in past for event in batch.events if isinstance(event, SignalReceived)] == [kept_one]
 
 
-def test_a_cancel_still_stands_and_is_there_once() -> None:
+def test_a_rewind_keeps_a_cancellation_once() -> None:
     asked = CancelRequested("enough")
     batches = journal([StepStarted("a:0")], [succeeded("a:0"), StepStarted("b:0")], [asked, PARKED])
     for op in ("a:0", "b:0"):
@@ -104,7 +104,7 @@ def test_a_cancel_still_stands_and_is_there_once() -> None:
         assert fold("r1", past).cancel_requested == asked
 
 
-def test_a_journal_that_goes_on_has_its_mark_and_no_gap() -> None:
+def test_a_continued_journal_has_its_mark_and_no_gap() -> None:
     batches = journal([StepStarted("a:0")], [succeeded("a:0"), PARKED], [SignalReceived("go")])
     past = cut(batches, "a:0")
     assert [batch.seq for batch in past] == [sum(len(b.events) for b in past[:n]) for n in range(len(past))]

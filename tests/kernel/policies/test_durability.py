@@ -42,7 +42,7 @@ def test_the_other_modes_do_not_count(mode: str, due: bool) -> None:
 @pytest.mark.parametrize(
     "value", ["", "every", "every(0)", "every(-1)", "every(x)", "SYNC", "fsync", "async()", "async(-1)"]
 )
-def test_what_is_no_mode_is_refused(value: str) -> None:
+def test_an_unknown_mode_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match=r"every|durability"):
         durability(value)
 

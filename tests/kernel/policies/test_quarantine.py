@@ -87,7 +87,7 @@ def test_an_owner_that_claimed_twice_has_lived_with_it() -> None:
     assert fruitless(journal(*resting, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
 
 
-def test_an_attempt_that_an_owner_has_lived_with_takes_long_and_kills_no_later_owner() -> None:
+def test_an_attempt_that_an_owner_survived_is_not_blamed_for_later_deaths() -> None:
     lived = [*takeover(2), RunClaimed("b", 3, "s2")]
     assert fruitless(journal(*lived)) == []
     again = [*takeover(4, "c"), *takeover(5, "d"), *takeover(6, "e")]
@@ -96,12 +96,12 @@ def test_an_attempt_that_an_owner_has_lived_with_takes_long_and_kills_no_later_o
 
 
 @pytest.mark.parametrize("told", [SignalReceived("go"), CancelRequested("enough")])
-def test_what_a_run_was_told_since_may_be_what_kills(told: AnyEvent) -> None:
+def test_an_external_event_since_may_be_what_kills(told: AnyEvent) -> None:
     lived = [*takeover(2), RunClaimed("b", 3, "s2")]
     assert fruitless(journal(*lived, told, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
 
 
-def test_an_owner_that_lived_before_an_attempt_was_made_again_says_nothing_of_that_attempt() -> None:
+def test_an_owner_that_survived_an_earlier_attempt_proves_nothing_about_a_later_one() -> None:
     waited: list[AnyEvent] = [RunClaimed("b", 2, "s2"), RunClaimed("b", 3, "s2"), StepStarted("work:0", 2)]
     assert fruitless(journal(*waited, *takeover(4, "c"))) == ["c"]
 
@@ -113,7 +113,7 @@ def test_two_that_live_and_take_it_from_each_other_are_not_lost() -> None:
     assert fruitless(journal(one, other, one), "x") == ["b"]
 
 
-def test_only_who_has_nothing_to_do_before_a_lock_is_free_only_waits() -> None:
+def test_a_run_that_only_waits_for_a_lock_has_nothing_to_do() -> None:
     asked = WaitOpened("lock:0", "lock", 9.0, "door", ttl=30.0)
     waits: list[AnyEvent] = [StepSucceeded("work:0", NULL), asked, RunClaimed("b", 2, "s2")]
     assert only_waits(fold("r", journal(*waits)), 8.0)
@@ -137,7 +137,7 @@ def test_one_that_waits_inside_a_lock_only_waits(kind: str) -> None:
         assert not only_waits(fold("r", journal(*waits, SignalReceived("go"))), 8.0), "what it waits for has come"
 
 
-def test_the_reason_names_who_was_lost_and_what_was_under_way() -> None:
+def test_the_reason_names_the_lost_owners_and_the_running_steps() -> None:
     state = fold("r", journal(*takeover(2), *takeover(3), *takeover(4)))
     parked = poisoned(state, ["b", "c", "b"])
     assert parked.kind == "poisoned"

@@ -26,7 +26,7 @@ def test_an_id_that_was_never_used_makes_a_run(reuse: Reuse) -> None:
         ("terminate_running", "replace", "create", "create"),
     ],
 )
-def test_the_policy_decides_by_where_the_existing_run_stands(
+def test_the_policy_decides_by_the_status_of_the_existing_run(
     reuse: Reuse, open: Decision, lost: Decision, won: Decision
 ) -> None:
     assert {decide(reuse, status) for status in OPEN} == {open}

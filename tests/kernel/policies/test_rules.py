@@ -116,7 +116,7 @@ def test_the_first_rule_that_matches_wins(names: list[str], name: str) -> None:
 
 
 @given(st.lists(st.sets(NAMES), max_size=5), NAMES)
-def test_the_first_predicate_that_holds_wins_and_no_other_is_merged_in(sets: list[set[str]], name: str) -> None:
+def test_the_first_matching_predicate_wins_and_no_other_is_merged(sets: list[set[str]], name: str) -> None:
     def in_set(names: set[str]) -> Callable[[StepInfo], bool]:
         return lambda step: step.name in names
 
@@ -161,7 +161,7 @@ RETRY = ("attempts", "backoff", "initial", "factor", "max", "jitter")
 
 
 @given(POLICIES, POLICIES)
-def test_what_a_rule_says_is_merged_over_what_the_step_says(own: dict[str, Any], policy: dict[str, Any]) -> None:
+def test_the_policy_of_a_rule_is_merged_over_the_steps_own(own: dict[str, Any], policy: dict[str, Any]) -> None:
     before = apply(rules_of([("work", own)]).rules[0].policy, spec())
     after = under([("work", policy)], of=before)
     merged = {**own, **policy}
@@ -171,7 +171,7 @@ def test_what_a_rule_says_is_merged_over_what_the_step_says(own: dict[str, Any],
     assert (after.name, after.fn, after.types, after.returns) == (before.name, before.fn, before.types, before.returns)
 
 
-def test_what_the_decorator_says_stays_where_the_rule_is_silent() -> None:
+def test_a_rule_keeps_what_it_does_not_set_of_the_decorator() -> None:
     found = under([rule("charge", attempts=6)], of=charge.spec)
     assert found.retry == Retry(attempts=6, initial=5.0)
     assert found.timeout == 7
@@ -206,7 +206,7 @@ def test_the_presets_are_those_of_the_guide() -> None:
 # --- levels ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_rules_of_a_run_come_before_the_programs_and_those_before_the_engines() -> None:
+def test_rules_of_a_run_come_before_the_programs_and_those_before_the_engines() -> None:
     run, program, engine = [rule("a", timeout=1)], [rule("b", timeout=2)], [rule(default, timeout=3)]
     assert [under(run, program, engine, of=spec(name)).timeout for name in "abc"] == [1, 2, 3]
     assert under([], program, engine, of=spec("a")).timeout == 3
@@ -361,7 +361,7 @@ def test_a_predicate_that_raises_fails_its_step_and_says_so() -> None:
         ({"fallback": charge}, "write fallback=lambda failed: instead(charge"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused_with_the_fix(policy: dict[str, Any], told: str) -> None:
+def test_an_invalid_policy_is_refused_with_the_fix(policy: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRule) as caught:
         rule("charge", **policy)
     assert told in str(caught.value)
@@ -391,7 +391,7 @@ def test_a_policy_that_makes_no_sense_is_refused_with_the_fix(policy: dict[str, 
         ({"kind": "cpux"}, "did you mean 'cpu'?"),
     ],
 )
-def test_a_matcher_that_makes_no_sense_is_refused(matcher: Any, told: str) -> None:
+def test_an_invalid_matcher_is_refused(matcher: Any, told: str) -> None:
     with pytest.raises(InvalidRule) as caught:
         rule(matcher, timeout=5)
     assert told in str(caught.value)
@@ -450,7 +450,7 @@ def test_rules_from_the_narrow_to_the_wide_are_accepted(matchers: Sequence[Any])
         ({"rule": []}, "did you mean 'rules'?"),
     ],
 )
-def test_what_is_no_list_of_rules_is_refused(given_: Any, told: str) -> None:
+def test_anything_but_a_list_of_rules_is_refused(given_: Any, told: str) -> None:
     with pytest.raises(InvalidRule) as caught:
         rules_of(given_, "Engine(rules=...)")
     assert told in str(caught.value)

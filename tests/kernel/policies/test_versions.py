@@ -30,7 +30,7 @@ async def tenth() -> int:
     return 10
 
 
-def test_a_run_belongs_to_the_program_of_its_version_or_to_one_that_accepts_it() -> None:
+def test_a_run_gets_the_program_of_its_version_or_one_that_accepts_it() -> None:
     programs = Programs([first, tenth])
     assert programs.find("fulfil", "1") is first
     assert programs.find("fulfil", "10") is tenth
@@ -39,7 +39,7 @@ def test_a_run_belongs_to_the_program_of_its_version_or_to_one_that_accepts_it()
     assert Programs([tenth, second]).find("fulfil", "2") is second
 
 
-def test_a_run_started_by_name_alone_gets_the_newest_and_numbers_are_compared_as_numbers() -> None:
+def test_a_run_without_a_version_gets_the_newest_by_number() -> None:
     programs = Programs([tenth, second])
     assert programs.find("fulfil", "") is tenth
     assert programs["fulfil"] is tenth
@@ -47,7 +47,7 @@ def test_a_run_started_by_name_alone_gets_the_newest_and_numbers_are_compared_as
     assert programs.every() == [tenth, second]
 
 
-def test_a_version_that_is_not_there_says_what_to_do() -> None:
+def test_a_missing_version_says_what_to_do() -> None:
     with pytest.raises(UnknownVersion) as caught:
         Programs([second]).find("fulfil", "1")
     assert str(caught.value) == (
@@ -101,7 +101,7 @@ def test_any_texts_can_be_sorted(versions: list[str]) -> None:
     )
 
 
-def test_a_run_is_being_replayed_as_long_as_a_wish_of_its_program_stands_later_in_the_journal() -> None:
+def test_a_run_is_replaying_while_the_journal_holds_later_commands() -> None:
     state = RunState("r")
     events: list[AnyEvent] = [
         RunClaimed("o", 1),

@@ -76,9 +76,7 @@ def by_looking(expression: str, where: str, start: datetime, end: datetime) -> l
 
 
 @given(expressions, st.sampled_from(DAYS), st.integers(-1500, 1500))
-def test_an_expression_is_due_when_a_look_at_every_minute_says_so(
-    expression: str, place: tuple[str, datetime], offset: int
-) -> None:
+def test_cron_ticks_equal_a_check_of_every_minute(expression: str, place: tuple[str, datetime], offset: int) -> None:
     where, day = place
     start = day.replace(tzinfo=UTC) + timedelta(minutes=offset)
     end = start + timedelta(days=2)
@@ -87,7 +85,7 @@ def test_an_expression_is_due_when_a_look_at_every_minute_says_so(
 
 @given(expressions, st.sampled_from(DAYS), st.integers(0, 1500))
 @settings(max_examples=50)
-def test_going_on_from_any_tick_gives_the_same_ticks_as_going_through(
+def test_ticks_after_any_tick_are_the_rest_of_all_ticks(
     expression: str, place: tuple[str, datetime], offset: int
 ) -> None:
     where, day = place
@@ -111,13 +109,13 @@ def test_a_daily_time_fires_once_on_the_days_of_change_too(where: str, day: date
     assert len(set(days)) == 6
 
 
-def test_a_time_that_is_skipped_fires_at_the_end_of_the_gap_and_one_that_comes_twice_the_first_time() -> None:
+def test_a_skipped_time_fires_after_the_gap_and_a_repeated_one_fires_once() -> None:
     spring, autumn = datetime(2030, 3, 31, tzinfo=UTC), datetime(2030, 10, 27, tzinfo=UTC)
     assert next(cron_ticks("30 2 * * *", ZoneInfo("Europe/Berlin"), spring)) == spring.replace(hour=1)
     assert next(cron_ticks("30 2 * * *", ZoneInfo("Europe/Berlin"), autumn)) == autumn.replace(hour=0, minute=30)
 
 
-def test_every_quarter_of_an_hour_goes_on_through_the_hour_that_comes_twice() -> None:
+def test_a_quarter_hourly_cron_fires_in_both_repeated_hours() -> None:
     autumn = datetime(2030, 10, 26, 23, 59, tzinfo=UTC)
     due = list(islice(cron_ticks("*/15 * * * *", ZoneInfo("Europe/Berlin"), autumn), 12))
     assert due == [datetime(2030, 10, 27, tzinfo=UTC) + timedelta(minutes=15 * i) for i in range(12)]
@@ -130,7 +128,7 @@ def test_a_fraction_of_a_second_makes_no_difference() -> None:
         assert next(ticks) == at + timedelta(seconds=1)
 
 
-def test_an_expression_without_an_end_has_none_and_one_after_the_year_9999_stops() -> None:
+def test_cron_ticks_stop_after_the_year_9999() -> None:
     assert list(cron_ticks("0 0 1 1 *", UTC, datetime(9998, 6, 1, tzinfo=UTC))) == [datetime(9999, 1, 1, tzinfo=UTC)]
 
 

@@ -53,7 +53,7 @@ def test_every_counts_from_the_epoch_and_never_drifts(period: float, after: floa
 
 
 @given(specs, st.lists(moments, min_size=1, max_size=20))
-def test_every_tick_is_accounted_for_exactly_once_however_often_one_looks(
+def test_every_tick_is_handled_exactly_once_however_often_it_is_surveyed(
     spec: ScheduleSpec, looks: list[float]
 ) -> None:
     after, fired, skipped = NOON, list[float](), 0
@@ -89,7 +89,7 @@ def test_missed_ticks_are_fired_by_their_policy(spec: ScheduleSpec, now: float) 
 
 
 @given(specs, moments, st.floats(0, 200))
-def test_a_tick_is_on_time_when_a_survey_would_fire_it_and_nothing_else(
+def test_a_tick_is_on_time_when_a_survey_would_fire_only_that_tick(
     spec: ScheduleSpec, start: float, later: float
 ) -> None:
     ahead = kernel.ahead(spec, "s", start)
@@ -205,6 +205,6 @@ def test_an_id_that_no_run_could_bear_is_refused(id: Any) -> None:
         kernel.check_schedule_id(id)
 
 
-def test_a_definition_of_before_there_were_queues_is_written_as_it_was() -> None:
+def test_a_definition_from_before_queues_is_encoded_unchanged() -> None:
     plain = Definition(ScheduleSpec(every=60.0), "report", "[]")
     assert set(msgspec.json.decode(msgspec.json.encode(plain))) == {"spec", "program", "input"}

@@ -235,7 +235,7 @@ plain_json = st.recursive(
 
 @given(plain_json)
 @pytest.mark.parametrize("annotation", [Any, object, None, Signature.empty, NoReturn])
-def test_annotations_that_say_nothing_give_plain_json(annotation: Any, value: object) -> None:
+def test_annotations_without_information_give_plain_json(annotation: Any, value: object) -> None:
     assert there_and_back(value, annotation) == value
 
 
@@ -272,7 +272,7 @@ class Slug(str):
     pass
 
 
-def test_subclasses_of_text_and_numbers_are_stored_as_their_base_and_come_back_by_annotation() -> None:
+def test_subclasses_of_text_and_numbers_come_back_by_annotation() -> None:
     assert CODEC.encode([Slug("a")], WHAT) == b'["a"]'
     back = there_and_back(Slug("a"), Slug)
     assert (back, type(back)) == ("a", Slug)
@@ -684,7 +684,7 @@ class Secret:
     pass
 
 
-def test_a_union_that_json_cannot_tell_apart_is_refused_at_once_with_the_cure() -> None:
+def test_an_ambiguous_union_is_refused_with_the_cure() -> None:
     for annotation in (Apple | Pear, list[Apple | Pear], str | bytes, User | int):
         with pytest.raises(NotDecodable) as refused:
             CODEC.decoder(annotation, "the result of pick")
@@ -712,7 +712,7 @@ def test_a_union_that_json_cannot_tell_apart_is_refused_at_once_with_the_cure() 
     ],
     ids=str,
 )
-def test_an_annotation_without_a_form_is_refused_at_once_with_the_cure(annotation: Any) -> None:
+def test_an_unsupported_annotation_is_refused_with_the_cure(annotation: Any) -> None:
     for ask in (lambda: CODEC.decoder(annotation), lambda: CODEC.decode(b"null", annotation, WHAT)):
         with pytest.raises(NotDecodable, match="register a codec"):
             ask()

@@ -412,7 +412,7 @@ def test_what_is_in_slots_comes_back() -> None:
     assert not hasattr(back, "lock")
 
 
-def test_arguments_that_no_constructor_is_given_come_back_as_attributes() -> None:
+def test_attributes_that_are_not_constructor_arguments_come_back() -> None:
     back = through_the_journal(Required(1, b=2))
     assert isinstance(back, Required)
     assert (back.a, back.b, str(back)) == (1, 2, "1 and 2")
@@ -425,7 +425,7 @@ def test_a_message_that_can_no_longer_be_made_is_kept_as_a_note() -> None:
     assert "answered 503" in back.__notes__[0]
 
 
-def test_a_class_that_is_not_known_keeps_its_attributes_its_traceback_and_its_builtin_base() -> None:
+def test_an_unknown_class_keeps_its_attributes_traceback_and_builtin_base() -> None:
     class Hidden(ConnectionError):
         def __init__(self, code: int) -> None:
             super().__init__("hidden")
@@ -553,7 +553,7 @@ def test_an_exception_group_comes_back_with_its_exceptions(group: type[Exception
     assert back.split(Declined)[1] is not None
 
 
-def test_a_group_with_what_would_stop_the_process_comes_back_with_step_errors() -> None:
+def test_a_group_with_a_system_exit_comes_back_with_step_errors() -> None:
     back = through_the_journal(BaseExceptionGroup("both", [KeyboardInterrupt(), ValueError("v")]))
     assert isinstance(back, ExceptionGroup)
     assert [type(exc) for exc in back.exceptions] == [StepError, ValueError]
@@ -645,7 +645,7 @@ def test_an_error_of_perdure_that_was_made_by_hand_can_be_read(cls: type[Excepti
         assert back.type.endswith(cls.__name__)
 
 
-def test_a_class_of_a_script_is_the_same_class_in_a_process_of_multiprocessing(
+def test_a_class_of_a_script_has_the_same_name_in_a_spawned_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = type("Declined", (Exception,), {"__module__": "__mp_main__", "__qualname__": "Declined"})

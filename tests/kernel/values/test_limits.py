@@ -22,7 +22,7 @@ def test_a_size_equal_to_a_limit_is_within_it(size: int, where: str) -> None:
     assert place(size, Limits(blob=10, payload=20)) == where
 
 
-def test_a_blob_limit_above_the_payload_limit_never_moves_anything_out() -> None:
+def test_a_blob_limit_above_the_payload_limit_never_offloads() -> None:
     limits = Limits(blob=100, payload=20)
     assert {place(size, limits) for size in range(150)} == {"inline", "refuse"}
 

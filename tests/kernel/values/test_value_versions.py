@@ -74,7 +74,7 @@ def test_values_of_today_come_back_as_they_were(id: str, cents: int, tags: list[
     assert codec.encode_inputs([shipment], "it") == codec.encode_inputs([shipment], "it")
 
 
-def test_the_version_stands_beside_the_fields() -> None:
+def test_the_version_is_stored_beside_the_fields() -> None:
     assert codec.encode(Order("a", 1), "it") == b'{"$version":"3","id":"a","cents":1,"tags":[]}'
     assert codec.encode(Customer(name="Ann"), "it") == b'{"$version":"2","name":"Ann"}'
     assert codec.encode({"p": Parcel(1)}, "it") == b'{"p":{"$version":"2","type":"parcel","grams":1}}'
@@ -111,7 +111,7 @@ def test_old_values_become_values_of_today_one_version_at_a_time(stored: bytes, 
         (b'{"$version":"2","id":5,"price":1}', "Expected `str`, got `int`"),
     ],
 )
-def test_a_value_that_cannot_become_one_of_today_says_why(stored: bytes, complaint: str) -> None:
+def test_a_value_that_cannot_be_migrated_says_why(stored: bytes, complaint: str) -> None:
     with pytest.raises(NotDecodable, match=complaint):
         codec.decode(stored, Order, "the result of charge:0")
     with pytest.raises(NotDecodable, match=complaint):

@@ -28,7 +28,7 @@ async def helper() -> int:
 
 
 def plain(order: str):  # type: ignore[no-untyped-def]
-    return charge(4)  # whoever calls it awaits it
+    return charge(4)  # the caller awaits it
 
 
 @workflow
