@@ -175,7 +175,7 @@ INSIDE: list[tuple[Any, str]] = [
     (Channel, "_record"),
     (Channel, "_set_timer"),
     (StepRunner, "start"),
-    (StepRunner, "_count"),
+    (StepRunner, "_start_timers"),
     (Orchestrator, "_committed"),
     (Orchestrator, "_settle"),
     (RunLocks, "committed"),

@@ -130,12 +130,12 @@ class Attempts:
     def plan(self, planned: Plan) -> None:
         """Keep what is to begin and to end once its events are durable."""
         self.calls += planned.calls
-        self._services.runner.promised += len(planned.calls)
+        self._services.runner.reserved += len(planned.calls)
         self.cancels += planned.cancels
 
     def forget_calls(self) -> None:
         """Begin nothing of what was planned."""
-        self._services.runner.promised -= len(self.calls)
+        self._services.runner.reserved -= len(self.calls)
         self.calls.clear()
         self._ready = None
 
@@ -158,7 +158,7 @@ class Attempts:
     def launch_planned(self, owner: AttemptOwner) -> None:
         """Begin what the journal now says has begun."""
         calls, self.calls = self.calls, []
-        self._services.runner.promised -= len(calls)
+        self._services.runner.reserved -= len(calls)
         for call in calls:
             if owner.expects(call):
                 self._launch(call, owner)
@@ -209,7 +209,7 @@ class Attempts:
             open_op = self._state.ops[op]
             if open_op.running:
                 self.calls.append(Call(command, open_op.attempt, open_op.failed))
-                self._services.runner.promised += 1
+                self._services.runner.reserved += 1
 
     def _hand_over(self, unsaved: Iterable[AnyEvent]) -> dict[Key, Handoff]:
         """Everything that is under way, or done and not known to be in the store."""

@@ -1,10 +1,46 @@
-"""One run in memory: feeds it what happened, records what follows, and acts once that is durable.
+"""One run in memory: folds what happened, records what follows, and acts once that is durable.
 
-Advance before commit, act after commit: the outcome of a step goes to the program at once, its next wishes are planned,
-and outcome and intents leave in one append. Steps start, callers are answered and timers count only after that. In the
-lazy durability modes steps start at once, and the journal follows within the mode's bounds.
+Theory of operation
+===================
 
-Everything here runs in callbacks of the event loop, never inside a task: a body has tasks of its own.
+A driver exists while its run is in memory here. Everything in it runs in callbacks of the event loop, never inside a
+task: a body has tasks of its own. One round looks like this.
+
+        an outcome, a message, a due timer
+                   |
+                   v
+        fold  (Replay: state and program advance; the program's commands become wishes)
+                   |                      ^
+                   v                      |  until no wish can be planned
+        plan  (kernel.plan: events to record, steps to call, steps to cancel)
+                   |
+                   v
+        outbox  --- Writer --->  journal  ---> committed: start and stop steps, answer callers, set the alarm
+
+**Advance before commit, act after commit.** The outcome of a step goes to the program at once, its next commands are
+planned, and outcome and intents leave in one append. Steps start, callers are answered and timers count only when that
+append is durable. In the lazy durability modes steps start at once, and the journal follows within the mode's bounds; a
+*barrier* (`_barrier`) makes one append be waited for all the same.
+
+What the driver holds back, and why:
+
+- `replay.held`: steps for which the run's or the engine's concurrency limit has no room; `retry_held`: a retry that is
+  due and has none. `room_free` is called when there is some.
+- `_offloading`: commands whose value is on its way to the blob store.
+- `outbox.in_flight`: the append on its way. What happens meanwhile goes into the next one.
+
+A driver is in one of these states:
+
+        active --- another writer has appended ---> stale --- catch_up() --> active
+           |                                          |
+           |                                          +---- the tail does not follow: a new driver succeed()s this one
+           |                                          |     and goes on with its attempts --> closed
+           +--- the run left memory, or is another owner's --> closed
+
+- **active**; after a takeover also `adopting`, until the claim is durable: attempts in the journal are the previous
+  owner's.
+- **stale**: an append lost its compare-and-swap. Nothing more is written before the missing events have been read.
+- **closed**: nothing is folded or written any more. `_successor` is the driver that goes on, if one does.
 """
 
 from __future__ import annotations
@@ -49,12 +85,12 @@ from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")
 
-# How soon to look again at a run of which something is due that cannot be done now.
+# How soon to check a run again of which something is due that cannot be done now.
 NOTHING_DUE_SECONDS = 0.1
 
 
 class NotKnown(Exception):
-    """The run left memory before it was known whether the journal took an event: ask the journal."""
+    """The run left memory before it was known whether an event was appended: read the journal."""
 
 
 class Driver:
@@ -80,23 +116,23 @@ class Driver:
         self.size = size
         self.outbox = Outbox(self.state)
         self.attempts = Attempts(services, self.state, variables)
-        # Whether nothing may begin before everything so far is in the store, in a mode that does not wait for it.
+        # Whether nothing may begin before everything so far is durable, in a mode that does not wait for that.
         self._barrier = False
         self._unsaved = 0
-        # Runs elsewhere that nobody waits for any more, once the journal says so.
+        # Runs of remote steps that were given up: they are cancelled once the journal says so.
         self._abandoned: list[str] = []
         self._alarm: asyncio.TimerHandle | None = None
         self._lag: asyncio.TimerHandle | None = None
-        # Wishes whose value is being stored apart.
+        # Commands whose value is being offloaded.
         self._offloading: set[str] = set()
-        # Callers who wait until what they sent is durable, by the number after it.
+        # Callers that wait until their events are durable, by the number after those.
         self._accepting: list[tuple[int, asyncio.Future[None]]] = []
-        # Whether somebody else has appended: nothing more is written until their events have been read.
+        # Whether another writer has appended: nothing more is written until its events have been read.
         self.stale = False
-        # Whether it has taken the run over and that is not in the journal yet: what was under way is not its own.
+        # Whether the claim of a takeover is not durable yet: the attempts in the journal are the previous owner's.
         self.adopting = False
-        # Whether a retry is due and waits for room.
-        self.held = False
+        # Whether a retry is due and waits for a concurrency limit.
+        self.retry_held = False
         self.closed = False
         # The driver that has taken over, if the journal had to be read again: it goes on with what is under way here.
         self._successor: Driver | None = None
@@ -104,7 +140,7 @@ class Driver:
     # --- facts come in --------------------------------------------------------------------------------------------
 
     def accept(self, *events: AnyEvent) -> asyncio.Future[None]:
-        """Take events from outside in; the future is resolved when they are durable."""
+        """Fold external events; the future is resolved when they are durable."""
         accepted: asyncio.Future[None] = self.services.loop.create_future()
         self.record(*events)
         self._accepting.append((self.state.next_seq, accepted))
@@ -112,13 +148,13 @@ class Driver:
         return accepted
 
     def record(self, *events: AnyEvent) -> None:
-        """Take facts in, advance the program, and have it all written."""
+        """Fold facts, advance the program, and have it all written."""
         for event in events:
             self._fold(event, as_kept(event) if type(event) in LYING_APART else event)
         self._pump(None)
 
     def succeed(self, old: Driver) -> None:
-        """Take over from a driver whose view of the journal was out of date: its attempts and their outcomes."""
+        """Go on with the attempts of a driver that had missed events of the journal, and with their outcomes."""
         old.close(cancel=False)
         old._successor = self
         self._abandoned = old._given_up_for_good()
@@ -129,14 +165,14 @@ class Driver:
             self._set_alarm()
 
     def _given_up_for_good(self) -> list[str]:
-        """Runs elsewhere that the journal says were given up, and that have not been told; attempts are stopped."""
+        """Stop attempts that the journal says were given up; give the runs of such remote steps, to be cancelled."""
         unsaved = {e.op for e in self.outbox.unsaved() if isinstance(e, StepFailed) and e.cancelled}
         self.attempts.stop_given_up(unsaved)
         keys = {step_key(self.run_id, op) for op in unsaved}
         return [id for id in self._abandoned if id not in keys]
 
     def catch_up(self, tail: Sequence[Batch]) -> bool:
-        """Take in what others have appended; False where what is here is not what the journal holds up to there."""
+        """Fold what other writers have appended; False where the state here is not that of the journal up to there."""
         if self.closed or not self.saved or tail[0].seq != self.state.next_seq:
             return False
         self.replay.fold_all(tail)
@@ -147,14 +183,15 @@ class Driver:
         if not self.outbox.events:
             self._act()
             self._set_alarm()
-        # What attempts showed meanwhile was left where it was.
+        # What attempts emitted meanwhile was not recorded.
         self.attempts.look_at_channels()
         return True
 
     def adopt(self, *events: AnyEvent, admit: Queue | None = None) -> None:
-        """Become the owner of a run that another process left: record the claim, then see to its open attempts.
+        """Take over a run: record the claim, then make its open attempts again.
 
-        With `admit` the run begins by this, if the limits of its queue let it, and nothing of it before that is known.
+        With `admit` the append is the one that begins a queued run: it is refused where the limits of the queue allow
+        no further run, and nothing begins before it is durable.
         """
         self.outbox.admit = admit
         self._barrier = admit is not None
@@ -165,7 +202,7 @@ class Driver:
         self._pump(planned)
 
     def broke(self, error: Exception) -> None:
-        """Something raised in a callback of this run, where no caller would hear of it: stop the run, visibly."""
+        """Something raised in a callback of this run, which has no caller: park the run."""
         self.services.on_broken(self, error)
 
     def ring(self) -> None:
@@ -181,21 +218,21 @@ class Driver:
         if self.closed or self.state.finished is not None:
             return
         now = self.services.clock.now()
-        # An engine that is being left begins no attempt: the next owner does.
+        # An engine that shuts down begins no attempt: the next owner does.
         plan_ = wake(self.state, self.replay.open_steps, now, 0 if self.services.closing else self._free())
-        self.held = plan_.held
-        if self.held and self.state.running < self._room:
-            self.services.runner.wanted(self)
+        self.retry_held = plan_.held
+        if self.retry_held and self.state.running < self._room:
+            self.services.runner.wait_for_room(self)
         if plan_.events:
             if self.outbox.events and self.outbox.at < now:
                 self.outbox.close_batch()  # a timer that fires must not carry a moment before it was due
             self._pump(plan_)
         else:
-            # Whatever stands in the way of what is due will be gone when something happens: no reason to spin.
+            # What is due is held back, and an event will change that: do not spin.
             self._set_alarm(at_least=NOTHING_DUE_SECONDS)
 
     def report(self, events: Sequence[AnyEvent], size: int) -> int:
-        """Take in what an attempt shows before it ends, and have it written; says the number after it."""
+        """Fold what an attempt emits before it ends, and have it written; gives the number after it."""
         for event in events:
             self._fold(event, event)
         self.size += size
@@ -205,7 +242,7 @@ class Driver:
         return next_seq
 
     def patches_of(self, op: str) -> dict[str, bool]:
-        """What the body that asked for a step was told of patches."""
+        """What `patched()` told the body that called a step."""
         started = self.state.started
         if started is not None and started.remote is not None:
             return started.remote.patches or {}
@@ -235,7 +272,7 @@ class Driver:
                 return
             if services.closing and isinstance(error, asyncio.CancelledError):
                 return  # it never began, or all tasks of the loop were cancelled: the next owner makes it again
-            if self.held:
+            if self.retry_held:
                 # Room of its own has come free; after this outcome is recorded, what was due takes it.
                 services.loop.call_soon(self.ring)
             if not self.expects(call):
@@ -352,12 +389,12 @@ class Driver:
             if self.state.paused is not None:
                 break
             if not wishes and self.state.inbox and (delivery := deliver(self.state)) is not None:
-                # Steps that wait for room are no reason to keep a signal from the body.
+                # Steps that are held back are no reason to keep a signal from the body.
                 self._fold(delivery, delivery)
                 planned = None
                 continue
             finish = wishes.get(FINISH)
-            # An engine that is being left records outcomes and ends, and begins nothing: the next owner does.
+            # An engine that shuts down records outcomes and ends, and begins nothing: the next owner does.
             if not (wishes or held) or (self.services.closing and finish is None):
                 break
             if (self.replay.bulky or self._offloading) and not self._keep_values():
@@ -390,7 +427,7 @@ class Driver:
             self._set_alarm()
 
     def _note_held(self, count: int) -> None:
-        """Have the journal say that something is still to begin, where it looks as if the run only waited."""
+        """Record that steps are held back, where the journal would look as if the run only waited."""
         state = self.state
         if count and not state.advancing and state.paused is None and state.finished is None:
             self._fold(event := StepsHeld(count), event)
@@ -398,24 +435,24 @@ class Driver:
             self._fold(event := StepsHeld(), event)
 
     def _free(self) -> int:
-        """How many more steps may begin: of this run, and of the engine."""
+        """How many more steps may begin, by the limits of the run and of the engine."""
         return min(self._room - self.state.running, self.services.runner.free)
 
     def _within(self, room: int) -> Sequence[Command]:
-        """The commands there is room for. A step that must wait for its turn stays a wish: it has not begun."""
+        """The commands there is room for. A step that is held back stays a wish: it has not begun."""
         commands = self.replay.take_within(room)
-        # Where the run's own limit is the reason, its next outcome brings it back here.
+        # Where the run's own limit is the reason, its next outcome leads here again.
         if self.services.runner.free < min(len(self.replay.held), self._room - self.state.running):
-            self.services.runner.wanted(self)
+            self.services.runner.wait_for_room(self)
         return commands
 
-    def feed(self) -> None:
-        """There is room for another step."""
+    def room_free(self) -> None:
+        """The engine has room for another step."""
         if self.closed or self.state.finished is not None:
             return
         try:
             self._pump(None)
-            if self.held:
+            if self.retry_held:
                 self.wake()
         except BaseException as error:
             self.broke(contained(error))
@@ -433,7 +470,7 @@ class Driver:
             self.broke(contained(error))
 
     def _keep_values(self) -> bool:
-        """Whether the values that wishes carry can be recorded now; a large one is stored apart first."""
+        """Whether the values of the commands can be recorded now; a large one is offloaded first."""
         for op in sorted(self.replay.bulky):
             wish = self.replay.wishes.get(op)
             if isinstance(wish, Finish | StartChild | RunStep) and op not in self._offloading:
@@ -456,7 +493,7 @@ class Driver:
                     self._refuse(wish, error)
                     return
             else:
-                # Called by name, or taken over: it begins with the version that executes it.
+                # Called by name: it begins with the version that executes it.
                 wish = self.replay.wishes[wish.op] = msgspec.structs.replace(wish, version=version)
         elif wish.continue_with is not None:
             what, data = "the input of continue_as()", wish.continue_with
@@ -490,7 +527,7 @@ class Driver:
         self._pump(None)
 
     def offload(self, data: bytes, what: str, then: Callable[[str | BaseException], None]) -> None:
-        """Store a value apart, and call `then` with its blob's id or with what went wrong."""
+        """Offload a value, and call `then` with its blob's id or with what went wrong."""
 
         def stored(task: asyncio.Task[str]) -> None:
             try:
@@ -505,10 +542,10 @@ class Driver:
     def _gone(self) -> bool:
         return self.closed and self._successor is None
 
-    # --- the writer takes it, and tells how it went ---------------------------------------------------------------
+    # --- the writer appends it ----------------------------------------------------------------------------------
 
     def take(self) -> Append | None:
-        """Everything that is not in the store yet, as one append."""
+        """Everything that is not in the store yet, as one append; the Writer asks for it."""
         if self.closed or self.stale:
             return None
         append = self.outbox.take(self._fsync)
@@ -532,7 +569,7 @@ class Driver:
             self.attempts.large.clear()
             self._barrier = False
         if self.outbox.wanted or self._barrier:
-            # More came while this was on its way, and the writer has taken its turn for it.
+            # More came while this was in flight, after the writer had asked.
             self.services.writer.touch(self)
         self._act()
         self.services.on_commit(self, append)
@@ -563,7 +600,7 @@ class Driver:
                 return
             self._alarm.cancel()
             self._alarm = None
-        if due is not None and self.state.owner is not None and not self.held:
+        if due is not None and self.state.owner is not None and not self.retry_held:
             # At most an hour: a wall clock that is set forward must not leave the run asleep.
             wait = due - self.services.clock.now()
             wait = at_least if wait <= 0 else min(wait, 3600.0)
@@ -578,7 +615,7 @@ class Driver:
 
     @property
     def quiet(self) -> bool:
-        """Whether it would hear of what others wrote only by looking: it is about to write nothing."""
+        """Whether it must poll for what other writers appended: it is about to append nothing that could conflict."""
         outbox = self.outbox
         if self.stale or self.closed or outbox.in_flight or not outbox.committed:
             return False
@@ -586,18 +623,18 @@ class Driver:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way: the run could leave memory without losing anything."""
-        # What the body of a paused run wishes for waits until it is resumed, and replay finds it again.
+        """Whether nothing is under way: the run can be evicted without losing anything."""
+        # What the body of a paused run wishes for waits until it is resumed; replay finds it again.
         wishes = self.state.paused is None and (self.replay.wishes or self.replay.held)
         return not (self.attempts.busy or self._offloading or wishes) and self.saved
 
     @property
     def working(self) -> bool:
-        """Whether an attempt is under way here, or what came of one is not on its way to the store yet."""
+        """Whether an attempt is under way, or its outcome is not on its way to the store yet."""
         return self.attempts.busy or bool(self._offloading)
 
     def release(self, owner: str) -> None:
-        """Give the run up in good order: nothing new starts, and the journal says so."""
+        """Release the run: nothing new starts, and the journal says so."""
         self.attempts.flush_channels()
         self.attempts.cancel_running()
         self.attempts.forget_calls()
@@ -614,7 +651,7 @@ class Driver:
                 accepted.set_exception(NotKnown())
         self._accepting.clear()
         self.attempts.forget_calls()
-        self.services.runner.offer()
+        self.services.runner.notify_waiters()
         for handle in (self._alarm, self._lag):
             if handle is not None:
                 handle.cancel()

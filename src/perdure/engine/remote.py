@@ -48,13 +48,13 @@ class RemoteStep(Program):
         self._spec = dataclasses.replace(spec, queue="")
         self._report = report
 
-    def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> Performance:
+    def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> RemoteStepRun:
         """A fresh execution that has been fed nothing yet."""
         assert started.remote is not None
-        return Performance(self._spec, started, started.remote, self._report)
+        return RemoteStepRun(self._spec, started, started.remote, self._report)
 
 
-class Performance:
+class RemoteStepRun:
     """One call of a remote step: performed, reported, ended."""
 
     def __init__(self, spec: StepSpec, started: RunStarted, call: RemoteCall, report: Report) -> None:

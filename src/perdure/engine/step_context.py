@@ -68,10 +68,10 @@ class StepContext:
         "_resources",
         "_run",
         "attempt",
-        "beat",
         "capped",
         "ends",
         "id",
+        "last_heartbeat",
         "locker",
         "owner",
         "run_id",
@@ -98,8 +98,8 @@ class StepContext:
         self.ends = deadline
         # Whether the run's deadline comes before the attempt's own timeout.
         self.capped = False
-        # When it gave its last sign of life, on the loop's clock.
-        self.beat = 0.0
+        # On the loop's clock.
+        self.last_heartbeat = 0.0
         # The driver that the attempt belongs to; None in another process.
         self.owner = owner
         self._call, self._run, self._resources = call, run, resources

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from perdure.engine.processes import Processes
 
 
-class Hungry(Protocol):
-    """Whoever has steps that wait for room."""
+class RoomWaiter(Protocol):
+    """A driver with steps that the engine's concurrency limit holds back."""
 
-    def feed(self) -> None: ...
+    def room_free(self) -> None: ...
 
 
 Done = Callable[["Attempt", Any, BaseException | None], None]
@@ -39,7 +39,18 @@ Done = Callable[["Attempt", Any, BaseException | None], None]
 class Attempt:
     """One try of a step, from its launch to its outcome."""
 
-    __slots__ = ("_pulse", "_runner", "_timer", "arguments", "began", "call", "context", "done", "task", "variables")
+    __slots__ = (
+        "_heartbeat",
+        "_runner",
+        "_timer",
+        "arguments",
+        "began",
+        "call",
+        "context",
+        "done",
+        "task",
+        "variables",
+    )
 
     def __init__(self, runner: StepRunner, call: Call, context: StepContext, variables: Context, done: Done) -> None:
         self._runner = runner
@@ -51,7 +62,7 @@ class Attempt:
         self.arguments: tuple[list[Any], dict[str, Any]] | None = None
         self.task: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._pulse: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
         self.began = 0.0
 
     def __str__(self) -> str:
@@ -63,8 +74,8 @@ class Attempt:
         self.began = self._runner.loop.time()
         task.add_done_callback(self._finished)
 
-    def count(self, timeout: float | None, heartbeat: float | None) -> None:
-        """From now on its time counts."""
+    def start_timers(self, timeout: float | None, heartbeat: float | None) -> None:
+        """Its timeouts count from now on."""
         loop = self._runner.loop
         if self.task is None or self.task.done():
             return
@@ -73,8 +84,8 @@ class Attempt:
                 self._timer.cancel()
             self._timer = loop.call_later(timeout, self._expired, timeout)
         if heartbeat is not None:
-            self.context.beat = loop.time()
-            self._pulse = loop.call_later(heartbeat, self._feel_pulse, heartbeat)
+            self.context.last_heartbeat = loop.time()
+            self._heartbeat = loop.call_later(heartbeat, self._check_heartbeat, heartbeat)
 
     def hand_over(self, owner: AttemptOwner) -> None:
         """Another driver takes the attempt over."""
@@ -83,7 +94,7 @@ class Attempt:
             self.done = owner.attempt_ended
 
     def cancel(self) -> None:
-        """Nobody waits for this attempt any more. It may go on in its thread, but nothing will come of it."""
+        """Stop the attempt. In a thread it may go on, but its outcome no longer counts."""
         self.done = None
         self.context.cancel()
         if self.task is not None:
@@ -93,11 +104,11 @@ class Attempt:
         # None if it is the run whose time is up: the run ends then, and no code of the body can stand in the way.
         self.give_up(None if self.context.capped else StepTimeout(self.call.command.op, timeout))
 
-    def _feel_pulse(self, heartbeat: float) -> None:
+    def _check_heartbeat(self, heartbeat: float) -> None:
         loop = self._runner.loop
-        left = self.context.beat + heartbeat - loop.time()
+        left = self.context.last_heartbeat + heartbeat - loop.time()
         if left > 0:
-            self._pulse = loop.call_later(left, self._feel_pulse, heartbeat)
+            self._heartbeat = loop.call_later(left, self._check_heartbeat, heartbeat)
         else:
             self.give_up(HeartbeatTimeout(self.call.command.op, heartbeat))
 
@@ -117,8 +128,8 @@ class Attempt:
             self.context.cancel()  # a fallback that was timed out may have left a thread behind
         if self._timer is not None:
             self._timer.cancel()
-        if self._pulse is not None:
-            self._pulse.cancel()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
         if task.cancelled():
             error: BaseException | None = asyncio.CancelledError("the step was cancelled from within")
         else:
@@ -150,17 +161,17 @@ class StepRunner:
         self.locker = locker
         self._limit = limit
         self._running = 0
-        # Attempts that were promised room and found none: retries and those of a dead owner.
+        # Attempts that are due and found no room: retries, and those of a takeover.
         self._queue: deque[Attempt] = deque()
-        self._hungry: dict[Hungry, None] = {}
-        self._offering: asyncio.Handle | None = None
-        # Attempts that are planned and not launched: their StepStarted is on its way to the store.
-        self.promised = 0
+        self._waiters: dict[RoomWaiter, None] = {}
+        self._notifying: asyncio.Handle | None = None
+        # Attempts that have room and are not launched: their StepStarted is on its way to the store.
+        self.reserved = 0
         self._executor = executor
         self._most_threads = min(limit, threads or DEFAULT_THREADS)
         self._threads: Threads | None = None
         self._processes: Processes | None = None
-        # Whether the engine is being left, and nothing begins that can be left to the next owner; or nothing at all.
+        # Whether the engine shuts down, and nothing begins that can be left to the next owner; or nothing at all.
         self._withdrawn = self._closed = False
         self._argument_types: dict[Any, Any] = {}
 
@@ -186,19 +197,19 @@ class StepRunner:
     @property
     def free(self) -> int:
         """How many more attempts may be planned now."""
-        return self._limit - self._running - len(self._queue) - self.promised
+        return self._limit - self._running - len(self._queue) - self.reserved
 
     @property
     def idle(self) -> bool:
         """Whether no attempt is under way."""
         return self._running == 0
 
-    def wanted(self, hungry: Hungry) -> None:
-        """Somebody has a step that waits for room; it is told when there is some, in turn."""
-        self._hungry[hungry] = None
+    def wait_for_room(self, waiter: RoomWaiter) -> None:
+        """Call `room_free` of a driver when there is room; in the order of the calls."""
+        self._waiters[waiter] = None
 
     def ended(self, attempt: Attempt) -> None:
-        """An attempt has left; somebody else may have its place."""
+        """An attempt has ended, and another may have its room."""
         self._running -= 1
         while self._queue and self._running < self._limit:
             if self._deadline.expired():
@@ -207,22 +218,22 @@ class StepRunner:
             waiting = self._queue.popleft()
             if waiting.done is not None:
                 self._launch(waiting)
-        if self._hungry:
-            self.offer()
+        if self._waiters:
+            self.notify_waiters()
 
-    def offer(self) -> None:
-        """See that room goes to those who wait for it, soon: never from inside what made the room."""
-        if self._hungry and self._offering is None:
-            self._offering = self.loop.call_soon(self._offer)
+    def notify_waiters(self) -> None:
+        """Call the drivers that wait for room; in a callback of its own, never inside the one that freed it."""
+        if self._waiters and self._notifying is None:
+            self._notifying = self.loop.call_soon(self._notify_waiters)
 
-    def _offer(self) -> None:
-        self._offering = None
-        # One that has no use for the room leaves it to the next.
-        for hungry in list(self._hungry):
+    def _notify_waiters(self) -> None:
+        self._notifying = None
+        # A driver that has no use for the room leaves it to the next.
+        for waiter in list(self._waiters):
             if self.free <= 0:
                 break
-            del self._hungry[hungry]
-            hungry.feed()
+            del self._waiters[waiter]
+            waiter.room_free()
 
     def _launch(self, attempt: Attempt) -> None:
         self._running += 1
@@ -245,7 +256,7 @@ class StepRunner:
                 work = self._contained(spec.fn, args, kwargs)
             else:
                 if not spec.asynchronous and (spec.timeout is not None or spec.heartbeat is not None):
-                    begun = self._counting(attempt)
+                    begun = self._when_called(attempt)
                 work = self._work(spec, args, kwargs, attempt, context, begun)
             task: asyncio.Future[Any] = self.loop.create_task(work, context=context)
         except BaseException as error:  # a wrong call, arguments that do not fit their annotations, or a fault of ours
@@ -254,27 +265,27 @@ class StepRunner:
         attempt.launched(task)
         try:
             if begun is not None and attempt.context.ends is not None:
-                self._count(attempt, None, None)  # the deadline of the run does not wait for a thread
+                self._start_timers(attempt, None, None)  # the deadline of the run does not wait for a thread
             elif begun is None and not (spec.timeout is spec.heartbeat is attempt.context.ends is None):
-                self._count(attempt, spec.timeout, spec.heartbeat)
+                self._start_timers(attempt, spec.timeout, spec.heartbeat)
         except BaseException as error:  # its own outcome, and not that of the attempt whose end made room for it
             attempt.give_up(contained(error))
 
-    def _count(self, attempt: Attempt, timeout: float | None, heartbeat: float | None) -> None:
+    def _start_timers(self, attempt: Attempt, timeout: float | None, heartbeat: float | None) -> None:
         if attempt.call.failed is not None:
             timeout = heartbeat = None
         if timeout is not None or heartbeat is not None or attempt.context.ends is not None:
-            attempt.count(self._timeout(attempt.context, timeout), heartbeat)
+            attempt.start_timers(self._timeout(attempt.context, timeout), heartbeat)
 
-    def _counting(self, attempt: Attempt) -> Callable[[], None]:
-        """What a thread calls when it begins: from then on the attempt's time counts."""
+    def _when_called(self, attempt: Attempt) -> Callable[[], None]:
+        """What a thread calls when it calls the step: the attempt's timeouts count from then on."""
         spec = attempt.call.command.spec
         # A step in another process gives no heartbeat.
         heartbeat = None if spec.cpu else spec.heartbeat
 
         def begun() -> None:
             timeout = self._timeout(attempt.context, spec.timeout)
-            self.loop.call_soon_threadsafe(attempt.count, timeout, heartbeat)
+            self.loop.call_soon_threadsafe(attempt.start_timers, timeout, heartbeat)
 
         return begun
 
@@ -334,7 +345,7 @@ class StepRunner:
         else:
             result, error = await self._thread_pool().submit(job, attempt, spec.at_most_once)
         if error is not None:
-            # A thread has no Ctrl-C of its own: what reaches us from there was raised by the step.
+            # A thread gets no Ctrl-C: what comes from there was raised by the step.
             raise Raised(error) if isinstance(error, SystemExit | KeyboardInterrupt) else error
         if not isinstance(result, Coroutine):
             return result
@@ -389,7 +400,7 @@ class StepRunner:
         return found
 
     def withdraw(self, *, everything: bool = False) -> None:
-        """The engine is being left: begin nothing more, except what must not be left in doubt, or not even that."""
+        """The engine shuts down: begin nothing more, except at-most-once steps that are recorded as begun."""
         self._withdrawn, self._closed = True, self._closed or everything
         waiting, self._queue = self._queue, deque()
         for attempt in waiting:

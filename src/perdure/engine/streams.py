@@ -165,7 +165,7 @@ class Channel:
         """Note that the attempt is alive, and give the time of that on the loop's clock."""
         now = self._services.loop.time()
         if (context := self._context()) is not None:
-            context.beat = now
+            context.last_heartbeat = now
         return now
 
     def progress(self, value: Any) -> None:

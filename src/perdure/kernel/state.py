@@ -1,4 +1,54 @@
-"""A run as the fold of its journal. Never decides what happens next, only what has happened."""
+"""A run as the fold of its journal: what has happened, never what happens next.
+
+Theory of operation
+===================
+
+A RunState sees every event of one journal, in order, and nothing else: no clock, no store, no program. The same events
+give the same state in every process, so an owner that has died leaves nothing behind that its successor could miss.
+Each event has a method here (`_FOLD`); what a journal means is what these methods do.
+
+Four machines are folded side by side.
+
+1. **The run.** `status` is derived, in this order of precedence: finished, parked, paused, queued, running, waiting.
+
+        RunStarted
+            |
+            v       RunClaimed, epoch 1            nothing is under way
+         queued ---------------------------> running <----------------> waiting
+            |                                   |   an outcome, a signal   |
+            +-----------------+-----------------+--------------------------+
+                              |
+                              +-- RunPaused ----> paused -- RunResumed, CancelRequested --> as before
+                              +-- RunParked ----> parked -- RunResumed -------------------> as before
+                              +-- RunFinished --> completed, failed, cancelled or bailed: final
+
+   A pause and a parking are kept apart (`paused`, `parked`): a run may be both. `advancing` decides between running and
+   waiting: a step runs or is held back by a concurrency limit (`running`, `held`), a lock is held or waited for, or the
+   body is between two ops.
+
+2. **The owner.** RunClaimed sets `owner`, `epoch` and `session`, whatever the status; RunReleased clears the owner. The
+   epoch grows with every claim and fences the previous owner. Epoch 0: the run has not begun.
+
+3. **Each open op** (`ops`), until it has an outcome; then it is forgotten, for the program has had it.
+
+        StepStarted --> running --AttemptFailed--> backing off (`due`) --StepStarted--> running
+                           +-- StepSucceeded, StepFailed, StepSkipped --> closed
+        WaitOpened ---> open, perhaps until `due` --WaitResolved--> closed
+        ChildStarted -> open, perhaps until `due` --ChildFinished-> closed, with every op inside it
+
+   A step that another process executes (kind `remote`) is open and not running here.
+
+4. **Messages.** SignalReceived goes into `inbox`, WaitOpened into `waits`; WaitResolved takes the oldest of both.
+
+What couples them:
+
+- `has_external_event`: a client, or the process that executes a remote step, has appended something that the owner has
+  not answered; the owner's next event clears it. While it is set the run is due at once (`wake_at`), so that an
+  orchestrator loads it.
+- `wake_at`: when an orchestrator must look at the run even if nothing else happens: its deadline, the earliest `due` of
+  an open op, or now.
+- `changed`: the children whose rows are out of date. The writer of the rows clears it.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +98,14 @@ from perdure.kernel.ids import SignalKey, address
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.values.failures import Failure
 
-# Why a run stands still that came from another store, whole or with values taken out.
+# Kinds of parking: the run was imported from another store, whole or with values redacted; or it crashed its
+# orchestrators.
 IMPORTED, REDACTED = "imported", "redacted"
-# And one that took down its orchestrators.
 POISONED = "poisoned"
 
 
 class Shown:
-    """What the attempts of a step have let others see before its outcome."""
+    """What the attempts of a step have emitted before its outcome."""
 
     __slots__ = ("chunks", "count", "progress")
 
@@ -109,7 +159,7 @@ class OpenOp:
         # For an approval, and a signal of a given type: what was asked for, and when.
         self.opened: WaitOpened | None = None
         self.opened_at = 0.0
-        # How many of its events nobody needs once it has ended.
+        # How many of its events a snapshot leaves out once it has ended.
         self.spent = 0
 
 
@@ -164,6 +214,7 @@ class RunState:
         "epoch",
         "finished",
         "finished_at",
+        "has_external_event",
         "held",
         "inbox",
         "kept",
@@ -182,7 +233,6 @@ class RunState:
         "spent",
         "started",
         "steps",
-        "stirred",
         "uses_locks",
         "values",
         "waits",
@@ -200,14 +250,14 @@ class RunState:
         self.session = ""
         self.ops: dict[str, OpenOp] = {}
         self.running = 0
-        # How much the program wants that cannot begin yet, where the journal has to say so.
+        # How many commands wait for a concurrency limit, where the journal has to say so: the run is not just waiting.
         self.held = 0
         self.steps = 0
         self.parked: RunParked | None = None
         self.paused: RunPaused | None = None
         self.cancel_requested: CancelRequested | None = None
-        # Children that have not ended, by op path; those that changed since somebody took them from here; how often an
-        # id was given; what those that have ended came to.
+        # Children that have not ended, by op path; those whose rows are out of date; how often an id was given; the
+        # status of those that have ended.
         self.children: dict[str, Child] = {}
         self.changed: dict[str, Child] = {}
         self.child_ids: dict[str, int] = {}
@@ -223,14 +273,14 @@ class RunState:
         self.locks: dict[str, HeldLock] = {}
         self.lock_waits: dict[str, HeldLock] = {}
         self.uses_locks = False
-        # Whether somebody else than the owner has given it something to do that the owner has not answered yet.
-        self.stirred = False
+        # Whether a client has appended something that the owner has not answered yet.
+        self.has_external_event = False
         self.values: dict[str, Raw] = {}
-        # For a run that is tried again: what it had before and has not asked for again.
+        # For a run that is retried: the outcomes that it keeps and has not asked for again.
         self.kept: KeptOutcomes | None = None
         self.finished: RunFinished | None = None
         self.finished_at: float | None = None
-        # How many events are over and done with, for a snapshot to leave out, and where the last snapshot was taken.
+        # How many events the next snapshot leaves out, and where the last snapshot was taken.
         self.spent = 0
         self.snapshot = 0
         # Moments at which something of this run is due, and the earliest of them while it is known.
@@ -241,9 +291,9 @@ class RunState:
         """Take one event in."""
         self.next_seq += 1
         self.at = at
-        if self.stirred and type(event) not in FROM_OUTSIDE:
-            # A claim before anything is read, and a release, say nothing about what came from outside.
-            self.stirred = type(event) is RunReleased or (type(event) is RunClaimed and event.early)
+        if self.has_external_event and type(event) not in FROM_OUTSIDE:
+            # An early claim is appended before the owner has read the journal, and a release answers nothing.
+            self.has_external_event = type(event) is RunReleased or (type(event) is RunClaimed and event.early)
         _FOLD[type(event)](self, event, at)
 
     @property
@@ -273,7 +323,7 @@ class RunState:
 
     @property
     def imported(self) -> bool:
-        """Whether the run was brought here to be looked at, and nobody has let it go on."""
+        """Whether the run was imported, and has not been resumed."""
         return self.parked is not None and self.parked.kind in (IMPORTED, REDACTED)
 
     def child_of(self, op: str) -> str:
@@ -295,7 +345,7 @@ class RunState:
 
     @property
     def wake_at(self) -> float | None:
-        """When an orchestrator should look at this run even if nothing else happens to it."""
+        """When an orchestrator must look at this run even if nothing else happens to it."""
         if self.finished is not None:
             return None
         assert self.started is not None
@@ -303,12 +353,12 @@ class RunState:
         if self.parked is not None:
             return None if self.imported else deadline
         if self.epoch == 0:
-            # One in a queue is begun by whoever looks after the queue.
+            # A queued run is begun by its queue's admission.
             if self.paused is not None or self.started.queue:
                 return deadline
             begins = self.started.not_before or self.created_at
             return begins if deadline is None else min(begins, deadline)
-        if self.stirred:
+        if self.has_external_event:
             return self.at
         if self.paused is not None:
             # Nothing begins, and time goes by.
@@ -386,8 +436,8 @@ class RunState:
             return
         self.steps += 1
         self.spent += op.spent
-        # A remote step is reported by who made it; that the owner gave it up is the owner's own word.
-        self.stirred |= op.kind == "remote" and not getattr(event, "cancelled", False)
+        # A remote step is reported by the process that executed it; its cancellation is the owner's own event.
+        self.has_external_event |= op.kind == "remote" and not getattr(event, "cancelled", False)
         if self.children:
             self._moved(event.op, *((-1, 0) if op.running else (0, -1)))
         if op.running:
@@ -448,7 +498,7 @@ class RunState:
             self._moved(event.op, *((-1, 0) if op.kind == "lock" else (0, -1)))
         if event.answer_id:
             self.answers[event.answer_id] = event.op
-        self.stirred = event.is_answer or event.is_rejection
+        self.has_external_event = event.is_answer or event.is_rejection
 
     def deliverable(self) -> list[str]:
         """The waits whose signal has come, in the order of the waits."""
@@ -468,9 +518,9 @@ class RunState:
             self.signal_ids[SignalKey(event.child, event.signal_id)] = None
         name = address(event.child, event.name)
         self.inbox.setdefault(name, deque()).append(event)
-        # A signal that nobody waits for is no reason to wake the run.
+        # A signal that no wait is open for is no reason to wake the run.
         if self.waits.get(name):
-            self.stirred = True
+            self.has_external_event = True
 
     def _child_started(self, event: ChildStarted, at: float) -> None:
         if event.detached:
@@ -549,8 +599,8 @@ class RunState:
             if self.paused is not None:
                 self.paused = None
                 self.changed.update(self.children)
-        # That a parent gave a child up is the word of their owner.
-        self.stirred |= not event.given_up
+        # A child that its parent cancelled is the owner's own event.
+        self.has_external_event |= not event.given_up
 
     def _run_parked(self, event: RunParked, at: float) -> None:
         self.parked = event
@@ -560,7 +610,7 @@ class RunState:
         self.spent, self.snapshot = 0, self.next_seq - 1
 
     def _run_resumed(self, event: RunResumed, at: float) -> None:
-        self.stirred = self.paused is not None or self.parked is not None
+        self.has_external_event = self.paused is not None or self.parked is not None
         if self.parked is not None or self.paused is not None:
             self.parked = self.paused = None
             self.changed.update(self.children)
@@ -573,8 +623,8 @@ class RunState:
     def _run_forked(self, event: RunForked, at: float) -> None:
         self.created_at = at
         self.values.update(event.state or {})
-        # Whoever takes it up may have something to begin, whatever else it waits for.
-        self.stirred = self.epoch > 0
+        # Its first owner may have something to begin, whatever else the run waits for.
+        self.has_external_event = self.epoch > 0
 
     def _outcome_kept(self, event: OutcomeKept, at: float) -> None:
         if self.kept is None:
@@ -584,7 +634,7 @@ class RunState:
     def _run_finished(self, event: RunFinished, at: float) -> None:
         self.finished = event
         self.finished_at = at
-        self.stirred = False
+        self.has_external_event = False
         for path in list(self.children):
             self._child_finished(ChildFinished(path, RunStatus.CANCELLED, reason="the run it belongs to ended"), at)
         self.ops.clear()

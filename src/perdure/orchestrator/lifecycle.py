@@ -37,7 +37,7 @@ class Owner:
     def acknowledge(self, driver: Driver) -> None:
         """Record that what came from outside was seen, if nothing else that is about to be written says so."""
         state = driver.state
-        if state.stirred and state.finished is None:
+        if state.has_external_event and state.finished is None:
             driver.record(self.claim(state))
 
 

@@ -194,7 +194,7 @@ class Quarantine:
                 elif driver.attempts.calls or any(one.task is None for one in driver.attempts.running.values()):
                     since.pop(run_id, None)  # not all its steps have begun
                 else:
-                    felt = [one.context.beat for one in driver.attempts.running.values()]
+                    felt = [one.context.last_heartbeat for one in driver.attempts.running.values()]
                     lived = now - since.setdefault(run_id, now) >= min(LIVED_SECONDS, self._lease)
                     if driver.idle or lived or beats.setdefault(run_id, felt) != felt:
                         harmless.append(driver)

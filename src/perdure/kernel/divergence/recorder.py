@@ -106,7 +106,7 @@ def undecodable(replay: Replay) -> NotDecodable | None:
 
     None while an external event is unprocessed: how the program handles its value is not a divergence.
     """
-    if replay.state.stirred or replay.state.finished is not None:
+    if replay.state.has_external_event or replay.state.finished is not None:
         return None
     for wish in replay.wishes.values():
         if isinstance(wish, Finish) and wish.error is not None and wish.error.type == _UNDECODABLE:

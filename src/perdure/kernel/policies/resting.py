@@ -15,7 +15,7 @@ def at_rest(state: RunState) -> bool:
     """
     if state.finished is not None or state.parked is not None:
         return True
-    if state.running or state.held or state.stirred or state.epoch == 0 or state.lock_waits:
+    if state.running or state.held or state.has_external_event or state.epoch == 0 or state.lock_waits:
         return state.paused is not None and not state.running
     if state.paused is not None:
         return True
