@@ -228,7 +228,7 @@ class Engine(Client):
             _check_types(program, self)
         await self._base.connect(migrate=True)
         try:
-            self.store.promise(self._base.durability)
+            self.store.check_durability(self._base.durability)
             await self._start(look)
         except (Exception, asyncio.CancelledError):
             if self._service is not None:

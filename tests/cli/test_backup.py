@@ -63,7 +63,7 @@ def test_a_file_that_exists_is_left_alone(filled: Cli, tmp_path: Path) -> None:
     [
         ("nowhere/copy.db", "nowhere does not exist; create it first"),
         (".", "is a directory; name a file in it"),
-        ("open.db", "is open, or was not closed in good order"),
+        ("open.db", "is open, or was not closed cleanly"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(filled: Cli, tmp_path: Path, target: str, said: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from perdure import Engine, Recovery, StoreUnavailable, lock, sleep, step, wait_signal, workflow
 from perdure.orchestrator.service import ServiceConfig
 from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Leases, Renewal
-from perdure.stores.postgres.notifications import Wakes
+from perdure.stores.postgres.notifications import Notifications
 from perdure.testing.simulation import Simulation
 
 MINUTE = 60.0
@@ -51,9 +51,9 @@ class Counted:
 class Heard:
     """Leases whose heartbeats are told to others, as on PostgreSQL."""
 
-    def __init__(self, leases: Leases, everyone: list[Wakes]) -> None:
-        self._leases, self._everyone, self._wakes = leases, everyone, Wakes()
-        everyone.append(self._wakes)
+    def __init__(self, leases: Leases, everyone: list[Notifications]) -> None:
+        self._leases, self._everyone, self._notifications = leases, everyone, Notifications()
+        everyone.append(self._notifications)
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         answer = await self._leases.acquire(key, owner, ttl, now)
@@ -70,10 +70,10 @@ class Heard:
 
     def _tell(self, key: str, ttl: float) -> None:
         for wakes in self._everyone:
-            wakes.heard(f"{self._wakes.of_beat()}{key} {ttl}")
+            wakes.received(f"{self._notifications.for_heartbeat()}{key} {ttl}")
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
-        return self._wakes.freed(prefix)
+        return self._notifications.ended_leases(prefix)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._leases, name)
@@ -260,7 +260,7 @@ def test_work_goes_on_within_fifteen_seconds_of_the_death_of_a_machine(before: f
     sim = Simulation(seed=1)
 
     async def scenario() -> None:
-        everyone: list[Wakes] = []
+        everyone: list[Notifications] = []
         loop = asyncio.get_running_loop()
 
         def engine(name: str) -> Engine:

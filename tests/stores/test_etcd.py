@@ -60,7 +60,7 @@ async def test_when_nobody_answers_each_member_is_named_with_the_reason() -> Non
             await leases.get("k", NOW)
     assert f"no etcd answers: {one} cannot be reached" in str(caught.value)
     assert f"{two} cannot be reached" in str(caught.value)
-    assert "start it, or mend host and port" in str(caught.value)
+    assert "start it, or correct host and port" in str(caught.value)
 
 
 async def test_an_engine_whose_etcd_is_away_says_so_and_leaves_nothing_open(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ async def test_something_else_at_the_address_is_told_from_etcd() -> None:
     async with await asyncio.start_server(page, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with EtcdLeases(f"etcd://127.0.0.1:{port}") as leases:
-            with pytest.raises(StoreUnavailable, match="answers, and not as etcd does; look at host and port"):
+            with pytest.raises(StoreUnavailable, match="answers, but not as etcd does; check host and port"):
                 await leases.get("k", NOW)
 
 
@@ -165,8 +165,8 @@ async def test_a_user_with_a_password_is_let_in_and_again_when_the_token_is_gone
     ("access", "place", "said"),
     [
         ("flows:wrong@", "flows", "it does not let 'flows' in (etcdserver: authentication failed"),
-        ("nobody:s3cret@", "flows", "mend user and password in etcd://user:password@host:2379"),
-        ("", "flows", "it wants to know who we are"),
+        ("nobody:s3cret@", "flows", "correct user and password in etcd://user:password@host:2379"),
+        ("", "flows", "it requires authentication"),
         ("flows:s3cret@", "others", "'flows' may not read and write under 'others'"),
         ("guest:g@", "flows", "etcdctl role grant-permission ROLE --prefix=true readwrite flows/"),
     ],

@@ -89,7 +89,7 @@ machine.tempfile.gettempdir = lambda: {str(tmp_path)!r}
 from perdure.stores.machine import shared_folder
 from perdure.stores.sqlite.leases import Presence
 import hashlib
-Presence(shared_folder("owners", hashlib.blake2b(b"store", digest_size=8).hexdigest())).show("w#1")
+Presence(shared_folder("owners", hashlib.blake2b(b"store", digest_size=8).hexdigest())).hold("w#1")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], timeout=60, check=False)

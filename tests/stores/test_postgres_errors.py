@@ -209,7 +209,7 @@ async def test_a_careless_server_cannot_promise_sync(servers: Servers, setting: 
 async def test_a_careful_server_promises_sync(postgres_url: str) -> None:
     async with opened(postgres_url) as store:
         assert store.survives == "power_loss"
-        store.promise(durability("sync"))
+        store.check_durability(durability("sync"))
         await sql(postgres_url, "alter database " + urlsplit(postgres_url).path[1:] + " set synchronous_commit = off")
     async with opened(postgres_url) as store:
         assert store.survives == "kill"

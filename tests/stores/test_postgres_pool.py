@@ -117,7 +117,7 @@ async def test_a_pool_that_cannot_do_is_refused(postgres_url: str, monkeypatch: 
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
     async with asyncpg.create_pool(postgres_url, min_size=1, max_size=4) as pool:
         taken = [await pool.acquire() for _ in range(4)]
-        with pytest.raises(StoreUnavailable, match=r"no connection free for 0.1 s; raise its max_size"):
+        with pytest.raises(StoreUnavailable, match=r"no free connection for 0.1 s; raise its max_size"):
             await PostgresStore.from_pool(pool).open(migrate=True)
         for one in taken:
             await pool.release(one)

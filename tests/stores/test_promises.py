@@ -23,7 +23,7 @@ class Careless(MemoryStore):
 
     survives = "kill"
 
-    def promise(self, durability: Durability) -> None:
+    def check_durability(self, durability: Durability) -> None:
         if durability.fsync:
             raise UsageError("this store cannot promise 'sync'; use durability=\"relaxed\"")
 

@@ -42,7 +42,7 @@ async def store(proxy: Proxy, server: Redis) -> AsyncIterator[RedisStore]:
     """A store behind the proxy, with all scripts loaded that the tests use, so that one request is one script."""
     store = RedisStore(f"{proxy.url(server.url)}?timeout=5")
     await store.open(migrate=True)
-    await store._news.listening.wait()
+    await store._notifications.listening.wait()
     run = History("warm")
     await write_all(store, run.begin())
     await store.journal.rewrite("warm", 1, [Batch(0, 1.0, [run.started])])
@@ -225,12 +225,12 @@ async def test_what_others_write_is_heard_again_after_a_cut(
     store: RedisStore, direct: RedisStore, proxy: Proxy
 ) -> None:
     proxy.cut()
-    await eventually(lambda: not store._news.listening.is_set())
+    await eventually(lambda: not store._notifications.listening.is_set())
     before = store.version()
     await write_all(direct, History("r1").begin())
     # By what was missed, read when the connection is back; and then by messages as before.
     await eventually(lambda: store.version() != before)
-    await eventually(lambda: store._news.listening.is_set())
+    await eventually(lambda: store._notifications.listening.is_set())
     before = store.version()
     await write_all(direct, History("r2").begin())
     await eventually(lambda: store.version() != before)
@@ -304,7 +304,7 @@ async def patient(proxy: Proxy, server: Redis, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(servers_of_redis, "SILENT_SECONDS", 0.1)
     store = RedisStore(f"{proxy.url(server.url)}?timeout=600")
     await store.open(migrate=True)
-    await store._news.listening.wait()
+    await store._notifications.listening.wait()
     yield store
     await store.close()
 
@@ -329,7 +329,7 @@ async def test_work_goes_on_when_every_old_connection_is_dead(
             proxy.abandon()
             assert await patient.leases.release_all("me") == 1
         # It listens again, too.
-        await patient._news.listening.wait()
+        await patient._notifications.listening.wait()
         before = patient.version()
         await write_all(direct, History("r2").begin())
         await eventually(lambda: patient.version() != before)

@@ -23,7 +23,7 @@ from tests.services.plugin import Servers
 async def store(redis_url: str) -> AsyncIterator[RedisStore]:
     store = RedisStore(redis_url)
     await store.open(migrate=True)
-    await store._news.listening.wait()
+    await store._notifications.listening.wait()
     yield store
     await store.close()
 
@@ -32,7 +32,7 @@ async def store(redis_url: str) -> AsyncIterator[RedisStore]:
 async def second(store: RedisStore, redis_url: str) -> AsyncIterator[RedisStore]:
     second = RedisStore(redis_url)
     await second.open(migrate=False)
-    await second._news.listening.wait()
+    await second._notifications.listening.wait()
     yield second
     await second.close()
 
@@ -121,15 +121,15 @@ async def test_the_counter_is_read_only_when_nothing_was_heard(
 ) -> None:
     monkeypatch.setattr(notifications, "POLL_SECONDS", 0.0)
     commands = traced(second)
-    await second._news.stop()
-    second._news.start(0)
+    await second._notifications.stop()
+    second._notifications.start(0)
     await eventually(lambda: "HGET" in commands)
     # A sign of life says it too.
     commands.clear()
     monkeypatch.setattr(notifications, "POLL_SECONDS", 3600.0)
-    heard = second._news._heard
+    heard = second._notifications._heard
     await second.leases.renew_all([Renewal("k", "a", 3.0)], 1.0)
-    assert second._news._heard > heard
+    assert second._notifications._heard > heard
     assert [c for c in commands if c.startswith("EVALSHA")]
 
 
@@ -137,17 +137,17 @@ async def test_a_dead_connection_is_noticed_by_what_was_missed(
     store: RedisStore, second: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that do not arrive on a connection that looks alive: the counter says so, and it is made anew."""
-    listening = second._news._tasks[0]
+    listening = second._notifications._tasks[0]
     missed: list[int] = []
-    monkeypatch.setattr(second._news, "heard", missed.append)
+    monkeypatch.setattr(second._notifications, "committed", missed.append)
     await write_all(store, History("r1").begin())
     await eventually(lambda: bool(missed))
     monkeypatch.undo()
     monkeypatch.setattr(notifications, "POLL_SECONDS", 0.05)
-    second._news._tasks[1].cancel()
-    second._news._tasks[1] = asyncio.get_running_loop().create_task(second._news._poll())
-    await eventually(lambda: second._news._tasks[0] is not listening)
-    await eventually(second._news.listening.is_set)
+    second._notifications._tasks[1].cancel()
+    second._notifications._tasks[1] = asyncio.get_running_loop().create_task(second._notifications._poll())
+    await eventually(lambda: second._notifications._tasks[0] is not listening)
+    await eventually(second._notifications.listening.is_set)
     before = second.version()
     await write_all(store, History("r2").begin())
     await eventually(lambda: second.version() != before)
@@ -163,7 +163,7 @@ async def test_a_user_who_may_not_listen_hears_by_the_counter(
         monkeypatch.setattr(notifications, "POLL_SECONDS", 0.0)
         for store in stores:
             await store.open(migrate=True)
-        await eventually(lambda: "cannot listen" in caplog.text)
+        await eventually(lambda: "may not subscribe" in caplog.text)
         before = stores[1].version()
         await write_all(stores[0], History("r1").begin())
         await eventually(lambda: stores[1].version() != before)

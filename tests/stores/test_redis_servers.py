@@ -229,7 +229,7 @@ async def test_keys_of_somebody_else_are_told_as_damage(redis_url: str) -> None:
     async with opened(redis_url) as store:
         with admin(redis_url) as keys:
             keys.set("perdure:head:r1", "not ours")
-        with pytest.raises(Corrupt, match="not what we wrote"):
+        with pytest.raises(Corrupt, match="are not perdure's"):
             await write(store, History("r1").begin())
 
 
@@ -299,7 +299,7 @@ def test_a_store_can_be_opened_again_in_another_loop(redis_url: str) -> None:
     async def use(run_id: str) -> None:
         await store.open(migrate=True)
         await asyncio.gather(*(write_all(store, History(f"{run_id}-{i}").begin()) for i in range(20)))
-        await store._news.listening.wait()
+        await store._notifications.listening.wait()
         await store.close()
 
     asyncio.run(use("one"))
@@ -318,7 +318,7 @@ async def test_a_server_that_lost_everything_looks_empty(servers: Servers) -> No
             assert await store.journal.head("r1") is None
             assert await store.runs.get("r1") is None
             assert await write(store, run.then(*step(0))) == [Conflict(0)]
-            await store._news.look()
+            await store._notifications.poll()
             assert store.version() != before
             await write_all(store, History("new").begin())
         # What is there now is a store, whoever looks.

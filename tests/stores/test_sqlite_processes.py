@@ -189,7 +189,7 @@ async def test_an_owner_that_leaves_in_good_order_leaves_no_file(path: Path) -> 
 
 def test_who_appears_while_somebody_asks_is_present(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asking, mine = Presence(str(tmp_path / "owners")), Presence(str(tmp_path / "owners"))
-    asking.show("me")
+    asking.hold("me")
     path = asking._path("me")
     real, asker = leases._lock, os.open(path, os.O_RDWR)
     os.close(asking._held.pop("me"))
@@ -204,18 +204,18 @@ def test_who_appears_while_somebody_asks_is_present(tmp_path: Path, monkeypatch:
         return real(file, kind)
 
     monkeypatch.setattr(leases, "_lock", lock)
-    mine.show("me")
-    assert not asking.gone("me")
+    mine.hold("me")
+    assert not asking.is_dead("me")
     mine.close()
     os.close(asker)
 
 
 def test_a_name_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
     one, other = Presence(str(tmp_path / "owners")), Presence(str(tmp_path / "owners"))
-    one.show("me")
-    other.show("me")
+    one.hold("me")
+    other.hold("me")
     other.close()
-    assert not other.gone("me")
+    assert not other.is_dead("me")
     one.close()
     assert not (tmp_path / "owners").exists()
 
@@ -234,7 +234,7 @@ def test_a_file_that_was_removed_while_it_was_being_locked_is_made_anew(
         return real(file, kind)
 
     monkeypatch.setattr(leases, "_lock", lock)
-    one.show("me")
+    one.hold("me")
     assert os.path.exists(one._path("me"))
-    assert not other.gone("me")
+    assert not other.is_dead("me")
     one.close()

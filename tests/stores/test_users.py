@@ -102,7 +102,7 @@ async def test_an_engine_that_could_not_be_opened_leaves_the_store_to_the_others
 
     async with Engine(shared, [flow], name="here") as engine:
         with monkeypatch.context() as patched:
-            patched.setattr(shared, "promise", refuse)
+            patched.setattr(shared, "check_durability", refuse)
             with pytest.raises(UsageError, match="promises nothing"):
                 _ = await Engine(shared, [flow], name="there").open()
         assert (await engine.run(flow(5))).output == 10

@@ -154,7 +154,7 @@ class Schedules:
         if isinstance(asked.deadline, datetime):
             raise UsageError("deadline= of a schedule is how long each of its runs may take: seconds or a timedelta")
         if asked.durability is not None:
-            self.base.store.promise(durability_of(asked.durability))
+            self.base.store.check_durability(durability_of(asked.durability))
         program = self._gateway.program(invocation)
         input = invocation.encode(program, self.base.codec)
         if program is not None:

@@ -211,7 +211,7 @@ class Starts:
         what = f"the input of {invocation.name}"
         inline = self._base.payloads.fits_inline(len(data), what)
         if durability is not None:
-            self._base.store.promise(durability_of(durability))
+            self._base.store.check_durability(durability_of(durability))
         started = RunStarted(
             id="",
             program=invocation.name,

@@ -58,7 +58,7 @@ class Store(Protocol):
         """What an acknowledged append with `fsync` survives. Known once the store is open."""
         ...
 
-    def promise(self, durability: Durability) -> None:
+    def check_durability(self, durability: Durability) -> None:
         """Raise UsageError when the backend, as it is set up, would break what this durability promises."""
         ...
 

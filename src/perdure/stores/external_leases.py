@@ -18,7 +18,7 @@ class WithLeases:
         self.queues, self.blobs, self.upkeep, self.leases = store.queues, store.blobs, store.upkeep, leases
         self.open = store.open
         # External leases do not change `version()`; wait for them with `watch()` or by polling.
-        self.version, self.trace, self.promise = store.version, store.trace, store.promise
+        self.version, self.trace, self.check_durability = store.version, store.trace, store.check_durability
 
     @property
     def survives(self) -> Survives:

@@ -25,7 +25,7 @@ class Users:
         self._turns()
 
     @asynccontextmanager
-    async def coming(self) -> AsyncIterator[bool]:
+    async def opening(self) -> AsyncIterator[bool]:
         """Count one more, unless the block raises. True: it is the first, and the block connects."""
         if self._one_loop:
             self._check_loop()
@@ -38,7 +38,7 @@ class Users:
             self._count += 1
 
     @asynccontextmanager
-    async def leaving(self) -> AsyncIterator[bool]:
+    async def closing(self) -> AsyncIterator[bool]:
         """Count one less. True: it was the last, and the block disconnects."""
         async with self._turn():
             self._count = max(0, self._count - 1)

@@ -33,18 +33,18 @@ class WitnessedLeases:
             self._presence = Presence(folder) if folder is not None else None
         return self._presence
 
-    def _gone(self, key: str, owner: str) -> bool:
+    def _is_dead(self, key: str, owner: str) -> bool:
         witness = self._witness() if key.startswith(ORCHESTRATOR) else None
-        return witness is not None and witness.gone(owner)
+        return witness is not None and witness.is_dead(owner)
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, held by a dead process, or already yours."""
         witness = self._witness()
         if witness is not None and key.startswith(ORCHESTRATOR):
-            witness.show(owner)
+            witness.hold(owner)
         while True:
             result = await self._leases.acquire(key, owner, ttl, now)
-            if isinstance(result, Acquired) or not self._gone(key, result.owner):
+            if isinstance(result, Acquired) or not self._is_dead(key, result.owner):
                 return result
             await self._free(key, result.owner)
 
@@ -74,17 +74,17 @@ class WitnessedLeases:
                 self._presence.abandon(owner)
             raise
         if self._presence is not None:
-            self._presence.hide(owner)
+            self._presence.release(owner)
         return released
 
     async def get(self, key: str, now: float) -> Lease | None:
         """The lease in force, or None."""
         found = await self._leases.get(key, now)
-        return None if found is not None and self._gone(key, found.owner) else found
+        return None if found is not None and self._is_dead(key, found.owner) else found
 
     async def live(self, prefix: str, now: float) -> Sequence[Lease]:
         """The leases in force whose key begins with `prefix`."""
-        return [lease for lease in await self._leases.live(prefix, now) if not self._gone(lease.key, lease.owner)]
+        return [lease for lease in await self._leases.live(prefix, now) if not self._is_dead(lease.key, lease.owner)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` whose lease has ended: as the backend reports, or once a holder here is dead."""
@@ -122,7 +122,7 @@ class WitnessedLeases:
                     seen = current
                     known |= {one.key: one.owner for one in await self._leases.live(prefix, 0.0)}
                 for key, owner in list(known.items()):
-                    if self._gone(key, owner):
+                    if self._is_dead(key, owner):
                         del known[key]
                         told.put_nowait(key)
                 await asyncio.sleep(WATCH_SECONDS)

@@ -24,7 +24,7 @@ EXAMPLE = "etcd://host:2379/prefix"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One etcd cluster: its members, a place in it, and how to be let in."""
+    """One etcd cluster: its members, the prefix of the keys, and the credentials."""
 
     endpoints: tuple[str, ...]
     """Each as `host:port`, in the order in which they are tried."""
@@ -46,7 +46,7 @@ class Address:
         return f"{'etcds' if self.tls else 'etcd'}://{user}{','.join(self.endpoints)}/{quote(self.prefix)}"
 
     def context(self) -> ssl.SSLContext | None:
-        """What TLS is spoken with; None where it is not. Raises InvalidStoreUrl when a file cannot be used."""
+        """The TLS context; None without TLS. Raises InvalidStoreUrl when a file cannot be used."""
         if not self.tls:
             return None
         for name, path in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):

@@ -1,7 +1,7 @@
-"""etcd's JSON gateway: one call at a time, to whichever member answers. Knows nothing of leases of ours.
+"""etcd's JSON gateway: one call at a time, to the first member that answers. Knows nothing of perdure's leases.
 
-A call is repeated with the next member when one does not answer. A repeated write may have been done already by the
-first, so writes must be such that doing them twice shows: transactions that compare first. `Reply.repeated` tells.
+A call is repeated with the next member when one does not answer. The first may have carried out a write all the same,
+so every write is a transaction that compares first, and `Reply.repeated` says that it was sent twice.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import msgspec
 from perdure.errors import StoreUnavailable
 from perdure.stores.etcd.address import Address
 
-# gRPC's codes, as far as they mean something here.
+# The gRPC codes that are used here.
 INVALID, DEADLINE, NOT_FOUND, DENIED, EXHAUSTED, UNAVAILABLE, UNAUTHENTICATED = 3, 4, 5, 7, 8, 14, 16
-# A stream that says nothing for so long is opened anew: its connection may be gone without anybody having noticed.
+# A stream without a message for so long is opened again: its connection may be dead.
 QUIET_SECONDS = 60.0
-# What OpenSSL says of a server that answers the first words of TLS with something else, or not at all.
+# Errors of OpenSSL for a server that answers a TLS handshake with something else, or not at all.
 NO_TLS = ("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF", "RECORD_LAYER", "record layer failure", "reset by peer")
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What etcd answered. `repeated`: the same was asked before, and what became of that is not known."""
+    """What etcd answered. `repeated`: an earlier try was sent, and its outcome is unknown."""
 
     body: dict[str, Any]
     repeated: bool = False
 
 
 class Refused(Exception):
-    """etcd answered, and would not."""
+    """etcd refused the request."""
 
     def __init__(self, code: int, message: str) -> None:
         self.code, self.message = code, message
@@ -41,7 +41,7 @@ class Refused(Exception):
 
 
 class _Silent(Exception):
-    """A member did not answer. `begun`: it may have done what was asked all the same."""
+    """A member did not answer. `begun`: it may have carried out the request all the same."""
 
     def __init__(self, reason: str, *, begun: bool, again: bool = False) -> None:
         self.reason, self.begun, self.again = reason, begun, again
@@ -63,9 +63,9 @@ class Gateway:
         self.calls = 0
 
     async def call(self, path: str, body: dict[str, Any]) -> Reply:
-        """Ask one member after the other until one answers.
+        """Try one member after the other until one answers.
 
-        Raises Refused when etcd says no to this very request, StoreUnavailable when it cannot be used.
+        Raises Refused when etcd refuses this request, StoreUnavailable when the cluster cannot be used.
         """
         repeated = False
         for _ in range(3):
@@ -109,12 +109,12 @@ class Gateway:
             raise StoreUnavailable(self.address.url, f"{endpoint}: {error.message}") from error
 
     async def close(self) -> None:
-        """Let go of all connections; the next call opens new ones."""
+        """Close all connections; the next call opens new ones."""
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():
             await client.aclose()
 
-    # --- being let in -------------------------------------------------------------------------------------------
+    # --- authentication -----------------------------------------------------------------------------------------
 
     async def _enter(self) -> str:
         """The token to call with; empty where none is needed."""
@@ -129,10 +129,10 @@ class Gateway:
                     found, _ = await self._ask("auth/authenticate", who, "")
                 except Refused as error:
                     if "not enabled" in error.message:
-                        reason = "it asks nobody for a password; leave user and password out of the URL"
+                        reason = "it has no authentication; leave user and password out of the URL"
                     else:
                         reason = (
-                            f"it does not let {self.address.user!r} in ({error.message}); mend user and password in "
+                            f"it does not let {self.address.user!r} in ({error.message}); correct user and password in "
                             "etcd://user:password@host:2379"
                         )
                     raise StoreUnavailable(self.address.url, reason) from error
@@ -152,7 +152,7 @@ class Gateway:
                 return await self._post(self._base[self._at], path, body, token), begun
             except _Silent as error:
                 begun = begun or error.begun
-                # A connection that was kept open may just have been closed by a restart: that member is asked twice.
+                # An idle connection may have been closed by a restart: try that member twice.
                 if not (error.again and endpoint not in tried):
                     self._at = (self._at + 1) % len(self._base)
                 tried[endpoint] = error.reason
@@ -179,7 +179,7 @@ class Gateway:
         try:
             found = msgspec.json.decode(response.content, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise _Silent("answers, and not as etcd does; look at host and port", begun=True) from error
+            raise _Silent("answers, but not as etcd does; check host and port", begun=True) from error
         return found
 
     def _http(self) -> httpx2.AsyncClient:
@@ -187,7 +187,7 @@ class Gateway:
         if self._client is None or self._loop is not loop:
             self._loop, self._entering = loop, asyncio.Lock()
             self._client = httpx2.AsyncClient(
-                # Proxies of the environment are for the world outside; etcd is not there.
+                # Ignore the proxies of the environment: etcd is in the same network.
                 verify=self._context or False,
                 trust_env=False,
                 limits=httpx2.Limits(max_connections=20, keepalive_expiry=120.0),
@@ -203,13 +203,13 @@ class Gateway:
         if self.address.tls and any(sign in said for sign in NO_TLS):
             return f"does not seem to speak TLS ({said}); if so, write etcd:// and leave ca, cert and key out"
         if "certificate required" in said.lower() or "bad certificate" in said.lower():
-            return "wants a certificate from us that it trusts; give ?cert=FILE&key=FILE"
+            return "requires a client certificate that it trusts; give ?cert=FILE&key=FILE"
         if isinstance(error, httpx2.ConnectError):
-            return f"cannot be reached ({said}); start it, or mend host and port"
+            return f"cannot be reached ({said}); start it, or correct host and port"
         if not self.address.tls:
             return f"broke the connection off ({said}); it may be starting, or speak TLS: etcds://host:2379?ca=FILE"
         if not self.address.cert:
-            return f"broke the connection off ({said}); it may want a certificate from us: ?cert=FILE&key=FILE"
+            return f"broke the connection off ({said}); it may require a client certificate: ?cert=FILE&key=FILE"
         return f"broke the connection off ({said})"
 
     def _explained(self, error: Refused) -> Exception:
@@ -221,14 +221,14 @@ class Gateway:
             who = f"{self.address.user!r} may not read and write under {self.address.prefix!r}"
             return StoreUnavailable(url, f"{who} ({said}); allow it: {cure}")
         if not self.address.user and (error.code == UNAUTHENTICATED or "user name is empty" in said):
-            return StoreUnavailable(url, f"it wants to know who we are ({said}); write etcd://user:password@host:2379")
+            return StoreUnavailable(url, f"it requires authentication ({said}); write etcd://user:password@host:2379")
         if error.code in (DEADLINE, EXHAUSTED, UNAVAILABLE):
             return StoreUnavailable(url, said)
         return error
 
 
 def _said(error: BaseException | None) -> str:
-    """What an error says, or what it came from when it says nothing."""
+    """The message of an error, or of its cause when it has none."""
     name = type(error).__name__
     while error is not None and not str(error):
         error = error.__cause__ or error.__context__
@@ -248,9 +248,9 @@ def _refusal(status: int, content: bytes, tls: bool) -> Exception:
         if not tls and b"HTTPS server" in content:
             return _Silent("speaks TLS; write etcds://, and name its authority with ?ca=FILE", begun=False)
         if status == 404:
-            return _Silent("answers, and not as etcd 3.4 or newer does; look at host and port", begun=False)
-        return _Silent(f"answers HTTP {status}, which etcd does not; look at host and port", begun=True)
-    # A member without a leader, or one that stops, is no reason not to ask another.
+            return _Silent("answers, but not as etcd 3.4 or newer does; check host and port", begun=False)
+        return _Silent(f"answers HTTP {status}, which etcd does not; check host and port", begun=True)
+    # A member without a leader, or one that is stopping: try another.
     if code in (UNAVAILABLE, DEADLINE):
         return _Silent(f"says: {message}", begun=True)
     return Refused(code, message)

@@ -1,11 +1,12 @@
-"""Leases in etcd. They say when to try; who may write, the journal decides.
+"""Leases in etcd. They say when to try to advance a run; the journal decides who may write.
 
 Under the prefix there are three kinds of keys. `held/KEY` is a lease in force: its owner, epoch and expiry as JSON,
-tied to a lease of etcd's own, so that it vanishes with a holder that died and watchers hear of it. `epochs/KEY` stays,
-so that the next holder's epoch is higher; what nobody has used for a day is swept into `floor`, the highest of those.
+tied to a lease of etcd's own, so that it vanishes when its holder dies, and watchers are notified. `epochs/KEY` stays,
+so that the next holder's epoch is higher; epochs that were unused for a day are swept into `floor`, the highest of
+them.
 
-An etcd that was wiped, or put back to what it was, has forgotten epochs it gave. So an epoch is also never lower than
-the milliseconds of the clock when it is given: what comes after is higher, unless clocks go back.
+An etcd that was wiped, or restored from a backup, has lost epochs that it gave. So an epoch is also never lower than
+the clock's milliseconds when it is given: later epochs are higher, unless a clock goes back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from perdure.stores.etcd.gateway import NOT_FOUND, Gateway, Refused
 # etcd takes at most 128 operations in a transaction.
 MOST_OPS = 100
 PAGE = 1000
-# How often epochs that nobody uses are looked for, and how long they are kept.
+# How often unused epochs are swept, and how long they are kept.
 SWEEP_SECONDS, KEPT_SECONDS = 3600.0, 86400.0
 # etcd counts whole seconds, up to this many.
 LONGEST = 9_000_000_000
@@ -49,7 +50,7 @@ class _Epoch(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A key as it stands in etcd. A key that is not there has revision 0."""
+    """A key and its value in etcd. A key that does not exist has revision 0."""
 
     key: str
     value: bytes = b""
@@ -57,24 +58,24 @@ class _Entry(msgspec.Struct, frozen=True):
     lease: int = 0
 
     def held(self) -> _Held | None:
-        """The lease it tells of. What cannot be read is nobody's."""
+        """The lease in it. A value that cannot be decoded counts as no lease."""
         return _decoded(self.value, _Held) if self.revision else None
 
     def epoch(self) -> int:
-        """The epoch it tells of."""
+        """The epoch in it."""
         found = _decoded(self.value, _Epoch) if self.revision else None
         return found.epoch if found is not None else 0
 
 
 class EtcdLeases:
-    """Leases under one prefix of one cluster. Connects when it is first used; `close` lets go of the connections."""
+    """Leases under one prefix of one cluster. Connects at the first call; `close` closes the connections."""
 
     def __init__(self, address: str | Address) -> None:
         self.address = read_address(address) if isinstance(address, str) else address
         self.url = self.address.url
         self._gateway = Gateway(self.address)
         self._swept = -math.inf
-        # The highest epoch this process knows of, whatever etcd still does.
+        # The highest epoch that this process has seen, whatever etcd has lost.
         self._highest = 0
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
@@ -102,7 +103,7 @@ class EtcdLeases:
                 return Acquired(owner, epoch, value.expires)
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
-        """Hold on to leases, each or not at all."""
+        """Renew each lease that its owner still holds."""
         lost: list[str] = []
         leases: dict[float, int] = {}
         for part in _parts(renewals):
@@ -110,7 +111,7 @@ class EtcdLeases:
         return lost
 
     async def _renew(self, wishes: Sequence[Renewal], now: float, leases: dict[float, int]) -> list[str]:
-        """Renew these; `leases` are leases of etcd that are known to last, by their time to live."""
+        """Renew these; `leases` are leases of etcd that were just kept alive, by their time to live."""
         lost: list[str] = []
         while wishes:
             entries = await self._read([self._held(wish.key) for wish in wishes])
@@ -131,7 +132,7 @@ class EtcdLeases:
             done = await self._commit(branches)
             wishes = [wish for (wish, _, _), ok in zip(mine, done, strict=True) if not ok]
             if wishes:
-                leases.clear()  # somebody came between, or a lease of etcd ran out before it was used: look again
+                leases.clear()  # a key has changed, or a lease of etcd expired before it was used
         return lost
 
     async def release(self, key: str, owner: str) -> None:
@@ -142,7 +143,7 @@ class EtcdLeases:
             held = entry.held()
             if held is None or held.owner != owner or not owner:
                 if unsure:
-                    return  # the reply was lost; what was asked for has been done
+                    return  # the reply of the first try was lost: it released the lease
                 raise NotOwner(key, owner, held.owner or None if held is not None else None)
             done, repeated = await self._transact([_branch([entry], [_delete(entry.key)])])
             if done == [True]:
@@ -170,9 +171,9 @@ class EtcdLeases:
         return [lease for lease in found if lease is not None]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose lease has ended, as etcd tells of them."""
+        """The keys under `prefix` whose lease has ended, as etcd reports them."""
         heard: asyncio.Queue[str | StoreUnavailable] = asyncio.Queue()
-        # A stream is read and closed by one task, whoever iterates here and wherever that is given up.
+        # One task reads and closes the stream, whichever task iterates and wherever the iteration is cancelled.
         listening = asyncio.create_task(self._listen(prefix, heard))
         try:
             while True:
@@ -200,7 +201,7 @@ class EtcdLeases:
             heard.put_nowait(error)
 
     async def close(self) -> None:
-        """Let go of connections. Leases stay until they run out or are given back."""
+        """Close the connections. Leases stay until they expire or are released."""
         await self._gateway.close()
 
     async def __aenter__(self) -> Self:
@@ -236,7 +237,7 @@ class EtcdLeases:
     # --- calls ----------------------------------------------------------------------------------------------------
 
     async def _read(self, keys: Sequence[str]) -> list[_Entry]:
-        """These keys, as they stand at one moment."""
+        """Read these keys, at one moment."""
         ranges = [{"requestRange": {"key": _b64(key)}} for key in keys]
         reply = await self._call("kv/txn", {"success": ranges})
         answers = reply["responses"]
@@ -254,7 +255,7 @@ class EtcdLeases:
             body["key"] = b64encode(b64decode(reply["kvs"][-1]["key"]) + b"\0").decode()
 
     async def _lease(self, ttl: float, current: int = 0) -> int:
-        """A lease of etcd that lasts for `ttl` seconds from now: the current one kept alive, or a new one."""
+        """A lease of etcd for `ttl` seconds from now: the current one, kept alive, or a new one."""
         seconds = min(max(1, math.ceil(ttl)), LONGEST)
         if current:
             alive = (await self._call("lease/keepalive", {"ID": str(current)})).get("result", {})
@@ -267,9 +268,10 @@ class EtcdLeases:
         return done
 
     async def _transact(self, branches: Sequence[dict[str, Any]]) -> tuple[list[bool], bool]:
-        """Do each of these where nothing has changed, in one commit; which were done, and whether it was asked twice.
+        """Apply each change whose keys are as they were read, in one commit.
 
-        None is done when a lease of etcd that they name has run out meanwhile.
+        Returns which were applied, and whether it was sent twice. None is applied when a lease of etcd that they name
+        has expired meanwhile.
         """
         if not branches:
             return [], False
@@ -289,7 +291,7 @@ class EtcdLeases:
             raise StoreUnavailable(self.url, error.message) from error
 
     async def _sweep(self, now: float) -> None:
-        """Forget epochs that nobody has used for long; the highest of them stays as the floor."""
+        """Sweep epochs that were unused for long; the highest of them stays as the floor."""
         old = []
         async for entry in self._scan(self._epochs("")):
             found = _decoded(entry.value, _Epoch)
@@ -300,11 +302,12 @@ class EtcdLeases:
             [floor] = await self._read([self._floor])
             highest = max([floor.epoch(), *(entry.epoch() for entry in part)])
             changes = [_put(self._floor, _Epoch(highest, now)), *(_delete(entry.key) for entry in part)]
-            await self._commit([_branch([floor, *part], changes)])  # if somebody came between, another hour will do
+            # If another process has changed one of them, the next sweep removes them.
+            await self._commit([_branch([floor, *part], changes)])
 
 
 def _parts(renewals: Sequence[Renewal]) -> Iterator[list[Renewal]]:
-    """The same in parts that fit a transaction, none with a key twice."""
+    """Parts that fit a transaction, none with a key twice."""
     part: dict[str, Renewal] = {}
     for renewal in renewals:
         if renewal.key in part or len(part) == MOST_OPS:
@@ -321,7 +324,7 @@ def _is_of(entry: _Entry, owner: str) -> bool:
 
 
 def _branch(unchanged: Iterable[_Entry], changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Make changes if these keys are as they were read."""
+    """A branch of a transaction: changes, if these keys are as they were read."""
     compared = [{"key": _b64(entry.key), "target": "MOD", "modRevision": str(entry.revision)} for entry in unchanged]
     return {"compare": compared, "success": list(changes)}
 
@@ -355,7 +358,7 @@ def _decoded(value: bytes, type: Any) -> Any:
 def _span(prefix: str) -> dict[str, str]:
     """All keys that begin with `prefix`."""
     start = prefix.encode("utf-8", "surrogatepass")
-    # No byte of UTF-8 is 255, so the last one can always be counted up.
+    # No byte of UTF-8 is 255, so the last byte can always be incremented.
     return {"key": b64encode(start).decode(), "range_end": b64encode(start[:-1] + bytes([start[-1] + 1])).decode()}
 
 

@@ -40,14 +40,14 @@ class FileLeases:
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
         if key.startswith(WITNESSED):
-            self._presence.show(owner)
+            self._presence.hold(owner)
         with self._folder.writing():
             saved, leases = self._open()
             for held in list(leases.values()):
                 if held.expires <= now - KEPT_SECONDS:
                     saved.floor = max(saved.floor, held.epoch)
                     del leases[held.key]
-                elif held.owner and self._gone(held.owner):
+                elif held.owner and self._is_dead(held.owner):
                     leases[held.key] = msgspec.structs.replace(held, expires=min(held.expires, now))
             # A lease that was swept is taken with a higher epoch than it can have had.
             leases.setdefault(key, Lease(key, "", saved.floor, 0.0))
@@ -71,7 +71,7 @@ class FileLeases:
     async def release_all(self, owner: str) -> int:
         """Release every lease of `owner`."""
         count = await self._change(lambda memory: memory.release_all(owner), changed=True)
-        self._presence.hide(owner)
+        self._presence.release(owner)
         return count
 
     async def get(self, key: str, now: float) -> Lease | None:
@@ -82,7 +82,7 @@ class FileLeases:
         """The leases in force whose key begins with `prefix`."""
         found = self._saved().leases
         held = [lease for lease in found if lease.owner and lease.expires > now and lease.key.startswith(prefix)]
-        return [lease for lease in held if not self._gone(lease.owner)]
+        return [lease for lease in held if not self._is_dead(lease.owner)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
         """Yields nothing: files do not notify. Poll the store's version."""
@@ -98,8 +98,8 @@ class FileLeases:
         """Release the lock files of all names."""
         self._presence.close()
 
-    def _gone(self, owner: str) -> bool:
-        return self._presence.gone(owner)
+    def _is_dead(self, owner: str) -> bool:
+        return self._presence.is_dead(owner)
 
     async def _change(self, change: Callable[[MemoryLeases], Awaitable[T]], *, changed: bool) -> T:
         with self._folder.writing():

@@ -41,7 +41,7 @@ class FileStore:
 
     async def open(self, *, migrate: bool) -> None:
         """Create the directory if it does not exist, and read all of it."""
-        async with self._users.coming() as first:
+        async with self._users.opening() as first:
             if not first:
                 return
             self._folder.open(create=migrate)
@@ -53,12 +53,12 @@ class FileStore:
 
     async def close(self) -> None:
         """Disconnect when the last user of the store closes it."""
-        async with self._users.leaving() as last:
+        async with self._users.closing() as last:
             if last:
                 self.leases.close()
                 self._folder.close()
 
-    def promise(self, durability: Durability) -> None:
+    def check_durability(self, durability: Durability) -> None:
         """Accept every durability: a commit is on the disk before it is acknowledged."""
 
     def version(self) -> object:

@@ -43,7 +43,7 @@ class MemoryStore:
     async def close(self) -> None:
         """Everything stays for as long as the store object does."""
 
-    def promise(self, durability: Durability) -> None:
+    def check_durability(self, durability: Durability) -> None:
         """Accept every durability: a user of this store knows that it is gone with the process."""
 
     def version(self) -> object:

@@ -14,13 +14,13 @@ from perdure.stores.url import masked
 
 POOL = 4
 OURS = ("schema", "table_prefix", "pool", "migrate")
-# What the driver takes; everything else it passes on as a setting of the session, which the server knows or refuses.
+# Options of the driver. It passes all others on as settings of the session, which the server accepts or refuses.
 DRIVERS = (
     *("host", "port", "user", "password", "dbname", "database", "passfile", "service", "servicefile"),
     *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "sslpassword", "sslnegotiation"),
     *("ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs", "krbsrvname", "gsslib"),
 )
-# What would have no effect, or break what the store relies on.
+# Options that would have no effect, or break what the store relies on.
 INSTEAD = {
     "search_path": "use schema=NAME",
     "client_encoding": "texts are always sent in UTF-8; leave it out",
@@ -37,9 +37,9 @@ class Address(msgspec.Struct, frozen=True):
     names: Names
     schema: str | None
     pool: int
-    # Whether an engine may change the schema; None: it sets an empty database up, and no more.
+    # Whether an engine may change the schema; None: it only sets up an empty database.
     migrate: bool | None = None
-    # The settings of a session that the URL gives; they go before ours.
+    # The session settings that the URL gives; they take precedence over ours.
     given: frozenset[str] = frozenset()
 
 

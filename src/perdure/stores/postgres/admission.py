@@ -1,6 +1,6 @@
-"""Whether a run of a queue may begin: counted inside the transaction by which it would, under a lock on its queue.
+"""Whether the limits of a queue admit a run: counted in the transaction that begins it, under a lock on the queue.
 
-Whoever ends a run takes no lock: that only leaves more room than was counted.
+The end of a run takes no lock: it only makes more room than was counted.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _STARTS = """
 
 
 async def lock_queues(connection: Connection, address: Address, prepared: Sequence[Prepared]) -> None:
-    """Wait until no other process begins runs of these queues; until the transaction ends."""
+    """Lock these queues until the transaction ends: no other process begins their runs meanwhile."""
     place = f"{address.schema} {address.names.prefix}"
     keys = {_key(f"{place} {one.admit.name}") for one in prepared if one.admit is not None}
-    # In one order, so that two who need the same queues do not wait for each other.
+    # In sorted order, so that two transactions that need the same queues do not deadlock.
     await connection.fetch(_LOCK, sorted(keys))
 
 
@@ -70,7 +70,7 @@ class _Count:
         self.starts: dict[str, list[float]] = {}
 
     def take(self, queue: Queue, row: RunRow) -> Full | None:
-        """Count a run that begins; or say why it may not."""
+        """Count a run that begins, or return why it may not."""
         key = (row.queue, row.queue_key)
         if queue.concurrency is not None and self.running.get(row.queue, 0) >= queue.concurrency:
             return Full()

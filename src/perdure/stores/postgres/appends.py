@@ -1,6 +1,6 @@
-"""Appends as one statement: compare, swap, write events and rows of many runs, all that fits or, run by run, nothing.
+"""Appends as one statement: compare and swap the heads of many runs, and write the events and rows of those that match.
 
-A statement is a transaction of its own, so a group of appends costs one message to the server and one back.
+A statement is a transaction of its own, so a group of appends costs one round trip.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ STEP = """
     select $1::text, $2::bigint, $4::float8, $6::bigint, $7::text from head
     returning run_id
 """
-# The same for one that need not survive power loss: a statement of its own, since even an answer that is not asked for
-# takes its time.
+# The same without waiting for the disk: a statement of its own, because an unused column in the answer costs time too.
 LAZY_STEP = STEP.rstrip() + ", set_config('synchronous_commit', 'off', true)"
-# A group of such.
+# A group of such appends.
 STEPS = """
     with wish as materialized (
         select * from unnest($1::text[], $2::bigint[], $3::bigint[], $4::float8[], $5::bigint[])
@@ -46,7 +45,7 @@ STEPS = """
     )
     select run_id, (select set_config('synchronous_commit', 'off', true) where $11::bool) from swapped
 """
-# The number of the first parameter for rows. What others are notified of comes after them.
+# The number of the first parameter for rows. The payload of the notification comes after them.
 _FIRST = 18
 _NEW_INPUTS = sorted(set(CHANGED_WITH_INPUT) - set(CHANGED_IN_RUN), key=TABLE.index)
 # Anything. Rows are of four kinds: of a new run (n), changed (c), changed with a new input (i), of a child (k), whose
@@ -159,25 +158,25 @@ def prepare(append: Append) -> Prepared:
     )
 
 
-def statement(group: Sequence[Prepared], fsync: bool, channel: str, tell: str) -> tuple[str, tuple[Any, ...]]:
-    """The statement that writes appends to different journals, with its arguments; it answers with those it wrote."""
-    if not tell and all(one.plain for one in group):
+def statement(group: Sequence[Prepared], fsync: bool, channel: str, notice: str) -> tuple[str, tuple[Any, ...]]:
+    """The statement that writes appends to different journals, with its arguments; it returns the run_ids it wrote."""
+    if not notice and all(one.plain for one in group):
         if len(group) == 1 and group[0].single:
             return step_statement(group[0], fsync)
         return STEPS, (*_wishes(group)[:5], *_entries(group), not fsync)
     uses = by_column((use for one in group for use in one.uses), 2)
     rows = by_column((row for one in group for row in one.rows), 2 + WIDTH)
-    return GROUP, (*_wishes(group), *_entries(group), *uses, channel, not fsync, *rows, tell)
+    return GROUP, (*_wishes(group), *_entries(group), *uses, channel, not fsync, *rows, notice)
 
 
 def step_statement(one: Prepared, fsync: bool) -> tuple[str, tuple[Any, ...]]:
-    """The statement for a single one, with its arguments."""
+    """The statement for a single append, with its arguments."""
     [(run_id, seq, at, check, events)] = one.events
     return STEP if fsync else LAZY_STEP, (run_id, seq, one.next_seq, at, one.size, check, events)
 
 
 def _wishes(group: Sequence[Prepared]) -> list[Sequence[Any]]:
-    # In the order of their names: two groups that meet wait for each other in one direction only.
+    # Sorted, so that two groups with common journals do not deadlock.
     wishes = sorted(
         (one.append.run_id, one.append.expected_next, one.next_seq, one.at, one.size, one.append.row is not None)
         for one in group

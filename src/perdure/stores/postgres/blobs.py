@@ -6,7 +6,7 @@ from perdure.errors import Corrupt
 from perdure.kernel.values.limits import blob_id
 from perdure.stores.postgres.database import Database
 
-# Putting again says that somebody is about to refer to it. The bytes stay where they are.
+# Putting a blob again makes it young, so that it is not collected before an event refers to it.
 _PUT = """
     insert into perdure_blobs (id, data, put_at) values ($1, $2, extract(epoch from clock_timestamp()))
     on conflict (id) do update set put_at = excluded.put_at

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from perdure.errors import InvalidStoreUrl, StoreUnavailable
 from perdure.stores.postgres.address import Address
 from perdure.stores.postgres.names import quoted
+from perdure.stores.postgres.taskless import run_without_task
 
 try:
     import asyncpg  # type: ignore[import-untyped]
@@ -22,9 +23,9 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 CONNECT_SECONDS = 5.0
-# After so long without an answer a connection is taken for dead, however alive it looks.
+# After so long without an answer a connection is dropped, even if TCP considers it alive.
 ANSWER_SECONDS = 20.0
-# After so long without one it is asked over another connection whether this one is dead.
+# After so long without an answer another connection asks the server whether this one is dead.
 SILENT_SECONDS = 1.5
 CLOSE_SECONDS = 2.0
 
@@ -32,17 +33,17 @@ _SETTINGS = {
     "application_name": "perdure",
     "client_encoding": "utf-8",
     "jit": "off",
-    # Everything is found by an index. A planner that reads a table of ten thousand rows for a hundred of them may be a
-    # little faster for whoever asks, and wakes everything up that was at rest; and it may know of fewer than there are.
+    # Everything is found by an index. A sequential scan may be a little faster for one query, but it loads rows that
+    # were not in the cache, and the planner's statistics may be out of date.
     "enable_seqscan": "off",
-    # A process that is gone without a word must not keep its locks for as long as TCP waits by default.
+    # The session of a process that vanished must not keep its locks for as long as TCP waits by default.
     "idle_in_transaction_session_timeout": "15s",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
 }
-# Every statement of the connection that writes goes by keys, over a list of them: one plan is right for all, and
-# looking for a better one takes longer than the statement.
+# Every statement of the writing connection looks up a list of keys: one plan is right for all, and planning takes
+# longer than the statement.
 WRITING = {"plan_cache_mode": "force_generic_plan", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 
 
@@ -51,53 +52,58 @@ class Connection:
 
     def __init__(self, raw: Any, trace: Callable[[str], None], silent: Callable[[], None], pool: Any = None) -> None:
         self._raw, self._trace, self._silent = raw, trace, silent
-        # Whose pool it was taken from and goes back to; None when it is ours alone.
+        # The application's pool that it was taken from and goes back to; None for a connection of our own.
         self._pool = pool
-        # A pool takes back what has ended, and then nothing can be asked of what it gave.
+        # A pool takes back a connection that has ended, and then its proxy raises: ask the connection itself.
         self._inner = raw if pool is None else raw._con
         self._given_back = False
         self._stop_listening: Callable[[], Awaitable[None]] | None = None
-        # The server's process at the other end; behind a pooler it is none.
+        # The process id of the server's backend; behind a pooler it belongs to none.
         self.backend: int = raw.get_server_pid()
         self._kept: dict[str, Any] = {}
         # Whether a statement is under way: the driver takes one at a time.
         self.busy = False
         self._loop = asyncio.get_running_loop()
-        # When the last statement was sent, and the look at whether it was answered.
+        # When the last statement was sent, and the timer that checks whether it was answered.
         self.sent = 0.0
         self._look: asyncio.TimerHandle | None = None
 
     @property
     def closed(self) -> bool:
-        """Whether it is known to be of no use any more."""
-        # What went back to a pool belongs to others.
+        """Whether it is known to be unusable."""
+        # A connection that went back to its pool belongs to other code.
         return self._given_back or bool(self._inner.is_closed())
 
     @property
     def silent(self) -> bool:
-        """Whether an answer has been waited for so long that something may be wrong."""
+        """Whether an answer is overdue, so that something may be wrong."""
         return self.busy and not self.closed and self._loop.time() - self.sent >= SILENT_SECONDS
 
     async def fetch(self, sql: str, *arguments: Any, seconds: float | None = None) -> list[Row]:
-        """One statement, which commits by itself outside a transaction: one message there and one back."""
+        """Run one statement, which commits by itself outside a transaction: one round trip."""
         return await self._answer(sql, self._raw.fetch(sql, *arguments, timeout=seconds or ANSWER_SECONDS))
 
     async def write(self, sql: str, *arguments: Any) -> list[Row]:
-        """As `fetch`, for the few statements that are sent for every step: prepared once, and kept."""
+        """As `fetch`, for the few statements that every step sends: prepared once, and kept."""
         return await self._answer(sql, self._send_kept(sql, arguments))
 
     def write_soon(self, sql: str, arguments: tuple[Any, ...], done: Callable[[list[Row] | Exception], None]) -> bool:
-        """As `write`, for a caller that is called back; False before the statement is kept. No task is made for it."""
+        """As `write`, with a callback and no task; False if the statement is not prepared, or this is busy."""
         kept = self._kept.get(sql)
         if kept is None or self.busy or self.closed:
             return False
         self._trace(sql)
         self._begin()
-        _Driven(self._fetch(kept, arguments), done, self).go_on()
+
+        def finished(result: list[Row] | Exception) -> None:
+            self.busy = False
+            done(self.meant(result) if isinstance(result, Exception) else result)
+
+        run_without_task(self._fetch(kept, arguments), finished)
         return True
 
     async def keep(self, sql: str) -> Any:
-        """Prepare a statement for `write`: a message of its own, the first time."""
+        """Prepare a statement for `write`: a round trip of its own, the first time."""
         kept = self._kept.get(sql)
         if kept is None:
             kept = self._kept[sql] = await self._raw.prepare(sql, timeout=ANSWER_SECONDS)
@@ -111,7 +117,7 @@ class Connection:
         return fetching
 
     def _begin(self) -> None:
-        # One look every so often, rather than a timer for each of thousands of statements.
+        # One periodic check, rather than a timer for each of thousands of statements.
         self.busy = True
         self.sent = self._loop.time()
         if self._look is None:
@@ -141,7 +147,7 @@ class Connection:
             self.busy = False
 
     def meant(self, error: Exception) -> Exception:
-        """The driver has no protocol any more when the connection ends between two messages of one statement."""
+        """The error to report: the driver raises AttributeError if the connection ends during a statement."""
         if isinstance(error, AttributeError) and self.closed:
             return ConnectionResetError(0, "the connection ended while a statement was sent")
         return error
@@ -150,27 +156,27 @@ class Connection:
         """Several statements without arguments."""
         await self._answer(sql, self._raw.execute(sql, timeout=seconds))
 
-    async def listen(self, channel: str, heard: Callable[[str], None], ended: Callable[[], None]) -> None:
-        """Call `heard` with what is told on the channel, and `ended` when the connection ends."""
+    async def listen(self, channel: str, received: Callable[[str], None], ended: Callable[[], None]) -> None:
+        """Call `received` with each notification on the channel, and `ended` when the connection ends."""
         self._trace("listen")
 
         def over(_: Any) -> None:
             ended()
 
-        def told(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
-            heard(payload)
+        def notified(_connection: Any, _pid: int, _channel: str, payload: str) -> None:
+            received(payload)
 
         async def stop() -> None:
             self._raw.remove_termination_listener(over)
-            await self._raw.remove_listener(channel, told)
+            await self._raw.remove_listener(channel, notified)
 
         self._raw.add_termination_listener(over)
         self._stop_listening = stop
         async with asyncio.timeout(CONNECT_SECONDS):
-            await self._raw.add_listener(channel, told)
+            await self._raw.add_listener(channel, notified)
 
     def drop(self) -> None:
-        """End it without a word, whatever it is at."""
+        """Drop the connection at once, whatever it is doing."""
         self._forget()
         if self._given_back:
             return
@@ -200,37 +206,6 @@ class Connection:
             self._look = None
 
 
-class _Driven:
-    """A coroutine that waits for nothing but futures, run without a task: begun at once, and its end told at once."""
-
-    __slots__ = ("_connection", "_coroutine", "_done")
-
-    def __init__(
-        self,
-        coroutine: Coroutine[Any, None, list[Row]],
-        done: Callable[[list[Row] | Exception], None],
-        connection: Connection,
-    ) -> None:
-        self._coroutine, self._done, self._connection = coroutine, done, connection
-
-    def go_on(self, _: object = None) -> None:
-        """Run until it waits again, or to its end."""
-        try:
-            waits_for = self._coroutine.send(None)
-        except StopIteration as end:
-            said: list[Row] | Exception = end.value
-        except Exception as error:
-            said = self._connection.meant(error)
-        except asyncio.CancelledError:
-            said = ConnectionResetError(0, "the driver gave the statement up")
-        else:
-            waits_for._asyncio_future_blocking = False  # as a task says that it has seen it
-            waits_for.add_done_callback(self.go_on)
-            return
-        self._connection.busy = False
-        self._done(said)
-
-
 async def connect(
     address: Address,
     trace: Callable[[str], None],
@@ -255,17 +230,17 @@ async def connect(
                 max_cached_statement_lifetime=0,
             )
         except BaseException as error:
-            _let_go_of_answer(error)
+            _abandon_answer(error)
             raise
     _keep_alive(raw)
     return Connection(raw, trace, silent)
 
 
-def _let_go_of_answer(error: BaseException | None) -> None:
-    """Nothing awaits the server's answer about TLS when the driver is stopped before it asks for it.
+def _abandon_answer(error: BaseException | None) -> None:
+    """Cancel the future for the server's answer about TLS, which nothing awaits once connecting is cancelled.
 
-    The driver would put an exception there, and asyncio would report that it was never retrieved. The future is known
-    to the frames alone that the error has come through.
+    The driver would set an exception on it, and asyncio would report that it was never retrieved. Only the frames of
+    the error's traceback know the future.
     """
     while error is not None:
         trace = error.__traceback__
@@ -277,7 +252,7 @@ def _let_go_of_answer(error: BaseException | None) -> None:
         error = error.__context__
 
 
-# Its values last until the connection goes back: then the pool resets them.
+# The values last until the connection goes back to its pool, which resets them.
 _SET = "select set_config(name, value, false) from unnest($1::text[], $2::text[]) as wanted (name, value)"
 
 
@@ -288,10 +263,10 @@ async def _borrow(
         async with asyncio.timeout(CONNECT_SECONDS):
             raw = await pool.acquire()
     except TimeoutError as error:
-        reason = f"the pool that it was given has had no connection free for {CONNECT_SECONDS:g} s; raise its max_size"
+        reason = f"the application's pool has had no free connection for {CONNECT_SECONDS:g} s; raise its max_size"
         raise StoreUnavailable(address.shown, reason) from error
     try:
-        # The encoding is the driver's matter.
+        # The driver sets the encoding itself.
         mine = {name: value for name, value in wanted.items() if name != "client_encoding"}
         await raw.fetch(_SET, list(mine), list(mine.values()), timeout=ANSWER_SECONDS)
     except BaseException:
@@ -301,12 +276,12 @@ async def _borrow(
 
 
 def _keep_alive(raw: Any) -> None:
-    """Let the system notice a peer that is gone while nothing is sent."""
+    """Let the operating system detect a dead peer while nothing is sent."""
     sock = raw._transport.get_extra_info("socket")
     if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # The last: how many milliseconds what was sent may go unconfirmed.
+    # The last is how many milliseconds sent data may stay unacknowledged.
     for option, value in (
         ("TCP_KEEPIDLE", 10),
         ("TCP_KEEPINTVL", 5),

@@ -1,7 +1,7 @@
-"""Connections to one database: who uses which, how they come back, and what their errors mean. Knows no table.
+"""Connections to one database: their uses, how they are replaced, and how their errors are translated. Knows no table.
 
-One connection writes journals, one statement after the other. One listens, and carries the signs of life, so that a
-dead one is noticed. Others, as many as are needed at once up to `pool`, read, and write what is small.
+One connection writes journals, one statement after the other. One listens for notifications, and sends heartbeats, so
+that its death is noticed. Others, as many as are needed at once up to `pool`, read, and make small writes.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from weakref import WeakSet
 from perdure.errors import StoreUnavailable
 from perdure.stores.postgres.address import Address
 from perdure.stores.postgres.connection import WRITING, Connection, Row, connect, require_driver
-from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, means
-from perdure.stores.postgres.notifications import Wakes
+from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, translate
+from perdure.stores.postgres.notifications import Notifications
 
 T = TypeVar("T")
 
 log = logging.getLogger("perdure")
 
-# How long reading goes on trying over connections that end; then whoever asked is told.
+# How long a query is retried over new connections before it raises.
 PATIENCE_SECONDS = 8.0
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
-# How often others may be in the way of a statement before it is given up for now.
+# After how many serialization failures or deadlocks a statement is given up.
 COLLISIONS = 10
-# How long the question whether a connection is dead may take, and how long an answer may be on its way.
+# How long the probe of silent connections may take, and how long an answer may still be under way after it.
 PROBE_SECONDS, GRACE_SECONDS = 3.0, 0.5
-# What the server's processes at the other end of connections are at, with that of the connection which asks.
+# The state of the backends of some connections, and of the connection that asks.
 _BACKENDS = "select pid, state from pg_stat_activity where pid = any($1::int[]) or pid = pg_backend_pid()"
 
 
@@ -40,12 +40,12 @@ class Database:
 
     def __init__(self, address: Address, pool: Any = None) -> None:
         require_driver(address.shown)
-        # Whose connections are used, if they are not our own.
+        # The application's pool, if connections are borrowed from one.
         self._lender = pool
         self.address, self.url = address, address.shown
         self.fill = address.names.fill
-        self.wakes = Wakes()
-        # The names of the orchestrators that this process is.
+        self.notifications = Notifications()
+        # The names of the orchestrators in this process.
         self.names_held: set[str] = set()
         self.channel = ""
         self.closed = True
@@ -55,14 +55,14 @@ class Database:
         self._listener: Connection | None = None
         self._listening: asyncio.Task[None] | None = None
         self._callback: Callable[[str], None] | None = None
-        # Every connection that may still be of use, and the question whether those that are silent are dead.
+        # Every connection that may be usable, and the probe of those that are silent.
         self._connections: WeakSet[Connection] = WeakSet()
         self._asking: asyncio.Task[None] | None = None
 
     # --- opening and closing --------------------------------------------------------------------------------------
 
     async def open(self) -> Connection:
-        """Connect for the first time, or raise what is wrong. Who only reads never has a connection that writes."""
+        """Connect for the first time, or raise what is wrong. The writing connection is made at the first write."""
         connection = await self.connect()
         self._idle.append(connection)
         self.closed = False
@@ -87,17 +87,17 @@ class Database:
         connections = [self._writer, self._listener, *self._idle]
         self._writer = self._listener = None
         self._idle.clear()
-        self.wakes.listening = False
+        self.notifications.listening = False
         await asyncio.gather(*(one.close() for one in connections if one is not None))
 
     async def connect(self, settings: dict[str, str] | None = None) -> Connection:
-        """A new connection, or an error of perdure that says why there is none."""
+        """A new connection; raises an error of perdure that says why there is none."""
         try:
             connection = await connect(self.address, self._trace, settings, self._silent, self._lender)
         except Exception as error:
             if not is_driver_error(error) and not isinstance(error, ValueError):
                 raise
-            raise means(error, self.url) from None
+            raise translate(error, self.url) from None
         self._connections.add(connection)
         return connection
 
@@ -112,24 +112,24 @@ class Database:
     # --- connections that are dead and look alive -----------------------------------------------------------------
 
     def _silent(self) -> None:
-        """A statement has waited long for its answer. The server may be slow, or gone, or the connection dead."""
+        """A statement waits for its answer: the server may be slow or gone, or the connection dead. Find out."""
         if not self.closed and (self._asking is None or self._asking.done()):
-            self._asking = asyncio.get_running_loop().create_task(self._ask_after_the_silent())
+            self._asking = asyncio.get_running_loop().create_task(self._probe_silent())
 
-    async def _ask_after_the_silent(self) -> None:
-        """End connections whose process at the server is gone, or waits for a statement that we have sent."""
+    async def _probe_silent(self) -> None:
+        """Drop connections whose backend is gone, or is idle though we have sent it a statement."""
         try:
             fresh = await self.connect()
         except StoreUnavailable:
-            return  # then it is not the connections
+            return  # the server does not answer at all: the connections may be fine
         try:
             silent = [one for one in self._connections if one.silent]
             rows = await fresh.fetch(_BACKENDS, [one.backend for one in silent], seconds=PROBE_SECONDS)
             states: dict[int, str | None] = dict(rows)
-            # Behind a pooler processes have other numbers: nothing is known.
+            # Behind a pooler backends have other process ids: nothing is known.
             dead = [(one, one.sent) for one in silent if self._is_dead(one, states)] if fresh.backend in states else []
             if dead:
-                # The answer may be on its way.
+                # The answer may be under way.
                 await asyncio.sleep(GRACE_SECONDS)
         except Exception as error:
             fresh.drop()
@@ -141,8 +141,8 @@ class Database:
             raise
         proved = [one for one, sent in dead if one.silent and one.sent == sent]
         if proved:
-            log.warning("connections to %s were dead without a word; they are made again", self.url)
-            # Those that are at rest are as old. The others are asked after when they have been silent for long.
+            log.warning("%s: dropped connections that the server had closed without a reply; reconnecting", self.url)
+            # Idle connections are as old, and likely dead too. Busy ones are probed once they are silent.
             for one in proved + [one for one in self._connections if not one.busy and one is not fresh]:
                 one.drop()
         if self.closed or len(self._idle) >= self.address.pool:
@@ -158,7 +158,7 @@ class Database:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Connection]:
-        """The connection that writes, which belongs to the journal. Raises Lost when it ends meanwhile.
+        """The writing connection, which only the journal uses. Raises Lost when it ends meanwhile.
 
         Raises StoreUnavailable when there is none, and nothing was sent.
         """
@@ -167,23 +167,23 @@ class Database:
             yield connection
         except BaseException as error:
             if not isinstance(error, Exception) or is_lost(error):
-                # Whoever was cancelled left it in the middle of something.
+                # A cancelled caller left it in the middle of a statement.
                 connection.drop()
             if is_lost(error):
                 raise Lost from error
             raise
 
     async def prepare_to_write(self, *statements: str) -> None:
-        """Have the connection that writes, and the statements that are always needed, before the first append."""
+        """Make the writing connection and prepare these statements, before the first append."""
         connection = await self._writing()
         for sql in statements:
             await connection.keep(self.fill(sql))
-        # The driver leaves the transaction that a statement is prepared in open for the statement itself.
+        # The driver leaves the transaction open in which it prepared a statement; this ends it.
         await connection.script("select 1")
 
     @property
     def writer(self) -> Connection | None:
-        """The connection that writes, if there is one now."""
+        """The writing connection, if there is one."""
         return None if self.closed else self._writer
 
     async def _writing(self) -> Connection:
@@ -195,7 +195,7 @@ class Database:
         return self._writer
 
     async def transact(self, connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Several statements as one; all of them or none."""
+        """Run several statements in one transaction."""
         await connection.script("begin")
         try:
             result = await work(connection)
@@ -209,17 +209,17 @@ class Database:
     # --- small questions and answers ------------------------------------------------------------------------------
 
     async def ask(self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS) -> list[Row]:
-        """One statement that may be sent again without harm, over a connection of its own."""
+        """Run an idempotent statement, over any free connection, and retry it when the connection ends."""
         rows, _ = await self.insist(sql, *arguments, patience=patience)
         return rows
 
     async def insist(
         self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS, by: Connection | None = None
     ) -> tuple[list[Row], bool]:
-        """As `ask`; says too whether the statement may have taken effect before the time that it was answered."""
+        """As `ask`; also returns whether an earlier try may have taken effect before the one that was answered."""
         deadline = time.monotonic() + patience
         pause, again, collisions = FIRST_PAUSE, False, 0
-        # However long the last answer was waited for, a new connection gets a chance.
+        # Even if the first answer took all the time there was, try one new connection.
         chance = True
         while True:
             try:
@@ -228,7 +228,7 @@ class Database:
                 async with self._place() as connection:
                     return await self._send(connection, sql, arguments, patience), again
             except Lost as error:
-                again, problem = True, means(error, self.url)
+                again, problem = True, translate(error, self.url)
                 if chance and not self.closed:
                     chance = False
                     continue
@@ -238,7 +238,7 @@ class Database:
                 if not is_driver_error(error):
                     raise
                 if not is_collision(error) or collisions >= COLLISIONS:
-                    raise means(error, self.url) from error
+                    raise translate(error, self.url) from error
                 collisions += 1
                 continue
             if self.closed or time.monotonic() + pause > deadline:
@@ -247,14 +247,14 @@ class Database:
             pause = min(pause * 2, LAST_PAUSE)
 
     async def _send(self, connection: Connection, sql: str, arguments: tuple[Any, ...], patience: float) -> list[Row]:
-        # Who has little patience does not wait for long either.
+        # A caller with less patience than the default waits no longer than that for the answer.
         seconds = patience if patience < PATIENCE_SECONDS else None
         try:
             return await connection.fetch(self.fill(sql), *arguments, seconds=seconds)
         except BaseException as error:
             if is_lost(error):
                 connection.drop()
-                # The others are as old as this one.
+                # The idle connections are as old, and likely dead too.
                 while self._idle:
                     self._idle.pop().drop()
                 raise Lost from error
@@ -280,7 +280,7 @@ class Database:
                         self._idle.append(connection)
 
     async def several(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """A transaction that may be done again without harm, over a connection of its own."""
+        """Run an idempotent transaction, over any free connection, and retry it when the connection ends."""
         chance = True
         for _ in range(COLLISIONS):
             try:
@@ -298,14 +298,14 @@ class Database:
                     while self._idle:
                         self._idle.pop().drop()
                 elif not is_collision(error):
-                    raise means(error, self.url) from error
-        raise StoreUnavailable(self.url, "others were in the way again and again; try again when they are done")
+                    raise translate(error, self.url) from error
+        raise StoreUnavailable(self.url, f"gave up after {COLLISIONS} serialization failures; retry")
 
     # --- listening ------------------------------------------------------------------------------------------------
 
     @property
     def listener(self) -> Connection | None:
-        """The connection that listens, if there is one now."""
+        """The listening connection, if there is one."""
         return self._listener if self._listener is not None and not self._listener.closed else None
 
     async def _hear(self) -> None:
@@ -314,21 +314,21 @@ class Database:
         self._silence = ended
 
         def end() -> None:
-            self.wakes.listening = False
+            self.notifications.listening = False
             ended.set()
 
         try:
-            await connection.listen(self.channel, self.wakes.heard, end)
+            await connection.listen(self.channel, self.notifications.received, end)
         except BaseException as error:
             connection.drop()
             if isinstance(error, Exception) and is_driver_error(error):
-                raise means(error, self.url) from error
+                raise translate(error, self.url) from error
             raise
         self._listener = connection
-        self.wakes.listening = not ended.is_set()
+        self.notifications.listening = not ended.is_set()
 
     async def _keep_listening(self) -> None:
-        """Listen again whenever the connection ends, for as long as the store is open."""
+        """Connect and listen again whenever the connection ends, until the store is closed."""
         pause = FIRST_PAUSE
         while True:
             await self._silence.wait()
@@ -337,9 +337,9 @@ class Database:
                 pause = FIRST_PAUSE
             except Exception as error:
                 if pause == LAST_PAUSE:
-                    log.debug("not listening to %s: %s", self.url, error)
+                    log.debug("%s: cannot listen for notifications, polling instead; trying again: %s", self.url, error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LAST_PAUSE)
             finally:
-                # What was told meanwhile, nobody here has heard.
-                self.wakes.move()
+                # Notifications may have been missed meanwhile.
+                self.notifications.changed()

@@ -1,4 +1,4 @@
-"""What the errors of a server and of the way to it mean: for the statement that met them, and for people."""
+"""What the errors of the driver, the server and the network mean: for the statement that met them, and for people."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_driver_error(error: BaseException) -> bool:
 
 
 def _is_of_connection(error: BaseException) -> bool:
-    # The driver calls it an internal error when it is told of the end of a session that it was about to use.
+    # The driver raises an internal error when a session that it is about to use has ended.
     kinds = asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError
     return isinstance(error, kinds)
 
@@ -33,33 +33,33 @@ def _is_of_connection(error: BaseException) -> bool:
 def is_lost(error: BaseException) -> bool:
     """Whether a statement that met this error may have taken effect all the same."""
     if isinstance(error, asyncpg.PostgresError):
-        # Shutdowns end a session between two statements, or with one; crashes of others end all sessions at once.
+        # A shutdown ends a session between two statements or during one; the crash of one backend ends all sessions.
         return _state(error)[:2] == "08" or _state(error) in ("57P01", "57P02", "57P05", "25P03")
     return _is_of_connection(error)
 
 
 def is_collision(error: BaseException) -> bool:
-    """Whether others were in the way: the statement was undone, and may succeed when it is sent again."""
+    """Whether it is a serialization failure or a deadlock: the statement was rolled back, and a retry may succeed."""
     return isinstance(error, asyncpg.PostgresError) and _state(error) in ("40P01", "40001")
 
 
 def is_taken(error: BaseException) -> bool:
-    """Whether something of that key exists already."""
+    """Whether a row with that key exists."""
     return isinstance(error, asyncpg.PostgresError) and _state(error) == "23505"
 
 
 def is_there_already(error: BaseException) -> bool:
-    """Whether a table, index or view that should be made is there already."""
+    """Whether a table, index or view that should be created exists."""
     return isinstance(error, asyncpg.PostgresError) and _state(error) in ("42P07", "42710")
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether a table or schema is not there."""
+    """Whether a table or schema does not exist."""
     return isinstance(error, asyncpg.PostgresError) and _state(error) in ("42P01", "3F000")
 
 
-def means(error: BaseException, url: str) -> PerdureError:
-    """The error of perdure that says the same, with what to do. Never holds a password."""
+def translate(error: BaseException, url: str) -> PerdureError:
+    """The error of perdure for an error of the driver: with what to do, and never with a password."""
     if isinstance(error, PerdureError):
         return error
     if isinstance(error, asyncpg.PostgresError):
@@ -88,7 +88,7 @@ def _of_network(error: BaseException) -> str:
         return "nothing listens there; start the PostgreSQL server, or check host and port in the URL"
     if isinstance(error, OSError):
         return f"the server cannot be reached ({error.strerror or error}); check that it runs, and host and port"
-    return f"the connection ended ({type(error).__name__}: {error}); it is made again with the next try"
+    return f"the connection ended ({type(error).__name__}: {error}); the next try reconnects"
 
 
 def _of_server(error: Any, url: str) -> PerdureError:
@@ -111,7 +111,7 @@ def _of_server(error: Any, url: str) -> PerdureError:
 _URL = {
     "3D000": "create it with `createdb`, or name another one at the end of the URL",
     "42704": "remove the option from the URL; those of perdure are schema, table_prefix, pool and migrate",
-    "22023": "mend the option in the URL",
+    "22023": "correct the option in the URL",
 }
 _CURES = {
     "28P01": "check user and password in the URL",

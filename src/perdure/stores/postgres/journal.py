@@ -1,4 +1,4 @@
-"""The journal in PostgreSQL: compare-and-swap on the head, and an answer that is right also when a reply is lost."""
+"""The journal in PostgreSQL: compare-and-swap on the head, and outcomes that are right even if a reply is lost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from perdure.stores.postgres.admission import admit, lock_queues
 from perdure.stores.postgres.appends import Prepared, prepare, statement, step_statement
 from perdure.stores.postgres.connection import Connection, Row
 from perdure.stores.postgres.database import COLLISIONS, FIRST_PAUSE, LAST_PAUSE, Database
-from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, is_taken, means
+from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, is_taken, translate
 from perdure.stores.postgres.rows import by_column
 from perdure.stores.sqlshared.entries import batches as batches_of
 from perdure.stores.sqlshared.entries import cut
 
 APPENDED = Appended()
 Outcomes = dict[int, Outcome]
-# About how many journals one commit of several callers is for.
+# About how many journals one commit of several callers covers.
 MOST = 500
 
 # A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough.
@@ -41,7 +41,7 @@ _READ_MANY = """
 """
 _HEADS = "select run_id, next_seq from perdure_heads where run_id = any($1::text[])"
 _HEAD = "select next_seq, at, size from perdure_heads where run_id = $1"
-# What stands where an append would have written.
+# The entries at the places where an append would have written.
 _ENTRIES = """
     select j.run_id, j.seq, j.checksum, j.events from unnest($1::text[], $2::bigint[]) as w (run_id, seq)
     join perdure_journal j on j.run_id = w.run_id and j.seq = w.seq
@@ -86,7 +86,7 @@ class PostgresJournal:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # What came while a commit was under way, and goes into the next one together.
+        # Appends that came while a commit was under way; the next commit writes them together.
         self._waiting: list[_Waiting] = []
         self._busy = False
         self._next: asyncio.Task[None] | None = None
@@ -99,12 +99,12 @@ class PostgresJournal:
         return self._append(prepared)
 
     def _quickly(self, one: Prepared) -> Answer | None:
-        """The commonest append, on its way before this returns; None when it is not of that kind, or cannot be sent.
+        """Send the commonest kind of append before this returns; None for any other kind, or if it cannot be sent now.
 
-        A sequence of steps waits for each of these: it costs no task and no turn of the loop that can be saved.
+        A sequence of steps waits for each of these, so it costs no task and as few turns of the loop as possible.
         """
         writer = self._database.writer
-        if writer is None or not one.single or self._database.wakes.of_appends((one.append,)):
+        if writer is None or not one.single or self._database.notifications.for_appends((one.append,)):
             return None
         answer = Answer()
 
@@ -113,7 +113,7 @@ class PostgresJournal:
                 self._pass_on()
                 answer.say((APPENDED,))
                 return
-            # Refused, or it is not known: that is found out at leisure.
+            # Refused, or unknown: the slow path finds out.
             lost = isinstance(rows, Exception) and is_lost(rows)
             if lost:
                 writer.drop()
@@ -147,13 +147,13 @@ class PostgresJournal:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """The commit is over: begin the next one, if anybody waits for it."""
+        """The commit is over: begin the next one, if appends wait for it."""
         group: list[_Waiting] = []
         left: list[_Waiting] = []
         journals: set[str] = set()
         for waiting in self._waiting:
             if waiting.outcomes.done():
-                continue  # whoever wanted it is gone, and nothing was sent
+                continue  # its caller was cancelled, and nothing was sent
             wanted = {one.append.run_id for one in waiting.prepared}
             # Appends to one journal follow each other.
             (left if journals & wanted or len(journals) >= MOST else group).append(waiting)
@@ -171,7 +171,7 @@ class PostgresJournal:
             for waiting in group:
                 waiting.fail(error)
         except Exception:
-            # One of them cannot be written, and must not take the others with it.
+            # One append cannot be written; it must not fail the others.
             for waiting in group:
                 try:
                     waiting.settle(await self._settled(waiting.prepared))
@@ -179,24 +179,24 @@ class PostgresJournal:
                     waiting.fail(error)
         finally:
             for waiting in group:
-                waiting.outcomes.cancel()  # for those that have one it means nothing
+                waiting.outcomes.cancel()  # no effect on those that are set
             self._pass_on()
 
     async def _settled(self, prepared: list[Prepared], uncertain: bool = False) -> list[Outcome]:
-        """Write, whatever becomes of the connection. Once a try may have been written, the answer is found out."""
-        tell = self._database.wakes.of_appends([one.append for one in prepared])
+        """Write over as many connections as it takes. Once a try may have been written, find out whether it was."""
+        notice = self._database.notifications.for_appends([one.append for one in prepared])
         pause, collisions = FIRST_PAUSE, 0
         while True:
             try:
                 async with self._database.writing() as connection:
-                    outcomes = await self._write(connection, prepared, tell)
+                    outcomes = await self._write(connection, prepared, notice)
                     if uncertain:
                         await self._recognise(connection, prepared, outcomes)
-                if tell:
-                    self._database.wakes.move()
+                if notice:
+                    self._database.notifications.changed()
                 return [outcomes[i] for i in range(len(prepared))]
             except Lost as error:
-                uncertain, problem = True, means(error, self._database.url)
+                uncertain, problem = True, translate(error, self._database.url)
             except StoreUnavailable as error:
                 # Not connected, so nothing was sent this time.
                 problem = error
@@ -206,7 +206,7 @@ class PostgresJournal:
                 if is_collision(error) and collisions < COLLISIONS:
                     collisions += 1
                     continue
-                problem = means(error, self._database.url)
+                problem = translate(error, self._database.url)
                 if uncertain and not await self._landed(prepared):
                     raise problem from error
             if not uncertain:
@@ -218,7 +218,7 @@ class PostgresJournal:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LAST_PAUSE)
 
-    async def _write(self, connection: Connection, prepared: list[Prepared], tell: str) -> Outcomes:
+    async def _write(self, connection: Connection, prepared: list[Prepared], notice: str) -> Outcomes:
         simple = len({one.append.run_id for one in prepared}) == len(prepared) and not any(
             one.admit is not None or one.starts for one in prepared
         )
@@ -226,15 +226,15 @@ class PostgresJournal:
         fsync = any(one.append.fsync for one in prepared)
         if simple:
             try:
-                return await self._send(connection, places, fsync, tell)
+                return await self._send(connection, places, fsync, notice)
             except Exception as error:
                 if not is_taken(error):
                     raise
-        return await self._database.transact(connection, lambda c: self._one_by_one(c, prepared, fsync, tell))
+        return await self._database.transact(connection, lambda c: self._one_by_one(c, prepared, fsync, notice))
 
-    async def _send(self, connection: Connection, places: dict[int, Prepared], fsync: bool, tell: str) -> Outcomes:
-        """Appends to different journals, in one statement; what the journals of those that are refused say is read."""
-        sql, arguments = statement(list(places.values()), fsync, self._database.channel, tell)
+    async def _send(self, connection: Connection, places: dict[int, Prepared], fsync: bool, notice: str) -> Outcomes:
+        """Write appends to different journals in one statement; read the heads of those that are refused."""
+        sql, arguments = statement(list(places.values()), fsync, self._database.channel, notice)
         rows = await connection.write(self._database.fill(sql), *arguments)
         if len(rows) == len(places):
             return dict.fromkeys(places, APPENDED)
@@ -246,11 +246,11 @@ class PostgresJournal:
         for i, one in refused.items():
             next_seq, expected = heads.get(one.append.run_id, 0), one.append.expected_next
             if next_seq == expected > 0:
-                again[i] = one  # it was ahead of the journal, which has come to that number between the two statements
+                again[i] = one  # the journal has reached that number between the two statements
             else:
-                # The number is right, and yet it was refused: its id belongs to another run.
+                # The number is right and it was refused: another run has its id.
                 outcomes[i] = Conflict(None if next_seq == expected else next_seq)
-        return outcomes | await self._send(connection, again, fsync, tell) if again else outcomes
+        return outcomes | await self._send(connection, again, fsync, notice) if again else outcomes
 
     async def _heads(self, connection: Connection, run_ids: list[str]) -> dict[str, int]:
         rows = await connection.fetch(self._database.fill(_HEADS), run_ids)
@@ -258,10 +258,10 @@ class PostgresJournal:
 
     # --- what one statement cannot do -----------------------------------------------------------------------------
 
-    async def _one_by_one(self, connection: Connection, prepared: list[Prepared], fsync: bool, tell: str) -> Outcomes:
-        """Appends that depend on each other, or on how much is under way, in one transaction.
+    async def _one_by_one(self, connection: Connection, prepared: list[Prepared], fsync: bool, notice: str) -> Outcomes:
+        """Write appends that depend on each other, or on queue limits, in one transaction.
 
-        They are written in groups, each of one statement: those of different journals together.
+        They are written in groups of one statement each, with at most one append for each journal.
         """
         outcomes: Outcomes = {}
         waiting = dict(enumerate(prepared))
@@ -277,15 +277,15 @@ class PostgresJournal:
                 journals.add(one.append.run_id)
             for i in group:
                 del waiting[i]
-            await self._one_group(connection, group, outcomes, fsync, tell)
+            await self._one_group(connection, group, outcomes, fsync, notice)
         return outcomes
 
     async def _one_group(
-        self, connection: Connection, group: dict[int, Prepared], outcomes: Outcomes, fsync: bool, tell: str
+        self, connection: Connection, group: dict[int, Prepared], outcomes: Outcomes, fsync: bool, notice: str
     ) -> None:
         admitted = [one for one in group.values() if one.admit is not None and one.append.row is not None]
         if admitted:
-            # A conflict comes before a limit: who is out of date takes no place.
+            # Check conflicts before limits: a stale append must not take a place in the queue.
             heads = await self._heads(connection, [one.append.run_id for one in admitted])
             current = [one for one in admitted if heads.get(one.append.run_id, 0) == one.append.expected_next]
             full = await admit(connection, self._database.fill, current)
@@ -294,17 +294,17 @@ class PostgresJournal:
                     outcomes[i] = full[one.append.run_id]
                     del group[i]
         if group:
-            outcomes |= await self._saved(connection, group, fsync, tell)
+            outcomes |= await self._saved(connection, group, fsync, notice)
         starts = [start for i, one in group.items() if outcomes[i] is APPENDED for start in one.starts]
         if starts:
-            # Those that are there already were started before, and stay as they are.
-            await self._one_by_one(connection, starts, fsync, tell)
+            # Runs that exist were started before, and stay as they are.
+            await self._one_by_one(connection, starts, fsync, notice)
 
-    async def _saved(self, connection: Connection, group: dict[int, Prepared], fsync: bool, tell: str) -> Outcomes:
-        """Write a group; if one of it cannot be, because a row it brings exists already, find out which."""
+    async def _saved(self, connection: Connection, group: dict[int, Prepared], fsync: bool, notice: str) -> Outcomes:
+        """Write a group; if a row of one append exists already, write them one by one."""
         await connection.script("savepoint perdure")
         try:
-            return await self._send(connection, group, fsync, tell)
+            return await self._send(connection, group, fsync, notice)
         except Exception as error:
             if not is_taken(error):
                 raise
@@ -313,13 +313,13 @@ class PostgresJournal:
                 return dict.fromkeys(group, Conflict(None))
             found: Outcomes = {}
             for i, one in group.items():
-                found |= await self._saved(connection, {i: one}, fsync, tell)
+                found |= await self._saved(connection, {i: one}, fsync, notice)
             return found
 
     # --- lost replies ---------------------------------------------------------------------------------------------
 
     async def _recognise(self, connection: Connection, prepared: list[Prepared], outcomes: Outcomes) -> None:
-        """An earlier try may have written what this one found in its way: then it is ours, and was appended."""
+        """Correct conflicts with our own earlier try, whose reply was lost: those appends were written."""
         refused = {i: prepared[i] for i, outcome in outcomes.items() if isinstance(outcome, Conflict)}
         if not refused:
             return
@@ -333,7 +333,7 @@ class PostgresJournal:
                 outcomes[i] = APPENDED
 
     async def _landed(self, prepared: list[Prepared]) -> bool:
-        """Whether an earlier try was written after all, now that the server refuses this one."""
+        """Whether an earlier try was written, now that the server refuses this one."""
         wanted = by_column(((one.events[-1][0], one.events[-1][1]) for one in prepared), 2)
         rows = await self._database.ask(_ENTRIES, *wanted)
         ours = {(one.events[-1][0], *one.events[-1][1:2], *one.events[-1][3:]) for one in prepared}
@@ -346,12 +346,12 @@ class PostgresJournal:
         one = prepare(Append(run_id, expected_next, batches))
         entries = by_column((entry[1:] for entry in one.events), 4)
         database = self._database
-        more = (database.channel, database.wakes.of_work(), [blob for blob, _ in one.uses])
+        more = (database.channel, database.notifications.for_work(), [blob for blob, _ in one.uses])
         rows, again = await database.insist(
             _REWRITE, run_id, expected_next, one.next_seq, one.at, one.size, *entries, *more
         )
         if rows:
-            database.wakes.move()
+            database.notifications.changed()
             return APPENDED
         head = await self.head(run_id)
         if again and head == Head(one.next_seq, one.at, one.size):
@@ -383,7 +383,7 @@ class PostgresJournal:
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
         """The next number of each of these journals that exists."""
-        self._database.wakes.asked(run_ids)
+        self._database.notifications.follow(run_ids)
         rows = await self._database.ask(_HEADS, list(run_ids))
         return dict(rows)
 

@@ -1,4 +1,4 @@
-"""Leases in PostgreSQL: one statement each. They run out by time alone, by the `now` of who asks."""
+"""Leases in PostgreSQL: one statement each. They expire by time alone, by the caller's `now`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Renewal,
 from perdure.stores.postgres.connection import Row
 from perdure.stores.postgres.database import Database
 
-# Who may try must know soon that nobody answers: a lease that cannot be renewed is as good as lost.
+# A caller must learn soon that the server does not answer: a lease that cannot be renewed is lost.
 PATIENCE_SECONDS = 3.0
 # How often unused rows are swept: a sweep reads all of them.
 SWEEP_SECONDS = 3600.0
 
-# Takes the lease if it is free, expired or ours. Epochs come from one sequence for all leases: whoever takes a lease
-# gets a higher one than anybody had before, however long ago that was.
+# Takes the lease if it is free, expired or ours. Epochs come from one sequence for all leases: a new holder's epoch is
+# higher than that of any earlier holder.
 _ACQUIRE = """
     insert into perdure_leases as held (key, owner, epoch, expires)
     values ($1, $2, nextval('perdure_epochs'), $3::float8 + $4::float8)
@@ -31,8 +31,8 @@ _RENEW_ALL = """
     from unnest($1::text[], $2::text[], $3::float8[]) as w (key, owner, ttl)
     where l.key = w.key and l.owner = w.owner returning l.key
 """
-# A heartbeat: it need not survive the server, so its disk is not waited for. Others hear of it: an orchestrator that is
-# not heard in time may be dead.
+# A heartbeat. It need not survive a crash of the server, so it does not wait for the disk. It notifies the other
+# processes: an orchestrator whose heartbeat is late may be dead.
 _BEAT = """
     with lazy as materialized (select set_config('synchronous_commit', 'off', true)), renewed as (
         update perdure_leases l set expires = $4::float8 + w.ttl
@@ -49,8 +49,8 @@ _RELEASE_ALL = """
     with freed as (update perdure_leases set owner = '' where owner = $1 returning key)
     select key from freed
 """
-_TELL = "select pg_notify($1, $2)"
-_TELL_BOTH = "select pg_notify($1, $2), pg_notify($1, $3)"
+_NOTIFY = "select pg_notify($1, $2)"
+_NOTIFY_BOTH = "select pg_notify($1, $2), pg_notify($1, $3)"
 _SWEEP = "delete from perdure_leases where expires <= $1::float8 - 86400"
 _GET = "select key, owner, epoch, expires from perdure_leases where key = $1 and owner <> '' and expires > $2"
 _LIVE = """
@@ -75,16 +75,17 @@ class PostgresLeases:
             if rows := await self._ask(_ACQUIRE, key, owner, now, ttl):
                 if key.startswith(ORCHESTRATOR):
                     self._database.names_held.add(orchestrator_name(key))
-                    # Others look after the runs of those who come and go, even before their first heartbeat.
-                    wakes = self._database.wakes
-                    beat = f"{wakes.of_beat()}{key} {ttl!r}"
-                    await self._ask(_TELL_BOTH, self._database.channel, wakes.of_work(), beat)
+                    # Notify the others of a new orchestrator, so that they miss it even if it dies before its first
+                    # heartbeat.
+                    notifications = self._database.notifications
+                    beat = f"{notifications.for_heartbeat()}{key} {ttl!r}"
+                    await self._ask(_NOTIFY_BOTH, self._database.channel, notifications.for_work(), beat)
                 return Acquired(owner, *rows[0])
             if rows := await self._ask(_HOLDER, key):
                 holder, expires = rows[0]
                 if holder not in ("", owner) and expires > now:
                     return HeldBy(holder, expires)
-            # It came free between the two questions.
+            # It was released between the two statements.
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
         """Renew many leases in one statement."""
@@ -92,8 +93,8 @@ class PostgresLeases:
             return []
         wishes = [one.key for one in renewals], [one.owner for one in renewals], [one.ttl for one in renewals]
         beat = all(one.key.startswith(ORCHESTRATOR) for one in renewals)
-        told = (self._database.channel, self._database.wakes.of_beat()) if beat else ()
-        # Over the connection that listens: one that hears nothing because it is dead is noticed by this.
+        told = (self._database.channel, self._database.notifications.for_heartbeat()) if beat else ()
+        # Over the listening connection: if that is dead, this notices it.
         rows, _ = await self._database.insist(
             _BEAT if beat else _RENEW_ALL, *wishes, now, *told, patience=PATIENCE_SECONDS, by=self._database.listener
         )
@@ -102,24 +103,24 @@ class PostgresLeases:
 
     async def release(self, key: str, owner: str) -> None:
         """Release a lease; raises NotOwner when another owner holds it, or none."""
-        wakes = self._database.wakes
-        told = (self._database.channel, wakes.of_leases([key]))
+        notifications = self._database.notifications
+        told = (self._database.channel, notifications.for_leases([key]))
         rows, again = ([], False) if not owner else await self._insist(_RELEASE, key, owner, *told)
         if rows:
-            wakes.move()
+            notifications.changed()
             return
         holder = await self._ask(_HOLDER, key)
         if again and holder and not holder[0][0]:
-            return  # given back by the try whose reply was lost
+            return  # released by the try whose reply was lost
         raise NotOwner(key, owner, (holder[0][0] or None) if holder else None)
 
     async def release_all(self, owner: str) -> int:
         """Release every lease of `owner`."""
         rows = await self._ask(_RELEASE_ALL, owner)
         if rows:
-            wakes = self._database.wakes
-            wakes.move()
-            await self._ask(_TELL, self._database.channel, wakes.of_leases([key for (key,) in rows]))
+            notifications = self._database.notifications
+            notifications.changed()
+            await self._ask(_NOTIFY, self._database.channel, notifications.for_leases([key for (key,) in rows]))
         return len(rows)
 
     async def get(self, key: str, now: float) -> Lease | None:
@@ -132,8 +133,8 @@ class PostgresLeases:
         return [Lease(*row) for row in await self._ask(_LIVE, now, prefix)]
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` that their holders have given back, as they tell, or did not renew in time."""
-        return self._database.wakes.freed(prefix)
+        """The keys under `prefix` whose lease was released, or not renewed in time."""
+        return self._database.notifications.ended_leases(prefix)
 
     async def _ask(self, sql: str, *arguments: object) -> list[Row]:
         rows, _ = await self._insist(sql, *arguments)

@@ -1,6 +1,6 @@
 """The schema of a PostgreSQL store: which migrations it has, and the ones it needs. In one transaction each time.
 
-A lock that all processes share makes them come one after the other; the second finds everything done.
+An advisory lock lets one process at a time do this; the next one finds everything done.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from string import Template
 from perdure.errors import SchemaMismatch, StoreUnavailable
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
-from perdure.stores.postgres.errors import is_driver_error, is_taken, is_there_already, means
+from perdure.stores.postgres.errors import is_driver_error, is_taken, is_there_already, translate
 from perdure.stores.postgres.names import quoted
 from perdure.stores.sqlshared.schema import BEGINS, ENDS, Applied, Migration, load_migrations, pending
 
 MIGRATIONS = load_migrations(resources.files(__package__) / "migrations")
-# Building an index over millions of runs takes as long as it takes.
+# Building an index over millions of runs may take hours.
 MIGRATION_SECONDS = 3600.0
 
-# From the catalogue: a look by name would be answered from what the connection remembers.
+# From the catalogue: a query by name could be answered from the connection's cached plan.
 _HAS = """
     select exists (select 1 from pg_catalog.pg_tables where schemaname = any(current_schemas(false)) and tablename = $1)
 """
@@ -120,7 +120,7 @@ class PostgresMigrations:
         await connection.fetch(_LOCK)
         schema = self._database.address.schema
         if schema is not None:
-            # Asked first: only some roles may create a schema, and most need not.
+            # Check first: only some roles may create a schema, and most need not.
             [(exists,)] = await connection.fetch(_HAS_SCHEMA, schema)
             if not exists:
                 await connection.script("create schema " + quoted(schema))
@@ -133,7 +133,7 @@ class PostgresMigrations:
 
     def _meaning(self, error: Exception) -> Exception:
         if is_taken(error):
-            return StoreUnavailable(self.url, "another process sets it up at this moment; try again when it is done")
+            return StoreUnavailable(self.url, "another process is setting it up; try again when it is done")
         if is_there_already(error):
             return SchemaMismatch(
                 self.url,
@@ -142,10 +142,10 @@ class PostgresMigrations:
                 f"{error}, and no migration is noted that made it: it was made by hand, or is something else. Use "
                 "another schema or table_prefix, or remove what is empty, and apply the files of this version",
             )
-        return means(error, self.url) if is_driver_error(error) else error
+        return translate(error, self.url) if is_driver_error(error) else error
 
     def missing(self, schema: str | None) -> SchemaMismatch:
-        """What to say of a store that has none of its tables."""
+        """The error for a store without tables."""
         what = "the schema {} does not exist" if schema is None else "the schema {} has no tables of perdure"
         named = self._database.address.schema or schema or "of the search path"
         return SchemaMismatch(
@@ -157,6 +157,6 @@ class PostgresMigrations:
         )
 
     def older(self, found: int) -> SchemaMismatch:
-        """What to say of a store that lacks migrations."""
+        """The error for a store that lacks migrations."""
         cure = f"bring it up to date with `perdure migrate --store {self.url}`"
         return SchemaMismatch(self.url, found, len(MIGRATIONS), cure)

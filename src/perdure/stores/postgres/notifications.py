@@ -1,10 +1,10 @@
-"""Being told what other processes write. Never relied upon: whoever waits looks by itself every few seconds.
+"""Notifications between the processes of one database, and the store's version, which they change. Only a hint.
 
-A notification takes a lock that all commits with one share, so they are made one after the other. Outcomes of steps,
-the bulk of what is written, are therefore told to nobody: only their owner needs them. Told is what somebody else may
-wait for. There are two kinds: work (a run that wants an owner, a message to a run, room in a queue, a lease that came
-free), which every process wants to know; and news of certain runs (an end, a chunk of a stream), which only those want
-to know who have asked about them lately.
+Waiting code polls every few seconds as well. A notification takes a lock that all notifying commits share, so that they
+are committed one after the other. Outcomes of steps, the bulk of what is written, therefore notify no process: only
+their owner uses them. There are two kinds. *Work* (a run without an owner, an external event, room in a queue, a lease
+that ended) is for every process; what is *followed* (the end of a run, a chunk of a stream) is for the processes that
+have asked about that run lately.
 """
 
 from __future__ import annotations
@@ -22,110 +22,110 @@ _FOR_OWNER, _FOR_ALL = events_with(Trait.FOR_OWNER), events_with(Trait.FOR_ALL)
 
 # PostgreSQL's limit is 8,000 bytes.
 MAX_PAYLOAD = 7_000
-# For how long somebody who asked about a run wants to hear of it: longer than the pause between two looks.
-INTEREST_SECONDS = 12.0
-# While nobody can be heard, everything may have changed every so often.
+# How long a process follows a run that it asked about: longer than the interval of its polls.
+FOLLOW_SECONDS = 12.0
+# Without a listening connection the version changes this often, so that everything is polled.
 BLIND_SECONDS = 1.0
-WORK, NEWS, LEASES, BEAT = "w", "n", "l", "b"
+WORK, FOLLOWED, LEASES, HEARTBEAT = "w", "n", "l", "b"
 # How long after its expiry a lease counts as ended: a heartbeat may be under way.
 LATE_SECONDS = 0.2
 ALL = "*"
 
 
-class Wakes:
-    """A counter that moves when there may be something new; and what to tell others."""
+class Notifications:
+    """The version of the store as this process knows it, and the payloads that notify the others."""
 
     def __init__(self) -> None:
         self.listening = False
         self._token = secrets.token_hex(6)
         self._count = 0
-        self._asked: dict[str, float] = {}
+        self._followed: dict[str, float] = {}
         self._watchers: set[Queue[str]] = set()
-        # When the leases end, by the clock of our loop, of those whose heartbeats we have heard.
+        # When the leases end whose heartbeats have arrived, by the clock of the loop.
         self._ends: dict[str, float] = {}
 
     def version(self) -> object:
-        """Moves when there may be something new."""
+        """Changes when the store may have changed."""
         return self._count, 0 if self.listening else int(time.monotonic() / BLIND_SECONDS)
 
-    def move(self) -> None:
-        """Something may have changed."""
+    def changed(self) -> None:
+        """The store may have changed."""
         self._count += 1
 
-    def asked(self, run_ids: Iterable[str]) -> None:
-        """Somebody here wants to know about these runs."""
+    def follow(self, run_ids: Iterable[str]) -> None:
+        """Code of this process waits for changes of these runs."""
         now = time.monotonic()
-        if len(self._asked) > 10_000:
-            self._asked = {run_id: at for run_id, at in self._asked.items() if now - at < INTEREST_SECONDS}
-        self._asked.update(dict.fromkeys(run_ids, now))
+        if len(self._followed) > 10_000:
+            self._followed = {run_id: at for run_id, at in self._followed.items() if now - at < FOLLOW_SECONDS}
+        self._followed.update(dict.fromkeys(run_ids, now))
 
-    def heard(self, payload: str) -> None:
-        """Somebody has told something."""
-        teller, kind, what = (*payload.split(" ", 2), "", "")[:3]
-        if teller == self._token:
-            return  # that was counted when it was written
-        if kind == BEAT:
+    def received(self, payload: str) -> None:
+        """Take in a notification."""
+        sender, kind, what = (*payload.split(" ", 2), "", "")[:3]
+        if sender == self._token:
+            return  # our own, counted when it was written
+        if kind == HEARTBEAT:
             key, _, ttl = what.rpartition(" ")
             if key not in self._ends:
-                self._tell_watchers([""])  # whoever watches has one more to wait for
+                self._notify_watchers([""])  # a watcher has one more lease to wait for
             self._ends[key] = get_running_loop().time() + float(ttl) + LATE_SECONDS
             return
-        if kind != NEWS or self._wanted(what):
-            self.move()
+        if kind != FOLLOWED or self._wanted(what):
+            self.changed()
         if kind == LEASES:
-            self._tell_watchers(what.split(" "))
+            self._notify_watchers(what.split(" "))
 
     def _wanted(self, what: str) -> bool:
         now = time.monotonic()
-        asked = self._asked if what == ALL else what.split(" ")
-        return any(now - self._asked.get(run_id, -INTEREST_SECONDS) < INTEREST_SECONDS for run_id in asked)
+        followed = self._followed if what == ALL else what.split(" ")
+        return any(now - self._followed.get(run_id, -FOLLOW_SECONDS) < FOLLOW_SECONDS for run_id in followed)
 
-    # --- what to tell ---------------------------------------------------------------------------------------------
+    # --- payloads -------------------------------------------------------------------------------------------------
 
-    def of_appends(self, appends: Iterable[Append]) -> str:
-        """What to tell others with these appends; empty when it is nothing."""
-        news: list[str] = []
+    def for_appends(self, appends: Iterable[Append]) -> str:
+        """The payload that goes with these appends; empty when they notify no process."""
+        followed: list[str] = []
         for append in appends:
             kind = _kind(append)
             if kind == WORK:
                 return f"{self._token} {WORK}"
-            if kind == NEWS:
-                news.append(append.run_id)
-                news.extend(child.run_id for child in append.children if child.finished_at is not None)
-        return self._payload(NEWS, news) if news else ""
+            if kind == FOLLOWED:
+                followed.append(append.run_id)
+                followed.extend(child.run_id for child in append.children if child.finished_at is not None)
+        return self._payload(FOLLOWED, followed) if followed else ""
 
-    def of_work(self) -> str:
-        """What to tell others when all should look."""
+    def for_work(self) -> str:
+        """The payload that makes every process poll."""
         return f"{self._token} {WORK}"
 
-    def of_beat(self) -> str:
-        """What to tell others with a heartbeat, but for its lease and how long that lasts."""
-        return f"{self._token} {BEAT} "
+    def for_heartbeat(self) -> str:
+        """The payload of a heartbeat, to be followed by its lease and how long that lasts."""
+        return f"{self._token} {HEARTBEAT} "
 
-    def of_leases(self, keys: Sequence[str]) -> str:
-        """What to tell others when leases came free."""
+    def for_leases(self, keys: Sequence[str]) -> str:
+        """The payload for leases that ended."""
         return self._payload(LEASES, keys)
 
     def _payload(self, kind: str, names: Sequence[str]) -> str:
         text = " ".join(names)
-        # A name with a space in it, or too many of them: everybody looks.
+        # A name with a space in it, or too many names: it concerns every run.
         if len(text.encode()) > MAX_PAYLOAD or any(" " in name for name in names):
             text = ALL
         return f"{self._token} {kind} {text}"
 
     # --- leases ---------------------------------------------------------------------------------------------------
 
-    def _tell_watchers(self, keys: Iterable[str]) -> None:
+    def _notify_watchers(self, keys: Iterable[str]) -> None:
         for watcher in self._watchers:
             for key in keys:
                 watcher.put_nowait(key)
 
-    def lost_owner(self) -> None:
-        """There may be runs that have lost their owner: whoever watches leases looks for them."""
-        self._tell_watchers([ORCHESTRATOR])
+    def orphans_possible(self) -> None:
+        """Some runs may be orphans: make the watchers of leases look for them."""
+        self._notify_watchers([ORCHESTRATOR])
 
-    async def freed(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` that others give back, as they are told."""
+    async def ended_leases(self, prefix: str) -> AsyncIterator[str]:
+        """The keys under `prefix` whose lease was released, or not renewed in time, as notifications say."""
         watcher: Queue[str] = Queue()
         self._watchers.add(watcher)
         loop = get_running_loop()
@@ -151,7 +151,7 @@ class Wakes:
 
 
 def _kind(append: Append) -> str:
-    """Whether others want to know: WORK, NEWS, or nothing."""
+    """Which processes an append notifies: WORK, FOLLOWED, or none."""
     row, kind = append.row, ""
     if append.outside or append.starts or (row is not None and row.owner is None and row.finished_at is None):
         return WORK
@@ -166,5 +166,5 @@ def _kind(append: Append) -> str:
             elif of in _FOR_ALL or (of is RunFinished and row is not None and row.queue):
                 return WORK
             else:
-                kind = NEWS
+                kind = FOLLOWED
     return kind

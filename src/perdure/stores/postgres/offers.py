@@ -1,9 +1,9 @@
-"""Offering runs to several orchestrators, to each different ones.
+"""Offer runs to several orchestrators, to each one different runs.
 
-Runs that nobody looks after are found by every orchestrator at once. Each would claim the same ones, and all but one
-would have read journals for nothing. So what one is offered is noted for a moment, and others are offered what comes
-next: `for update skip locked` keeps two that ask at the same instant apart, and a note those that ask one after the
-other. It is a hint: the journal decides who may write, and the notes of one that died run out.
+Every orchestrator finds the same orphans and due runs. Each would claim them, and all but one would have read the
+journals for nothing. So an offer is noted for a moment, and the next orchestrator is offered the next runs: `for update
+skip locked` separates two queries at the same instant, and the note those that come one after the other. It is a hint:
+the journal decides who may write, and the notes of an orchestrator that died expire.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from perdure.stores.postgres.database import Database
 # Longer than it takes to claim what was offered.
 OFFER_SECONDS = 2.0
 
-# All filters are inside the limit: what this orchestrator cannot take does not crowd out what it can. Runs with an
-# owner are never withheld: it may be the one who asks. The last column says whether something was left to others.
+# All filters apply before the limit: runs that this orchestrator cannot take do not displace those that it can. Runs
+# with an owner are never withheld: the caller may be that owner. The last column says whether runs were left to others.
 _DUE = """
     with found as materialized (
         select r.run_id, r.program, r.owner, r.wake_at, r.status = 'waiting' as waiting from perdure_runs r
@@ -41,7 +41,7 @@ _DUE = """
         select 1 from perdure_offers o where o.taker <> $6 and o.until > extract(epoch from clock_timestamp()))
     from (select 1) one left join found f on true order by f.wake_at, f.run_id
 """
-# What the one who asks owns itself is not offered to it: should it die, nobody is to wait for such a note to run out.
+# Runs that the caller itself owns get no note: if it dies, no other orchestrator has to wait for a note to expire.
 _OWNED = """
     with found as materialized (
         select r.run_id, r.owner from perdure_runs r
@@ -68,27 +68,27 @@ _FORGET = """
 
 
 class Offers:
-    """What one store has been offered."""
+    """The offers to one store."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.taker = secrets.token_hex(6)
         self._again: asyncio.TimerHandle | None = None
         self._asked = 0
-        # Whether runs that have lost their owner were left to another.
+        # Whether orphans were left to another store.
         self._orphans = False
 
     async def due(
         self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str], queues: list[str] | None
     ) -> Sequence[Due]:
-        """Runs that are due, without those that were just offered to another."""
+        """Due runs, without those that were just offered to another store."""
         rows = await self._ask(_DUE, now, list(programs), list(skip), queues, limit)
         return [Due(*row[:5]) for row in rows if row[0] is not None]
 
     async def owned(
         self, owners: Sequence[str], status: RunStatus, programs: Sequence[str], limit: int, queues: list[str] | None
     ) -> Sequence[str]:
-        """Runs of these owners, without those that were just offered to another."""
+        """Runs of these owners, without those that were just offered to another store."""
         own = list(self._database.names_held)
         rows = await self._ask(_OWNED, list(owners), status.value, list(programs), queues, limit, more=(own,))
         return [row[0] for row in rows if row[0] is not None]
@@ -104,20 +104,20 @@ class Offers:
         return rows
 
     def look_again(self) -> None:
-        """Whoever was offered what is not in the answer may have died: look again when the note has run out."""
+        """Poll again when the notes have expired: the orchestrator that was offered the missing runs may have died."""
         if self._again is None:
             loop = asyncio.get_running_loop()
             self._again = loop.call_later(OFFER_SECONDS + 0.5, self._move)
 
     def _move(self) -> None:
         self._again = None
-        self._database.wakes.move()
+        self._database.notifications.changed()
         if self._orphans:
             self._orphans = False
-            self._database.wakes.lost_owner()
+            self._database.notifications.orphans_possible()
 
     def close(self) -> None:
-        """Look no more."""
+        """Cancel the pending poll."""
         if self._again is not None:
             self._again.cancel()
             self._again = None

@@ -1,7 +1,7 @@
 """Queues in PostgreSQL: whose turn it is. Every question goes down an index, key by key.
 
-What a look costs depends on the number of keys of the highest priority, not on the number of runs. What one store has
-picked is noted for a moment (see `offers`): others that serve the queue pick what comes next, and count it as begun.
+The cost of a pick depends on the number of keys of the highest priority, not on the number of runs. The picks of one
+store are noted for a moment (see `offers`): other stores count them as begun, and pick the next runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.offers import OFFER_SECONDS, Offers
 from perdure.stores.postgres.runs import WAITING
 
-# How much is under way, what began in the window, and the start that must be over before another may be: as far as
-# the limits make it matter.
+# How many runs are under way, how many began in the window, and the start that must leave it first; counted up to the
+# limits.
 _ROOM = """
     select (select count(*) from (
                 select 1 from perdure_runs
@@ -34,14 +34,14 @@ _ROOM = """
         (select min(coalesce(not_before, created_at)) from perdure_runs
          where status = 'queued' and queue = $1 and queue <> '' and coalesce(not_before, created_at) > $6::float8)
 """
-# What others were offered a moment ago, and have not begun yet.
+# The runs that other stores picked a moment ago, and that have not begun.
 _HELD = """
     select r.run_id, r.queue_key from (
         select unnest(run_ids) as run_id from perdure_picks
         where queue = $1 and taker <> $2 and until > extract(epoch from clock_timestamp())) noted
     join perdure_runs r on r.run_id = noted.run_id where r.status = 'queued'
 """
-# The last word on who is offered what. Two that ask at the same instant are kept apart by the locks on the rows.
+# Take the picked runs. Row locks separate two stores that pick at the same instant.
 _TAKE = """
     with found as materialized (
         select r.run_id from perdure_runs r
@@ -115,7 +115,7 @@ TRIES = 3
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What others are about to begin: the runs, and the key of each."""
+    """What other stores are about to begin: the runs, and the key of each."""
 
     run_ids: list[str]
     keys: list[str]
@@ -133,7 +133,7 @@ class PostgresQueues:
         return [Waiting(*row) for row in await self._database.ask(WAITING, wanted)]
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
-        """The runs that may begin now, highest priority first and key by key; not what others were just offered."""
+        """The runs that may begin now, highest priority first and key by key; without the picks of other stores."""
         found = Picks(())
         for _ in range(TRIES):
             rows = await self._database.ask(_HELD, queue.name, self._offers.taker)
@@ -160,7 +160,7 @@ class PostgresQueues:
 
 
 class _Reader:
-    """One queue at one moment, for runs of some programs. What can be is answered by one statement beforehand."""
+    """One queue at one moment, for runs of some programs. One statement answers what it can beforehand."""
 
     def __init__(
         self, database: Database, queue: Queue, now: float, programs: list[str], held: Held, found: Row

@@ -1,4 +1,4 @@
-"""Rows of runs to and from PostgreSQL: the bindings of every SQL backend, and texts that have no place for a NUL."""
+"""Rows of runs to and from PostgreSQL: the bindings of both SQL stores, with NUL escaped, which texts cannot hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.stores.sqlshared import rows as sql
 
 RUN, RUN_AND_HEAD = sql.selects(", ".join(f"r.{name}" for name in sql.TABLE))
 _TYPES = {Kind.TEXT: "text", Kind.JSON: "text", Kind.INTEGER: "bigint", Kind.TIME: "float8"}
-# The one text that people write freely. All others are names that were checked, or JSON, which escapes.
+# The only free text. All others are checked names, or JSON, which escapes NUL.
 REASON = sql.position("reason")
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 

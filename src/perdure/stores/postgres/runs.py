@@ -27,8 +27,8 @@ from perdure.stores.postgres.rows import (
 )
 from perdure.stores.sqlshared.skip_scans import FIRST_QUEUED, OWNERS, PROGRAMS, QUEUES
 
-# A filter that is not given compares a parameter with null, so that one statement serves every combination. A tag is
-# looked for as the text that it is: keys and values are strings, and what is encoded alike is alike.
+# A filter that is not given compares a parameter with null, so that one statement serves every combination. Tags are
+# compared as encoded text: keys and values are strings, and equal strings are encoded alike.
 _FILTER = """
     ($1::text is null or r.run_id < $1)
       and ($2::text[] is null or r.status = any($2))
@@ -91,7 +91,7 @@ class PostgresRuns:
 
     def __init__(self, database: Database, offers: Offers) -> None:
         self._database, self._offers = database, offers
-        # What is asked for in this turn of the loop, and the questions under way.
+        # The ids to find in this turn of the loop, and the queries under way.
         self._wanted: dict[str, asyncio.Future[tuple[RunRow, Head] | None]] = {}
         self._finding: set[asyncio.Task[None]] = set()
 
@@ -108,10 +108,10 @@ class PostgresRuns:
         found = self._wanted.get(id)
         if found is None:
             found = self._wanted[id] = loop.create_future()
-        return await asyncio.shield(found)  # others may wait for it as well
+        return await asyncio.shield(found)  # other callers may wait for it too
 
     def _find_wanted(self) -> None:
-        """What many ask for at once, as runs that are started together do, is asked in one statement."""
+        """Find the ids of many callers in one statement: runs that are started together look theirs up at once."""
         wanted, self._wanted = self._wanted, {}
         task = asyncio.get_running_loop().create_task(self._find_all(wanted))
         self._finding.add(task)
@@ -132,7 +132,7 @@ class PostgresRuns:
                 found.set_exception(error)
         finally:
             for found in wanted.values():
-                found.cancel()  # for those that have their answer it means nothing
+                found.cancel()  # no effect on those that are set
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """Runs that match, newest first."""
@@ -150,7 +150,7 @@ class PostgresRuns:
             filter.program,
             filter.built_in,
             filter.since,
-            # Without the braces: a key and its value, as they stand in the tags of a run.
+            # Without the braces: a key and its value as they are encoded in the tags of a run.
             [msgspec.json.encode({key: value}).decode()[1:-1] for key, value in (filter.tags or {}).items()],
             filter.limit,
             filter.owner,
@@ -183,7 +183,7 @@ class PostgresRuns:
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""
-        self._database.wakes.asked(run_ids)
+        self._database.notifications.follow(run_ids)
         return [run_row_or_damage(row) for row in await self._database.ask(_FINISHED, list(run_ids))]
 
 
@@ -203,7 +203,7 @@ class PostgresTimers:
     ) -> Sequence[Due]:
         """Runs of these programs and queues due at `now`, earliest first."""
         if skip:
-            # Others are alive, and find the same runs.
+            # Other orchestrators are alive, and find the same runs.
             return await self._offers.due(now, limit, programs, skip, _list(queues))
         rows = await self._database.ask(_DUE, now, list(programs), list(skip), _list(queues), limit)
         return [Due(*row) for row in rows]

@@ -14,7 +14,7 @@ from perdure.stores.postgres.appends import GROUP, STEP
 from perdure.stores.postgres.blobs import PostgresBlobs
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
-from perdure.stores.postgres.errors import is_driver_error, means
+from perdure.stores.postgres.errors import is_driver_error, translate
 from perdure.stores.postgres.journal import PostgresJournal
 from perdure.stores.postgres.leases import PostgresLeases
 from perdure.stores.postgres.migrating import MIGRATIONS, PostgresMigrations
@@ -27,9 +27,9 @@ from perdure.stores.sqlshared.schema import Migration, pending
 from perdure.stores.users import Users
 from perdure.stores.witness import WitnessedLeases
 
-# The oldest server that has all that the statements use.
+# The oldest server version that supports all statements.
 OLDEST = 12
-# How many connections a pool must have to spare.
+# How many connections of a pool the store needs.
 LEAST = 4
 _ABOUT = """
     select current_schema(), current_setting('server_version_num')::int, current_setting('server_encoding'),
@@ -49,8 +49,8 @@ class PostgresStore:
     ) -> Self:
         """A store on connections of a pool that the application has made with `asyncpg.create_pool`.
 
-        It keeps up to six of them while it is open, one that writes and one that listens among them, and gives them
-        back when it closes. The pool stays open. The other options are those of the URL.
+        It keeps up to six of them while it is open, among them the writing and the listening one, and releases them
+        when it closes. The pool stays open. The other options are those of the URL.
         """
         problem = (check_schema(schema) if schema is not None else None) or check_prefix(table_prefix)
         if problem is not None:
@@ -61,7 +61,7 @@ class PostgresStore:
         if most < LEAST:
             raise UsageError(
                 f"PostgresStore.from_pool(...): the pool has max_size={most}, and perdure needs {LEAST} connections: "
-                "one writes, one listens, one reads, and one more finds out whether they are dead"
+                "one writes, one listens, one reads, and one more probes whether they are dead"
             )
         store = cls.__new__(cls)
         address = Address(
@@ -85,8 +85,8 @@ class PostgresStore:
         self.blobs = PostgresBlobs(self._database)
         self.upkeep = PostgresUpkeep(self._database)
         self.migrations = PostgresMigrations(self._database)
-        # Settings of the server that make a commit survive less than it should.
-        self._careless: list[str] = []
+        # Settings of the server that make a commit less durable than promised.
+        self._unsafe: list[str] = []
 
     async def open(self, *, migrate: bool) -> None:
         """Connect. With `migrate`, set up a store that has no table yet; one of an older schema is left alone.
@@ -99,19 +99,19 @@ class PostgresStore:
                 "the pool that PostgresStore.from_pool() was given is not open; write `async with "
                 "asyncpg.create_pool(...) as pool:`, and open the engine or the client in that block"
             )
-        async with self._users.coming() as first:
+        async with self._users.opening() as first:
             try:
                 if first:
                     schema = await self._check(await self._database.open(), migrate)
                     prefix = self._database.address.names.prefix
                     await self._database.listen(f"{prefix}{zlib.crc32(schema.encode()):08x}")
-                if migrate:  # an engine, which is about to write
+                if migrate:  # an engine, which will write
                     await self._database.prepare_to_write(GROUP, STEP)
             except BaseException as error:
                 if first:
                     await self._database.close()
                 if isinstance(error, Exception) and is_driver_error(error):
-                    raise means(error, self.url) from error
+                    raise translate(error, self.url) from error
                 raise
 
     async def _check(self, connection: Connection, migrate: bool) -> str:
@@ -126,7 +126,7 @@ class PostgresStore:
                 f"the database has the encoding {encoding}, which cannot hold every text; create one with "
                 "`createdb --encoding UTF8 --template template0`",
             )
-        self._careless = [
+        self._unsafe = [
             f"{name}=off" for name, value in (("fsync", fsync), ("synchronous_commit", commit)) if value == "off"
         ]
         if schema is None:
@@ -143,12 +143,12 @@ class PostgresStore:
         return str(schema)
 
     async def ensure_schema(self) -> Sequence[Migration]:
-        """Bring the schema up to date from within a program, for demos and tests; say what that took."""
+        """Bring the schema up to date from within a program, for demos and tests; returns the applied migrations."""
         return await self.migrations.apply()
 
     async def close(self) -> None:
         """Disconnect when the last user of the store closes it."""
-        async with self._users.leaving() as last:
+        async with self._users.closing() as last:
             if last:
                 self._offers.close()
                 self.leases.close()
@@ -156,22 +156,22 @@ class PostgresStore:
 
     @property
     def survives(self) -> Survives:
-        """What the settings of the server make of a commit."""
-        return "kill" if self._careless else "power_loss"
+        """What a commit survives, by the settings of the server."""
+        return "kill" if self._unsafe else "power_loss"
 
-    def promise(self, durability: Durability) -> None:
-        """Raise UsageError when a commit should survive power loss, and the server does not wait for its disk."""
-        if durability.fsync and self._careless:
-            careless = " and ".join(self._careless)
+    def check_durability(self, durability: Durability) -> None:
+        """Raise UsageError when commits should survive power loss and the server does not wait for its disk."""
+        if durability.fsync and self._unsafe:
+            unsafe = " and ".join(self._unsafe)
             raise UsageError(
                 f"durability={str(durability)!r} promises that a commit survives power loss, and the server of "
-                f"{self.url} has {careless}; set {'it' if len(self._careless) == 1 else 'them'} to on for this "
+                f"{self.url} has {unsafe}; set {'it' if len(self._unsafe) == 1 else 'them'} to on for this "
                 'database or role, or use Engine(durability="relaxed"), which promises less'
             )
 
     def version(self) -> object:
-        """Changes when somebody tells of something that others may wait for."""
-        return self._database.wakes.version()
+        """Changes when another process notifies of a change, or this one makes it."""
+        return self._database.notifications.version()
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each statement."""

@@ -31,7 +31,7 @@ TLS_OPTIONS = (*TLS_FILES, "ssl_cert_reqs", "ssl_check_hostname")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is, who we are there, and where our keys are."""
+    """A server, the user, and the prefix of the keys."""
 
     host: str
     port: int

@@ -7,7 +7,7 @@ from perdure.kernel.values.limits import blob_id
 from perdure.stores.redis.scripts import PUT_BLOB
 from perdure.stores.redis.server import Server
 
-# What Redis takes as one value, unless it is told otherwise.
+# The largest value that Redis takes by default.
 MAX_SIZE = 512 * 1024 * 1024
 
 

@@ -1,4 +1,4 @@
-"""Entries of journals as text: number, time, checksum and events. What is damaged is said as in every other store."""
+"""Entries of journals as text: number, time, checksum and events. Damage is reported as in every other store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.stores.sqlshared.entries import batches, checksum
 
 
 def entry(run_id: str, seq: int, at: float, data: bytes) -> bytes:
-    """A batch with what proves that it is whole and in its place."""
+    """A batch with a checksum of its events and its place."""
     return b"%d %s %08x %s" % (seq, repr(at).encode(), checksum(run_id, seq, at, data), data)
 
 

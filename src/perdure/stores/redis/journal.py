@@ -13,14 +13,14 @@ from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Full, Head, Outcome
 from perdure.stores.redis.entries import decode, entry
-from perdure.stores.redis.notifications import News
+from perdure.stores.redis.notifications import Notifications
 from perdure.stores.redis.rows import head_of, pack
 from perdure.stores.redis.scripts import APPEND, HEADS, READ, REWRITE, SETTLE
 from perdure.stores.redis.server import LostReply, Server, Texts
 from perdure.stores.sqlshared.entries import cut
 
 APPENDED = Appended()
-# So many journals are read by one script: others wait while it runs.
+# So many journals are read by one script: the server does nothing else while it runs.
 READ_AT_ONCE = 50
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 
@@ -28,8 +28,8 @@ FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 class RedisJournal:
     """Journals on one server."""
 
-    def __init__(self, server: Server, news: News) -> None:
-        self._server, self._news = server, news
+    def __init__(self, server: Server, notifications: Notifications) -> None:
+        self._server, self._notifications = server, notifications
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
         """Write each append wholly or not at all, in one script."""
@@ -47,16 +47,16 @@ class RedisJournal:
             answers = await self._server.once(APPEND, (token, prepared), *texts.all)
         except LostReply as lost:
             return await self._settle(appends, prepared, texts, token, lost)
-        self._news.heard(answers[0])
+        self._notifications.committed(answers[0])
         return [_outcome(append, answer) for append, answer in zip(appends, answers[1:], strict=True)]
 
     async def _settle(
         self, appends: Sequence[Append], prepared: list[tuple[Any, ...]], texts: Texts, token: str, lost: LostReply
     ) -> Sequence[Outcome]:
-        """Find out by reading what became of an append. What is not written yet is written now, or refused."""
+        """Find out what became of an append whose reply was lost. What was not written is written now, or refused."""
         places = [(one[0], one[1], one[5][0]) for one in prepared]
         answers = await self._persist((token, places), lost, *texts.all)
-        self._news.heard(answers[0])
+        self._notifications.committed(answers[0])
         done = [bool(answer) for answer in answers[1:]]
         left = [i for i, written in enumerate(done) if not written]
         rest: Iterator[Outcome] = iter(())
@@ -65,7 +65,7 @@ class RedisJournal:
         return [APPENDED if written else next(rest) for written in done]
 
     async def _persist(self, arguments: Any, lost: LostReply, *texts: bytes) -> Any:
-        """Ask until there is an answer: nobody may be told that nothing was written while that is not known."""
+        """Retry until there is an answer: an append must not be reported as failed while that is unknown."""
         delay = FIRST_RETRY
         while True:
             try:
@@ -89,10 +89,10 @@ class RedisJournal:
                 await self._persist((token, ()), lost)
                 head = await self.head(run_id)
                 if head == Head(append.next_seq, batches[-1].at, one[4]):
-                    self._news.heard((await self._persist((token, ()), lost))[0])
+                    self._notifications.committed((await self._persist((token, ()), lost))[0])
                     return APPENDED
             else:
-                self._news.heard(answers[0])
+                self._notifications.committed(answers[0])
                 return _outcome(append, answers[1])
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
@@ -128,7 +128,7 @@ class RedisJournal:
 
 
 def _prepare(append: Append, texts: Texts) -> tuple[Any, ...]:
-    """An append as the script takes it; lua/append.lua has the same places, from 1 on."""
+    """An append as the script takes it; lua/append.lua has the same positions, from 1 on."""
     run_id, size, entries = append.run_id, 0, []
     blobs: list[str] = []
     for batch in append.batches:

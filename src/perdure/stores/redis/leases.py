@@ -1,4 +1,4 @@
-"""Leases in Redis. They run out by the callers' clocks, not by the server's: no lease expires by itself."""
+"""Leases in Redis. They expire by the callers' clocks, not by the server's: Redis expires none of the keys."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import AsyncIterator, Sequence
 
 from perdure.errors import NotOwner
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
-from perdure.stores.redis.notifications import News
+from perdure.stores.redis.notifications import Notifications
 from perdure.stores.redis.scripts import ACQUIRE, LIVE, RELEASE, RELEASE_ALL, RENEW
 from perdure.stores.redis.server import LostReply, Server
 
-# Leases that nobody has used for so long are forgotten, but for the highest of their epochs.
+# Leases that were unused for so long are swept; the highest of their epochs is kept.
 UNUSED_SECONDS = 86_400.0
 
 
 class RedisLeases:
     """Leases on one server."""
 
-    def __init__(self, server: Server, news: News) -> None:
-        self._server, self._news = server, news
+    def __init__(self, server: Server, notifications: Notifications) -> None:
+        self._server, self._notifications = server, notifications
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
         wish = (key, owner, repr(now + ttl), repr(now), repr(now - UNUSED_SECONDS))
         commits, epoch, *holder = await self._server.call(ACQUIRE, wish)
-        self._news.heard(commits)
+        self._notifications.committed(commits)
         if holder:
             return HeldBy(holder[0].decode(), float(holder[1]))
         return Acquired(owner, epoch, now + ttl)
@@ -35,7 +35,7 @@ class RedisLeases:
             return []
         wishes = [(one.key, one.owner, repr(now + one.ttl)) for one in renewals]
         commits, lost = await self._server.call(RENEW, wishes)
-        self._news.heard(commits)
+        self._notifications.committed(commits)
         return [key.decode() for key in lost]
 
     async def release(self, key: str, owner: str) -> None:
@@ -47,16 +47,16 @@ class RedisLeases:
             repeated = True
             answer = await self._server.call(RELEASE, (key, owner))
         commits, released, *holder = answer
-        self._news.heard(commits)
+        self._notifications.committed(commits)
         held_by = holder[0].decode() if holder else ""
-        # Without an owner after we have asked twice: it was ours the first time.
+        # Sent twice, and now without an owner: the first try released it.
         if not released and not (repeated and not held_by):
             raise NotOwner(key, owner, held_by or None)
 
     async def release_all(self, owner: str) -> int:
         """Release every lease of `owner`."""
         commits, given = await self._server.call(RELEASE_ALL, owner)
-        self._news.heard(commits)
+        self._notifications.committed(commits)
         return int(given)
 
     async def get(self, key: str, now: float) -> Lease | None:
@@ -73,5 +73,5 @@ class RedisLeases:
         return [Lease(key.decode(), owner.decode(), epoch, float(expires)) for key, owner, epoch, expires in found]
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose lease was given back; of one that runs out nobody is told."""
-        return self._news.watch(prefix)
+        """The keys under `prefix` whose lease was released, or not renewed in time."""
+        return self._notifications.watch(prefix)

@@ -1,4 +1,4 @@
-"""Hearing that somebody wrote: messages that scripts publish, and a look at the counter when none has come for long."""
+"""Notifications of commits, which scripts publish, and polls of the commit counter when none has come for long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.stores.redis.server import Server
 
 log = logging.getLogger("perdure")
 
-# Without any word for so long, the counter is read. Whoever renews its lease hears it with that.
+# Without a notification for so long, the counter is polled. A lease renewal returns it too.
 POLL_SECONDS = 15.0
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 REFUSED_RETRY = 3600.0
@@ -22,8 +22,8 @@ REFUSED_RETRY = 3600.0
 LATE_SECONDS = 0.2
 
 
-class News:
-    """The number of commits, as far as is known."""
+class Notifications:
+    """The number of commits, as far as this process knows."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -32,16 +32,16 @@ class News:
         self._heard = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchers: dict[asyncio.Queue[str | None], str] = {}
-        # When the leases end of those whose heartbeats were heard, by the clocks of callers.
+        # When the leases end whose heartbeats have arrived, by the clocks of their owners.
         self._ends: dict[str, float] = {}
         self.listening = asyncio.Event()
 
     def version(self) -> object:
-        """Changes when anyone has written. The second number counts the times when the server has lost data."""
+        """Changes with every commit. The second number counts how often the server has lost data."""
         return self._count, self._losses
 
-    def heard(self, commits: int) -> None:
-        """Somebody has written, and that was commit number so-and-so."""
+    def committed(self, commits: int) -> None:
+        """The server has had this many commits."""
         self._heard = asyncio.get_running_loop().time()
         self._count = max(self._count, commits)
 
@@ -55,21 +55,21 @@ class News:
         self._server.on_dead = self._listen_again
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         self._give_up()
 
-    async def look(self) -> None:
-        """Read the counter. One that is lower than it was belongs to a server that has lost data."""
+    async def poll(self) -> None:
+        """Read the counter. A lower number than before means that the server has lost data."""
         before = self._count
         answer = await self._server.ask("HGET", f"{self._server.address.prefix}meta", "commits")
         commits = int(answer or 0)
         if commits < before:
             self._count, self._losses = commits, self._losses + 1
-        self.heard(commits)
+        self.committed(commits)
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
@@ -79,13 +79,13 @@ class News:
                 continue
             before = self._count
             try:
-                await self.look()
+                await self.poll()
             except PerdureError as error:
                 log.debug("%s", error)
                 self._heard = loop.time()
                 continue
             if self._count != before:
-                # Somebody wrote, and we were not told: the connection we listen on is dead without knowing it.
+                # A commit without a notification: the listening connection is dead, though it looks alive.
                 self._listen_again()
 
     def _listen_again(self) -> None:
@@ -99,11 +99,16 @@ class News:
             try:
                 await self._listen_once()
             except ResponseError as error:
-                # Not a matter of time: the user may not listen. The poll has to do.
-                log.warning("cannot listen to %s, and hears of others late: %s", self._server.url, error)
+                # Waiting does not help: the user may not subscribe. Polling has to do.
+                log.warning(
+                    "%s: the user may not subscribe to notifications (%s); polling every %g s. Grant its channels",
+                    self._server.url,
+                    error,
+                    POLL_SECONDS,
+                )
                 delay = REFUSED_RETRY
             except (PerdureError, RedisError, OSError) as error:
-                log.debug("listening to %s: %s", self._server.url, error)
+                log.debug("%s: the listening connection ended; listening again: %s", self._server.url, error)
                 if self.listening.is_set():
                     delay = FIRST_RETRY
             finally:
@@ -121,13 +126,13 @@ class News:
             for _ in range(3):
                 async with asyncio.timeout(self._server.address.timeout):
                     await connection.read_response()
-            # What was written before we listened.
-            await self.look()
+            # Commits from before we listened.
+            await self.poll()
             self.listening.set()
             while True:
                 _, channel, payload = await connection.read_response()
                 if channel == news:
-                    self.heard(int(payload))
+                    self.committed(int(payload))
                 elif channel == beat:
                     expires, _, key = payload.decode().partition(" ")
                     self._beat(key, float(expires))
@@ -139,12 +144,12 @@ class News:
     # --- leases that end ------------------------------------------------------------------------------------------
 
     def _beat(self, key: str, expires: float) -> None:
-        """Somebody lives until then, by the clocks of callers."""
+        """A heartbeat: its lease lasts until then, by the owner's clock."""
         new = key not in self._ends
         self._ends[key] = expires
         if new:
             for queue in self._watchers:
-                queue.put_nowait("")  # whoever watches has one more to wait for
+                queue.put_nowait("")  # a watcher has one more lease to wait for
 
     def _ended(self, key: str) -> None:
         self._ends.pop(key, None)
@@ -157,7 +162,7 @@ class News:
             queue.put_nowait(None)
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose lease was given back."""
+        """The keys under `prefix` whose lease was released, or not renewed in time."""
         queue: asyncio.Queue[str | None] = asyncio.Queue()
         self._watchers[queue] = prefix
         try:

@@ -1,4 +1,4 @@
-"""Queues in Redis: whose turn it is. Whether there is room, the append that begins a run finds out again."""
+"""Queues in Redis: whose turn it is. The append that begins a run checks the limits again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RedisQueues:
 
 
 class _Reader:
-    """One queue at one moment, for runs of some programs. All but the lines was answered by one script beforehand."""
+    """One queue at one moment, for runs of some programs. One script answers all but the lines beforehand."""
 
     def __init__(self, server: Server, queue: Queue, now: float, programs: Sequence[str], found: Sequence[Any]) -> None:
         self._server, self._queue, self._now, self._programs = server, queue, now, programs

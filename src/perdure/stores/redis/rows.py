@@ -89,7 +89,7 @@ def listed(run_id: str, text: bytes | None, head: Sequence[bytes | None]) -> tup
 
 
 def _damaged(run_id: str, text: bytes, reason: str) -> RunRow:
-    """As much of a row as its index still says."""
+    """As much of a row as its index still has."""
     status, program, id, root, created = RunStatus.PARKED, "", run_id, "", 0.0
     try:
         index = _index.decode(text[4 : 4 + int(text[:4], 16)])

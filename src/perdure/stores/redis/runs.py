@@ -13,12 +13,12 @@ from perdure.ports.journal import Head
 from perdure.ports.queues import Waiting
 from perdure.ports.runs import RunFilter
 from perdure.ports.timers import Ahead, Due, Late
-from perdure.stores.redis.notifications import News
+from perdure.stores.redis.notifications import Notifications
 from perdure.stores.redis.rows import head_of, listed, unpack, unpack_or_damage
 from perdure.stores.redis.scripts import AHEAD, DUE, FIND, FINISHED, LATE, OWNED, PAGE
 from perdure.stores.redis.server import Server
 
-# So many rows are read by one script.
+# How many rows one script reads.
 PAGE_SIZE = 200
 ALL = [f"by:{status.value}" for status in RunStatus]
 
@@ -103,8 +103,8 @@ class RedisRuns:
 class RedisTimers:
     """Due runs on one server."""
 
-    def __init__(self, server: Server, news: News) -> None:
-        self._server, self._news = server, news
+    def __init__(self, server: Server, notifications: Notifications) -> None:
+        self._server, self._notifications = server, notifications
 
     async def due(
         self,
@@ -124,7 +124,7 @@ class RedisTimers:
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """The next due moment, and the queues with queued runs."""
         commits, first, waiting = await self._server.call(AHEAD, (programs, skip, queues))
-        self._news.heard(commits)
+        self._notifications.committed(commits)
         return Ahead(None if first is None else float(first), waits(waiting))
 
     async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:

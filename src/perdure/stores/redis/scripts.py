@@ -1,4 +1,4 @@
-"""The scripts that run inside the server, one for each thing that must happen at once. Their text never changes."""
+"""The scripts that run inside the server, one for each atomic operation. Their text is constant."""
 
 from __future__ import annotations
 

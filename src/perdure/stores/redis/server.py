@@ -1,4 +1,4 @@
-"""Connections to one Redis server: sending scripts, and what its errors mean. Knows no key but the prefix of all."""
+"""Connections to one Redis server: sending scripts, and translating its errors. Knows no key but the prefix."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from perdure.stores.redis.scripts import Script
 
 log = logging.getLogger("perdure")
 
-# After so long without an answer it is asked over another connection whether this one is dead.
+# After so long without an answer another connection probes whether this one is dead.
 SILENT_SECONDS = 1.5
-# How long that may take, and how long an answer may be on its way.
+# How long the probe may take, and how long an answer may still be under way after it.
 PROBE_SECONDS, GRACE_SECONDS = 3.0, 0.5
 
-# What a server says before it has done anything, and what to do about it.
+# Refusals of a server, which come before it has done anything, and what to do about them.
 _REFUSALS: Final = {
     "READONLY": "the server is a read-only replica; give the address of its primary",
     "OOM": "the server has reached its maxmemory, and takes no more; raise it, or prune runs that have ended. Runs "
@@ -51,14 +51,14 @@ _REFUSALS: Final = {
     "NOPERM": "the user lacks a right; give it all commands on the keys and channels that begin with our prefix, but "
     "for the dangerous ones (ACL SETUSER ... ~{prefix}* &{prefix}* +@all -@dangerous +info)",
 }
-# What a server says that was the primary once.
+# Refusals of a server that is no longer the primary.
 _ELSEWHERE: Final = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED")
 LOGIN = "the server refuses the user and password; check both, and that the user is switched on"
 NEEDS_LOGIN = "the server asks for a password; write it into the URL, as in redis://user:password@host:6379/0"
 
 
 class Texts:
-    """Texts and bytes that go with the arguments of a script, each with the number by which the script knows it."""
+    """Texts and bytes that follow the arguments of a script, which refers to them by number."""
 
     __slots__ = ("all",)
 
@@ -72,7 +72,7 @@ class Texts:
 
 
 class LostReply(Exception):
-    """A command may have been carried out or not: it was sent, and no answer came."""
+    """A command was sent and no answer came: it may have been carried out or not."""
 
 
 class Server:
@@ -85,32 +85,32 @@ class Server:
         # Channels are the same for all databases of a server.
         self.channel = f"{address.prefix}{address.db}:".encode()
         self._idle: list[Connection] = []
-        # Those that a command is under way on, and when it was sent.
+        # The connections with a command under way, and when it was sent.
         self._used: dict[Connection, float] = {}
         self._look: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
-        # Called when connections have proved dead: those of others are as old.
+        # Called when connections have proved dead: the listening connection is as old.
         self.on_dead: Callable[[], None] = lambda: None
         self._free = asyncio.Semaphore(address.pool)
         self._open = False
-        # Whether the server has taken us in: what it refuses from then on, it may take again later.
+        # Whether the server has accepted us once: later refusals may be temporary.
         self.known = False
         self.callback: Callable[[str], None] | None = None
 
     # --- connections ----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """From now on connections are made, in the loop that runs now."""
+        """Allow connections, in the running loop."""
         self._free = asyncio.Semaphore(self.address.pool)
         self._open = True
 
     @property
     def is_open(self) -> bool:
-        """Whether there will be an answer some day."""
+        """Whether the store is open."""
         return self._open
 
     async def close(self) -> None:
-        """Close all connections; what is under way ends with an error."""
+        """Close all connections; commands under way raise."""
         self._open = False
         if self._look is not None:
             self._look.cancel()
@@ -123,7 +123,7 @@ class Server:
         self._idle.clear()
 
     async def connect(self) -> Connection:
-        """A new connection. How long to wait for its answers is for the caller to say."""
+        """A new connection. The caller sets the timeout of its answers."""
         address = self.address
         options: dict[str, Any] = {
             "host": address.host,
@@ -131,7 +131,7 @@ class Server:
             "db": address.db,
             "username": address.username,
             "password": address.password,
-            # Not here: the library's timeouts lose a cancellation that comes at the same time.
+            # Not by the library: its timeouts lose a cancellation that comes at the same time.
             "socket_timeout": None,
             "socket_connect_timeout": None,
             "socket_keepalive": True,
@@ -173,7 +173,7 @@ class Server:
                     answer = await connection.read_response()
             except ResponseError as error:
                 if self._is(error, *_ELSEWHERE):
-                    # The name may lead to another server by now: only a new connection finds out.
+                    # The name may resolve to another server by now: only a new connection finds out.
                     await self._drop(connection, *self._idle)
                     self._idle.clear()
                 else:
@@ -186,7 +186,7 @@ class Server:
                 if isinstance(error, AttributeError) and not _ended(connection):
                     await connection.disconnect(nowait=True)
                     raise
-                # The others are as old as this one: if the server went away, it went away for all of them.
+                # The idle connections are as old: if the server went away, all of them are dead.
                 await self._drop(connection, *self._idle)
                 self._idle.clear()
                 raise LostReply(str(error) or self._silence()) from error
@@ -204,26 +204,26 @@ class Server:
     # --- connections that are dead and look alive -----------------------------------------------------------------
 
     def _looked(self) -> None:
-        # One look every so often, rather than a timer for every command.
+        # One periodic check, rather than a timer for every command.
         self._look = None
         if not self._used or not self._open:
             return
         loop = asyncio.get_running_loop()
         self._look = loop.call_later(SILENT_SECONDS, self._looked)
         if min(self._used.values()) + SILENT_SECONDS <= loop.time() and (self._asking is None or self._asking.done()):
-            self._asking = loop.create_task(self._ask_after_the_silent())
+            self._asking = loop.create_task(self._probe_silent())
 
-    async def _ask_after_the_silent(self) -> None:
-        """End connections on which the server owes an answer, though it answers to what was sent after that.
+    async def _probe_silent(self) -> None:
+        """Drop connections with an overdue answer if the server answers a later command.
 
-        It does one thing after the other: a command that takes long keeps it from answering to anything else.
+        Redis runs one command after the other: a slow one would delay that answer too.
         """
         before = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 fresh = await self.connect()
         except (RedisError, OSError):
-            return  # then it is not the connections
+            return  # the server does not answer at all: the connections may be fine
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await fresh.send_command("PING", check_health=False)
@@ -234,22 +234,22 @@ class Server:
             await fresh.disconnect(nowait=True)
         silent = {one: sent for one, sent in self._used.items() if sent + SILENT_SECONDS <= before}
         if silent:
-            await asyncio.sleep(GRACE_SECONDS)  # the answer may be on its way
+            await asyncio.sleep(GRACE_SECONDS)  # the answer may be under way
         dead = [one for one, sent in silent.items() if self._used.get(one) == sent]
         if dead:
-            log.warning("connections to %s were dead without a word; they are made again", self.url)
+            log.warning("%s: dropped connections that the server had closed without a reply; reconnecting", self.url)
             await self._drop(*dead, *self._idle)
             self._idle.clear()
             self.on_dead()
 
     async def once(self, script: Script, arguments: Any, *more: bytes) -> Any:
-        """Run a script once; raises LostReply when it is not known whether it ran."""
+        """Run a script once; raises LostReply when it is unknown whether it ran."""
         packed = (self._meta, self._prefix, self.channel, msgspec.msgpack.encode(arguments), *more)
         try:
             try:
                 return await self._run(script, packed)
             except NoScriptError:
-                # A server that was restarted knows no scripts. It has not run this one, so that it may be sent again.
+                # A restarted server knows no scripts. It has not run this one, so it may be sent again.
                 await self.send("SCRIPT", "LOAD", script.text, label=f"SCRIPT LOAD {script.name}")
                 return await self._run(script, packed)
         except ResponseError as error:
@@ -259,7 +259,7 @@ class Server:
         return await self.send("EVALSHA", script.sha, 1, *packed, label=f"EVALSHA {script.name}")
 
     async def call(self, script: Script, arguments: Any, *more: bytes) -> Any:
-        """Run a script that may as well run twice."""
+        """Run an idempotent script, and retry it when its reply is lost."""
         try:
             return await self.once(script, arguments, *more)
         except LostReply:
@@ -286,7 +286,7 @@ class Server:
             await connection.disconnect(nowait=True)
 
     def tell(self, command: str) -> None:
-        """Report a command to whoever measures."""
+        """Report a command to the tracer."""
         if self.callback is not None:
             self.callback(command)
 
@@ -296,7 +296,7 @@ class Server:
         return f"no answer within {self.address.timeout:g} s"
 
     def unreachable(self, error: BaseException) -> StoreUnavailable:
-        """No answer."""
+        """The error for a server that does not answer."""
         return StoreUnavailable(
             self.url,
             f"no server answers at {self.address.place} ({str(error) or self._silence()}); check that it runs and can "
@@ -304,7 +304,7 @@ class Server:
         )
 
     def explain(self, error: BaseException) -> StoreError | InvalidStoreUrl:
-        """What an error of the server means to a caller. All of these come before anything was written."""
+        """Translate an error of the server. All of these come before anything was written."""
         said = str(error)
         kind, _, _ = said.partition(" ")
         if isinstance(error, BusyLoadingError):
@@ -323,14 +323,14 @@ class Server:
         if isinstance(error, ConnectionError | TimeoutError | OSError):
             return self.unreachable(error)
         if "WRONGTYPE" in said:
-            return Corrupt(self.url, "some of its keys are not what we wrote; is the prefix anybody else's?")
+            return Corrupt(self.url, "some keys under the prefix are not perdure's; does another application use it?")
         for code, reason in _REFUSALS.items():
             if self._is(error, code):
                 return StoreUnavailable(self.url, reason.replace("{prefix}", self.address.prefix))
         return StoreUnavailable(self.url, f"the server reports {said[:300]!r}")
 
     def _is(self, error: BaseException, *codes: str) -> bool:
-        # An error of a command in a script may come with its own code, or with it in the text.
+        # An error of a command in a script has its code in front, or in the text.
         own = _CLASSES.get(type(error).__name__)
         return own in codes or any(re.search(rf"(^|[ -]){code} ", str(error)) for code in codes)
 
@@ -338,7 +338,7 @@ class Server:
         return StoreUnavailable(self.url, reason) if self.known else InvalidStoreUrl(self.url, reason)
 
 
-# Errors whose code the library takes away.
+# Errors whose code the library removes.
 _CLASSES: Final = {
     "ReadOnlyError": "READONLY",
     "OutOfMemoryError": "OOM",
@@ -353,6 +353,6 @@ _CLASSES: Final = {
 
 
 def _ended(connection: Connection) -> bool:
-    """Whether a connection has ended. If it does so while asyncio writes to it, Python 3.12 and later trip over it."""
+    """Whether a connection has ended. Python 3.12 and later raise if it does so while asyncio writes to it."""
     writer = connection._writer
     return writer is None or writer.is_closing()

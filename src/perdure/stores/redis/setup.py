@@ -1,4 +1,4 @@
-"""What a server is set up to do with what it is given: what it promises, and what makes it unfit."""
+"""The persistence and memory settings of a server: what they promise, and which make it unfit for a store."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from perdure.stores.redis.server import Server
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The settings of a server that matter to us."""
+    """The settings of a server that matter to a store."""
 
     version: str
     role: str
     cluster: bool
-    # Whether it writes what it is told to a file, and when; `appendfsync` is '' when the server does not tell.
+    # Whether and when it writes commands to its log; `appendfsync` is '' when the server does not say.
     appendonly: bool
     appendfsync: str
     saves: bool
@@ -28,7 +28,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     @property
     def promise(self) -> str:
-        """What may be lost with the server, in words."""
+        """What may be lost when the server goes down, in words."""
         if self.survives_power_loss:
             return "what is acknowledged is on its disk (appendonly yes, appendfsync always)"
         if self.appendonly:
@@ -39,13 +39,13 @@ class Setup(msgspec.Struct, frozen=True):
             )
         kept = "everything since its last snapshot" if self.saves else "everything"
         return (
-            f"it keeps no log of what it is told (appendonly no): when the server goes down, {kept} is lost, runs "
+            f"it keeps no log on its disk (appendonly no): when the server goes down, {kept} is lost, runs "
             "included; set 'appendonly yes', and 'appendfsync always' for a store that loses nothing"
         )
 
 
 async def read_setup(server: Server) -> Setup:
-    """Ask a server how it is set up."""
+    """Read the settings of a server."""
     told = _fields(await server.ask("INFO", "everything"))
     fsync = saves = ""
     try:
@@ -54,7 +54,7 @@ async def read_setup(server: Server) -> Setup:
         answer = await server.ask("CONFIG", "GET", "save")
         saves = answer[1].decode() if answer else ""
     except StoreUnavailable:
-        pass  # hosted servers do not tell: then nothing is promised that is not known
+        pass  # hosted servers hide their settings: assume the least
     return Setup(
         version=told.get("redis_version", "0"),
         role=told.get("role", ""),
@@ -68,7 +68,7 @@ async def read_setup(server: Server) -> Setup:
 
 
 def check(server: Server, setup: Setup, *, write: bool) -> list[str]:
-    """Refuse a server that cannot hold a store; otherwise say what should be different."""
+    """Raise for a server that cannot hold a store; otherwise return what should be set differently."""
     if tuple(map(int, setup.version.split(".")[:2])) < (6, 2):
         raise InvalidStoreUrl(server.url, f"the server is Redis {setup.version}; perdure needs 6.2 or newer")
     if write and setup.role == "slave":

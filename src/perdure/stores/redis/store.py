@@ -12,7 +12,7 @@ from perdure.stores.redis.address import parse
 from perdure.stores.redis.blobs import RedisBlobs
 from perdure.stores.redis.journal import RedisJournal
 from perdure.stores.redis.leases import RedisLeases
-from perdure.stores.redis.notifications import News
+from perdure.stores.redis.notifications import Notifications
 from perdure.stores.redis.queues import RedisQueues
 from perdure.stores.redis.runs import RedisRuns, RedisTimers
 from perdure.stores.redis.scripts import OPEN
@@ -35,20 +35,20 @@ class RedisStore:
         address = parse(url)
         self.url = address.url
         self._server = Server(address)
-        self._news = News(self._server)
+        self._notifications = Notifications(self._server)
         self._setup: Setup | None = None
         self._users = Users(self.url, one_loop=True)
-        self.journal = RedisJournal(self._server, self._news)
+        self.journal = RedisJournal(self._server, self._notifications)
         self.runs = RedisRuns(self._server)
-        self.timers = RedisTimers(self._server, self._news)
+        self.timers = RedisTimers(self._server, self._notifications)
         self.queues = RedisQueues(self._server)
-        self.leases = WitnessedLeases(RedisLeases(self._server, self._news), self.url)
+        self.leases = WitnessedLeases(RedisLeases(self._server, self._notifications), self.url)
         self.blobs = RedisBlobs(self._server)
-        self.upkeep = RedisUpkeep(self._server, self._news)
+        self.upkeep = RedisUpkeep(self._server, self._notifications)
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, begin a store under the prefix when there is none."""
-        async with self._users.coming() as first:
+        async with self._users.opening() as first:
             if first:
                 self._server.open()
             try:
@@ -59,7 +59,7 @@ class RedisStore:
                 raise
             self._server.known = True
             if first:
-                self._news.start(commits)
+                self._notifications.start(commits)
         for hint in hints if migrate else ():
             log.warning("the store %s: %s", self.url, hint)
 
@@ -77,23 +77,23 @@ class RedisStore:
 
     async def close(self) -> None:
         """Disconnect when the last user of the store closes it."""
-        async with self._users.leaving() as last:
+        async with self._users.closing() as last:
             if last:
                 self.leases.close()
-                await self._news.stop()
+                await self._notifications.stop()
                 await self._server.close()
 
     @property
     def survives(self) -> Survives:
-        """What an acknowledged append survives: our own end always, the server's only if it keeps a log on its disk."""
+        """What an append survives: the end of this process, and of the server if it logs to its disk."""
         return "power_loss" if self._setup is not None and self._setup.survives_power_loss else "kill"
 
-    def promise(self, durability: Durability) -> None:
-        """Refuses nothing: what the server does not promise is said when the store is opened."""
+    def check_durability(self, durability: Durability) -> None:
+        """Accept every durability: opening the store logs what the server does not promise."""
 
     def version(self) -> object:
-        """Changes when anyone writes: moved by messages, and by what answers say."""
-        return self._news.version()
+        """Changes with every commit: by notifications, and by the counter in answers."""
+        return self._notifications.version()
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each command."""

@@ -1,4 +1,4 @@
-"""Looking after a store in Redis. Everything is done in small parts, so that no script blocks the server for long."""
+"""Upkeep in Redis. Everything is done in small parts, so that no script blocks the server for long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from perdure.errors import Corrupt
 from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
 from perdure.ports.upkeep import Collected, Ended, Load
-from perdure.stores.redis.notifications import News
+from perdure.stores.redis.notifications import Notifications
 from perdure.stores.redis.rows import head_of, pack, unpack_or_damage
 from perdure.stores.redis.scripts import COLLECT, KEEP_BLOB, PAGE, REMOVE, REPROJECT
 from perdure.stores.redis.server import Server, Texts
@@ -19,8 +19,8 @@ PAGE_SIZE = 200
 class RedisUpkeep:
     """The upkeep of one store."""
 
-    def __init__(self, server: Server, news: News) -> None:
-        self._server, self._news = server, news
+    def __init__(self, server: Server, notifications: Notifications) -> None:
+        self._server, self._notifications = server, notifications
 
     async def loads(self) -> Sequence[Load]:
         """How many unfinished root runs each owner has, by name; None comes first."""
@@ -54,11 +54,11 @@ class RedisUpkeep:
         if not run_ids:
             return []
         commits, gone = await self._server.call(REMOVE, list(run_ids))
-        self._news.heard(commits)
+        self._notifications.committed(commits)
         return [run_id.decode() for run_id in gone]
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
-        """Remove blobs that no journal refers to and that nobody has put for `age` seconds of the server's clock."""
+        """Remove blobs that no journal refers to, last put over `age` seconds ago by the server's clock."""
         blobs, size = await self._server.call(COLLECT, (float(age), limit, dry_run))
         return Collected(blobs, size)
 
@@ -77,5 +77,5 @@ class RedisUpkeep:
         texts = Texts()
         packed = [pack(row, texts) for row in rows]
         commits, done = await self._server.call(REPROJECT, (run_id, expected_next, packed), *texts.all)
-        self._news.heard(commits)
+        self._notifications.committed(commits)
         return bool(done)

@@ -1,1 +1,1 @@
-"""The SQL backends: plain SQL, bound parameters, one function per transaction."""
+"""The SQLite store: plain SQL, bound parameters, one function per transaction."""

@@ -1,4 +1,4 @@
-"""A copy of an SQLite store while engines work on it: whole, checked, and under its name only when it is both."""
+"""A copy of an SQLite store while engines work on it. It gets its name only once it is complete and checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.errors import Corrupt, StoreUnavailable, UsageError
 from perdure.stores.sqlite import migrating
 from perdure.stores.sqlite.database import Database
 
-# So many pages are copied before the next look at whether the copy is still wanted.
+# How many pages are copied between two checks whether the copy was cancelled.
 PAGES = 1000
 
 
@@ -52,7 +52,7 @@ def back_up(database: Database, target: str | os.PathLike[str], *, overwrite: bo
 def _name(part: Path, path: Path, overwrite: bool) -> None:
     if not overwrite:
         try:
-            os.link(part, path)  # unlike a rename it fails when there is a file by now
+            os.link(part, path)  # unlike a rename it fails if the file exists by now
         except FileExistsError:
             raise _taken(path) from None
         except OSError:
@@ -77,7 +77,7 @@ def _check_target(database: Database, path: Path, overwrite: bool) -> None:
     if not overwrite:
         raise _taken(path)
     if any(os.path.exists(f"{path}{suffix}") for suffix in ("-wal", "-journal")):
-        raise UsageError(f"{path} is open, or was not closed in good order; name another file")
+        raise UsageError(f"{path} is open, or was not closed cleanly; name another file")
 
 
 def _taken(path: Path) -> UsageError:
@@ -86,15 +86,15 @@ def _taken(path: Path) -> UsageError:
 
 def _copy(database: Database, source: apsw.Connection, part: Path) -> int:
     """Copy everything as it stands at one moment, and check it. Engines go on meanwhile."""
-    # Opened by the default file layer: only the store may be on another one.
+    # Opened by the default VFS: only the store may use another one.
     copy = apsw.Connection(str(part))
     try:
-        with source:  # one transaction: what is committed from here on is not in the copy
+        with source:  # one transaction: later commits are not in the copy
             source.execute("select count(*) from sqlite_schema").fetchall()
             with copy.backup("main", source, "main") as copying:
                 while not copying.done:
                     copying.step(PAGES)
-        # One file alone, which needs no log beside it.
+        # A single file, without a write-ahead log.
         copy.pragma("journal_mode", "delete")
         found = str(copy.pragma("integrity_check"))
         if found != "ok":

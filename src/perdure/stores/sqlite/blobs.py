@@ -12,7 +12,7 @@ from perdure.kernel.values.limits import blob_id
 from perdure.stores.sqlite.database import Database
 
 _PUT = "insert into perdure_blobs (id, data) values (?, ?) on conflict (id) do nothing"
-# Said anew each time, so that nobody collects what somebody is about to refer to.
+# Noted at each put, so that a blob is not collected before an event refers to it.
 _SAY_PUT = "insert into perdure_blob_puts values (?1, ?2) on conflict (blob_id) do update set put_at = ?2"
 _GET = "select data from perdure_blobs where id = ?"
 

@@ -1,7 +1,7 @@
-"""A SQLite file through apsw: connections, transactions and what their errors mean. Knows no table but the migrations'.
+"""An SQLite file through apsw: connections, transactions, errors translated. Knows no table but that of migrations.
 
-One connection writes and belongs to whoever holds the turn: the event loop while commits are fast, a thread otherwise.
-One connection answers small questions on the loop; one, in a thread, reads in bulk. WAL lets all of them work at once.
+One connection writes: on the event loop while commits are fast, in a thread otherwise. One answers small queries on the
+loop; others, in threads, read in bulk. WAL lets all of them work at once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ T = TypeVar("T")
 log = logging.getLogger("perdure")
 
 BUSY_SECONDS = 10.0
-# Below this a commit costs less than the hop to a thread and back; see docs/decisions/0003-*.md.
+# Below this a commit costs less than handing it to a thread; see docs/decisions/0003-*.md.
 INLINE_SECONDS = 0.001
-# After so long without a commit the write-ahead log is folded back into the file.
+# After so long without a commit the write-ahead log is checkpointed.
 QUIET_SECONDS = 0.25
-# Pages of the write-ahead log after which SQLite folds it: a small log stays in the cache and small on disk, and
-# folding it this often costs nothing that can be measured.
+# Pages of the write-ahead log after which SQLite checkpoints it: a small log stays in the cache, and checkpoints this
+# frequent have no measurable cost.
 LOG_PAGES = 120
-# How long the first transaction waits for others to let it fold the log.
-FOLD_SECONDS = 1.0
-# The times of files advance in steps of some milliseconds; within one such step two commits may look the same.
+# How long the first transaction waits for readers before it can checkpoint the log.
+CHECKPOINT_SECONDS = 1.0
+# File times advance in steps of some milliseconds; two commits within one step may look the same.
 SETTLED_SECONDS = 0.04
 HEADER = 108
 MAGIC = b"SQLite format 3\x00"
@@ -52,28 +52,28 @@ class Database:
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._bulk: SimpleQueue[apsw.Connection] | None = None
-        # None for a file that cannot be written, which has nothing to lose.
+        # None for a read-only file, which has nothing to lose.
         self._guard: Guard | None = None
-        # The log that the writer has open, and the one of the readers.
+        # The log that the writer has open, and that of the readers.
         self._log: tuple[int, int] = (0, 0)
         self._read_log: tuple[int, int] = (0, 0)
         self._write_thread: ThreadPoolExecutor | None = None
         self._read_thread: ThreadPoolExecutor | None = None
         self._fsync = True
-        self._hop: Future[Any] | None = None  # the last work handed to the thread; once it is done, all of it is
+        self._hop: Future[Any] | None = None  # the last job of the writer thread; once it is done, all are
         self._commit_seconds = 0.0  # a moving average
         self._quiet: asyncio.TimerHandle | None = None
         self._last_write = 0.0
         self._trace: Callable[[str], None] | None = None
-        # What a sign of life left, and what `version` was before it.
+        # The file's state after a heartbeat, and what `version` was before it.
         self._routine: tuple[tuple[int, int] | None, object] = None, None
-        # What changes with the commits of others, as of the last sign of life.
+        # The data_version at the last heartbeat, which changes with the commits of other connections.
         self._others: object = None
 
     # --- opening --------------------------------------------------------------------------------------------------
 
     def open(self, *, migrate: bool) -> None:
-        """Connect and check that the file is ours and of our schema; create or migrate it when allowed."""
+        """Connect, and check that the file is a store of our schema; create or migrate it when allowed."""
         if not self.exists() and not migrate:
             raise InvalidStoreUrl(self.url, "there is no such file; start a run with an Engine to create it")
         opened: list[apsw.Connection] = []
@@ -83,14 +83,14 @@ class Database:
             opened += self._readers()
             self._others = opened[0].pragma("data_version")
             self._protect(opened[0])
-            if migrate:  # an engine, which is about to write
+            if migrate:  # an engine, which will write
                 self._arm_soon(opened[0])
         self._use(*opened)
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-write")
         self._read_thread = ThreadPoolExecutor(self._pool, thread_name_prefix="perdure-read")
 
     def exists(self) -> bool:
-        """Whether there is a file, which may be ours; raises when it is not, or when there could be none."""
+        """Whether the file exists; raises when it is not a store, or when it could not be created."""
         folder = os.path.dirname(os.path.abspath(self.path))
         if not os.path.isdir(folder):
             raise InvalidStoreUrl(self.url, f"the directory {folder} does not exist; create it first")
@@ -103,7 +103,7 @@ class Database:
 
     @contextmanager
     def connection(self) -> Iterator[apsw.Connection]:
-        """One more connection, for as long as it takes: to a file that need not be open, nor of our schema."""
+        """A temporary connection, to a file that need not be open, nor of our schema."""
         self.exists()
         opened: list[apsw.Connection] = []
         with self._refusing(opened):
@@ -113,20 +113,20 @@ class Database:
 
     @contextmanager
     def _refusing(self, opened: list[apsw.Connection]) -> Iterator[None]:
-        """Close what was opened when something goes wrong, and say what that means."""
+        """On an error, close what was opened and raise the translated error."""
         logged = self._has_log()
         try:
             yield
         except BaseException as error:
             for db in opened:
-                # Refused: whatever lies in the write-ahead log stays where its application left it.
+                # Refused: leave the write-ahead log as its application left it.
                 db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(logged))
                 db.close()
             self._reraise(error)
 
     def _check_header(self) -> None:
-        """Refuse a file that is not ours before SQLite works on it, so that it stays as it is."""
-        # Through SQLite's file layer: closing a file of Python's would drop the locks this process holds on it.
+        """Refuse a file of another application before SQLite opens it, so that it stays unchanged."""
+        # Through SQLite's VFS: closing a file opened by Python would drop the locks that this process holds on it.
         try:
             file = apsw.VFSFile(self._vfs or "", os.path.abspath(self.path), [_LOOK, 0])
         except apsw.Error as error:
@@ -143,7 +143,7 @@ class Database:
             raise NotAStore(self.url, "it is not an SQLite database")
         if int.from_bytes(head[68:72]) == APPLICATION_ID:
             return
-        # Commits that are not in the file yet may say otherwise, and a database without tables may become ours.
+        # Commits in the log may say otherwise, and a database without tables may become a store.
         if not self._has_log() and int.from_bytes(head[103:105]):
             raise NotAStore(self.url, "it is an SQLite database of another application")
 
@@ -167,7 +167,7 @@ class Database:
         self._read_with(*readers)
 
     def _read_with(self, reader: apsw.Connection, *bulk: apsw.Connection) -> None:
-        # Each belongs to one thread at a time; those of before close when their threads let go of them.
+        # Each belongs to one thread at a time; the previous ones close when their threads release them.
         self._reader, self._bulk = reader, SimpleQueue()
         for db in bulk:
             self._bulk.put(db)
@@ -175,14 +175,14 @@ class Database:
     def _readers(self) -> list[apsw.Connection]:
         readers = [self._connect() for _ in range(1 + self._pool)]
         for db in readers:
-            # The writer folds the log when it closes, and it closes last.
+            # The writer checkpoints the log when it closes, so it closes last.
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         return readers
 
     def _protect(self, db: apsw.Connection) -> None:
         if db.readonly("main"):
             return
-        db.execute("select count(*) from sqlite_schema").fetchall()  # now its log and its shared memory are there
+        db.execute("select count(*) from sqlite_schema").fetchall()  # now its log and its shared memory exist
         self._guard = guard.enter(self.path)
         self._log = self._read_log = self._guard.log
 
@@ -194,14 +194,14 @@ class Database:
         if db.readonly("main"):
             if migrate:
                 raise StoreUnavailable(self.url, READ_ONLY)
-            return  # enough to look at it
+            return  # enough to read it
         self.use_log(db)
         db.pragma("synchronous", "full")
         if needed:
             migrating.migrate(db, self.url)
 
     def use_log(self, db: apsw.Connection) -> None:
-        """Switch a new file to write-ahead logging. SQLite does not wait for others here, so wait for it."""
+        """Switch a new file to write-ahead logging. SQLite does not wait for other connections here, so retry."""
         deadline = time.monotonic() + BUSY_SECONDS
         while db.pragma("journal_mode") != "wal":
             try:
@@ -212,7 +212,7 @@ class Database:
                 time.sleep(0.01)
 
     def close(self) -> None:
-        """Disconnect. The last connection to leave folds the write-ahead log into the file."""
+        """Disconnect. The last connection to close checkpoints the write-ahead log."""
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None
@@ -239,22 +239,22 @@ class Database:
     # --- working --------------------------------------------------------------------------------------------------
 
     def write(self, transaction: Callable[[apsw.Connection], T], *, fsync: bool = True) -> T | asyncio.Future[T]:
-        """Run a transaction and commit it; answer at once when that is cheaper than a thread, else a future."""
+        """Run a transaction and commit it: at once when that is cheaper than a thread, else return a future."""
         if self._commit_seconds < INLINE_SECONDS and (self._hop is None or self._hop.done()):
             try:
                 return self._transact(transaction, fsync, wait=False)
             except apsw.BusyError:
-                pass  # another process writes: wait for it in the thread, not on the loop
+                pass  # another process is writing: wait in the thread, not on the loop
             except apsw.Error as error:
                 self._reraise(error)
-        # Handed over now: what is written next must not overtake it.
+        # Handed over now: the next write must not overtake it.
         hop = self._submit(self._transact, transaction, fsync)
         return asyncio.ensure_future(self._answer(hop))
 
     async def execute(self, sql: str, bindings: Sequence[Any], *, routine: bool = False) -> list[tuple[Any, ...]]:
-        """Run one statement that commits by itself, in the thread. With `routine` it leaves `version` as it is.
+        """Run one statement that commits by itself, in the thread. With `routine` it does not change `version`.
 
-        Such a statement returns the file's data_version as its last column: to ask for it would be one more.
+        Such a statement returns the file's data_version as its last column, which saves a query.
         """
         return await self._answer(self._submit(self._execute_routine if routine else self._execute, sql, bindings))
 
@@ -278,7 +278,7 @@ class Database:
         return hop
 
     async def _answer(self, hop: Future[T]) -> T:
-        # Shielded: a caller that no longer waits must not look like a connection that is free again.
+        # Shielded: a cancelled caller must not make the connection look free.
         try:
             return await asyncio.shield(asyncio.wrap_future(hop))
         except apsw.Error as error:
@@ -310,30 +310,30 @@ class Database:
         db.execute("begin immediate")
         try:
             result = transaction(db)
-            # The last moment: what is committed to a file that has lost its name is found by no other process.
+            # Checked right before the commit: no other process would find a commit to a file that was removed.
             missing = held is not None and held.missing()
             committing = time.perf_counter()
             db.execute("rollback" if missing else "commit")
         except BaseException as error:
-            # A failed commit may have ended the transaction by itself.
+            # A failed commit may have ended the transaction.
             if db.in_transaction:
                 db.execute("rollback")
             if isinstance(error, apsw.IOError) and held is not None and held.missing():
-                # SQLite is the first to notice that another process has begun the log anew.
+                # SQLite notices first that another process has begun a new log.
                 return self._commit_anew(db, transaction, fsync, wait)
             raise
         if missing:
             return self._commit_anew(db, transaction, fsync, wait)
         ended = time.perf_counter()
         if fsync:
-            # One slow commit sends the next ones to the thread at once; it takes several fast ones to come back.
+            # One slow commit moves the next ones to the thread; it takes several fast ones to come back.
             took = ended - committing
             self._commit_seconds += (took - self._commit_seconds) * (0.5 if took > self._commit_seconds else 0.1)
         self._last_write = ended
         return result
 
     def _arm_soon(self, db: apsw.Connection) -> None:
-        """Arm the guard now, unless another process is in the way: then the first transaction does it."""
+        """Arm the guard now, unless another process holds a lock: then the first transaction does it."""
         if self._guard is None or self._guard.armed:
             return
         db.set_busy_timeout(0)
@@ -351,11 +351,11 @@ class Database:
             db.execute("pragma wal_checkpoint(passive)")
             db.execute("begin immediate")
             try:
-                # A process that reads for long keeps the log from being folded; then the rest has to do.
-                if held.folded() or (wait and time.monotonic() - began > FOLD_SECONDS):
+                # A long read of another process prevents the checkpoint; then arm it without.
+                if held.checkpointed() or (wait and time.monotonic() - began > CHECKPOINT_SECONDS):
                     return held.arm()
                 if not wait:
-                    raise apsw.BusyError("its log is being read")
+                    raise apsw.BusyError("another process is reading its log")
             except apsw.BusyError as error:
                 if not wait:
                     raise
@@ -373,7 +373,7 @@ class Database:
         return self._commit(self._reopen(db), transaction, fsync)
 
     def _reopen(self, db: apsw.Connection) -> apsw.Connection:
-        """Connect to the files that have the names now, when ours were removed or replaced; returns the new writer."""
+        """Connect again when our files were removed or replaced; returns the new writer."""
         held = self._guard
         assert held is not None
         if held.missing() == held.path:
@@ -405,9 +405,9 @@ class Database:
         return opened[0]
 
     def _renew_log(self, db: apsw.Connection | None, held: Guard) -> None:
-        """Fold a log that has lost its name into the file, and begin another; raises StoreUnavailable when it cannot.
+        """Checkpoint a log that was removed, and begin another; raises StoreUnavailable when it cannot.
 
-        Before that no connection may be made: it would look for the content of the old log in the new one.
+        No connection may be made before: it would look for the content of the old log in the new one.
         """
         with held.renewing:
             if not held.missing():
@@ -416,9 +416,9 @@ class Database:
                 db = held.keeper
             assert db is not None
             if not _size(self.path + "-wal"):
-                # Every process that has the file open still has this log, and none can have begun another.
+                # Every process that has the file open still has this log, and no process can have begun another.
                 if db.execute("pragma wal_checkpoint(truncate)").fetchall()[0][0]:
-                    raise apsw.BusyError("its log is being read")
+                    raise apsw.BusyError("another process is reading its log")
             elif not held.begun_anew():
                 raise StoreUnavailable(
                     self.url,
@@ -428,7 +428,7 @@ class Database:
             held.use_log(self._connect())
 
     def ask(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """A small question, answered on the loop: a few rows by index."""
+        """Run a small query on the loop: a few rows by index."""
         if self._reader is None:
             raise StoreUnavailable(self.url, "it is closed")
         try:
@@ -441,7 +441,7 @@ class Database:
             self._reraise(error)
 
     async def read(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """A large question, answered in a thread."""
+        """Run a large query in a thread."""
         if self._bulk is None or self._read_thread is None:
             raise StoreUnavailable(self.url, "it is closed")
         loop = asyncio.get_running_loop()
@@ -455,7 +455,7 @@ class Database:
             self._reraise(error)
 
     def _moved(self) -> bool:
-        """Whether another process has begun the log anew, which this one has not noticed yet."""
+        """Whether another process has begun a new log that SQLite has not noticed yet."""
         held = self._guard
         if held is None or not held.missing() or not held.begun_anew():
             return False
@@ -479,24 +479,25 @@ class Database:
         written, before = self._routine
         if stamp == written:
             return before
-        # A commit in the same step of the file system's clock leaves no trace: look once more when that is over.
+        # A second commit in the same step of the file system's clock is not visible: check once more after that step.
         return *stamp, abs(time.time() - wal.st_mtime) > SETTLED_SECONDS
 
     def _execute_routine(self, sql: str, bindings: Sequence[Any]) -> list[tuple[Any, ...]]:
-        # Being idle is to show life now and then, and that is no reason to look what is new.
+        # A lease renewal must not change `version()`, or idle engines would poll.
         before = self.version()
         rows = self._execute(sql, bindings)
         others, self._others = self._others, rows[0][-1] if rows else None
         with suppress(FileNotFoundError):
             wal = os.stat(self.path + "-wal")
-            # What another process wrote since the last time is news; what it writes at this moment is so the next time.
+            # Commits of other processes since the last heartbeat do change it; those at this very moment change it at
+            # the next call.
             if rows and self._others == others:
                 settled = (*before[:-1], True) if isinstance(before, tuple) else before
                 self._routine = (wal.st_mtime_ns, wal.st_size), settled
         return rows
 
-    def fold_log(self) -> None:
-        """Fold the write-ahead log into the file after a quiet while, in the thread; cheap to call often."""
+    def checkpoint_log(self) -> None:
+        """Checkpoint the write-ahead log after a time without commits, in the thread; cheap to call often."""
         if self._quiet is None and self._write_thread is not None:
             loop = asyncio.get_running_loop()
             self._quiet = loop.call_later(QUIET_SECONDS, self._fold_if_quiet)
@@ -506,7 +507,7 @@ class Database:
         if self._write_thread is None:
             return
         if time.perf_counter() - self._last_write < QUIET_SECONDS:
-            self.fold_log()
+            self.checkpoint_log()
         else:
             self._submit(self._checkpoint)
 
@@ -518,7 +519,7 @@ class Database:
         try:
             db.execute("pragma wal_checkpoint(truncate)")
         except apsw.Error:
-            pass  # somebody reads or writes: SQLite's own checkpoints go on, and this one can wait
+            pass  # a connection reads or writes: SQLite's own checkpoints go on, and this one can wait
         finally:
             db.set_busy_timeout(int(BUSY_SECONDS * 1000))
 
@@ -529,7 +530,7 @@ class Database:
             if db is not None:
                 self._watch(db)
         if self._bulk is not None:
-            # Each of them, when what it is at is done.
+            # For each connection, once its current statement is done.
             bulk = [self._bulk.get() for _ in range(self._pool)]
             for db in bulk:
                 self._watch(db)
@@ -546,7 +547,7 @@ class Database:
         raise meaning from error
 
     def translate(self, error: BaseException) -> BaseException:
-        """What an error of the backend means to a caller."""
+        """Translate an error of SQLite into one of perdure."""
         if isinstance(error, StoreError) or not isinstance(error, apsw.Error | UnicodeDecodeError):
             return error
         if isinstance(error, apsw.NotADBError):

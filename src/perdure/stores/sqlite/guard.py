@@ -1,18 +1,18 @@
-"""Keep a SQLite file whole while other code of this process uses the same file. Runs no transaction of the store.
+"""Protect an SQLite file while other code of this process uses the same file. Runs no transaction of the store.
 
 POSIX locks belong to a process, not to the library that took them. A second SQLite library in the process (the standard
 library's `sqlite3`, beside the one of apsw) does not see our locks, and any `close()` of the file drops them: that
-library, or another process, then takes itself for the last user, and removes the write-ahead log under our feet.
+library, or another process, then concludes that it is the last user, and removes the write-ahead log that we use.
 
-Three things stand against that, one set per process and file:
+Three things prevent that, one set per process and file:
 
 - locks of open file descriptions (Linux), which no other `close()` drops and which every SQLite library respects. While
-  they are held, the log is not removed, and the shared memory is not begun anew.
-- an idle connection of the standard library's `sqlite3`. While it is open, that library keeps the files open that
-  its other connections close, and so the locks of our transactions too. From our first transaction on it also holds
-  two locks in the books of its library alone, those for writing and for folding the log: two libraries that do either
-  at once would overwrite each other.
-- `missing`, a look at the names of the files: what was removed or replaced by hand is noticed before a commit.
+  they are held, the log is not removed, and the shared memory is not reset.
+- an idle connection of the standard library's `sqlite3`. While it is open, that library keeps the files open that its
+  other connections close, and so the locks of our transactions too. From our first transaction on it also holds two
+  locks that only its own library sees, those for writing and for checkpoints: two libraries that do either at once
+  would overwrite each other.
+- `missing`, a check of the files' names: a file that was removed or replaced by hand is noticed before a commit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ except ImportError:  # Windows: locks belong to a handle there
 
 
 def guarded() -> bool:
-    """Whether the standard library's `sqlite3` does no harm in the process of a store, on this system."""
+    """Whether the standard library's `sqlite3` is harmless in the process of a store, on this system."""
     # Without fcntl locks belong to a handle; and one library sees its own locks.
     return OPEN_FILE_LOCKS or fcntl is None or not apsw.using_amalgamation
 
@@ -50,14 +50,14 @@ _SHARED = 0x40000002, 510
 _ATTACHED = 128, 1
 _READ_MARKS = 123, 5
 _FLOCK = "hhqqi4x"
-# In a log and in the shared memory: two numbers that change when the log begins anew.
+# In a log and in the shared memory: two numbers that change when a new log begins.
 _SALT_IN_LOG, _SALT_IN_MEMORY = 16, 32
 # In the shared memory: how many frames the log has, and how many of them are in the file.
 _FRAMES, _FOLDED = 16, 96
 
 _entering = threading.Lock()
 _guards: dict[tuple[int, int], Guard] = {}
-# Descriptors that cannot be closed yet: other code of this process holds locks on their files.
+# Descriptors that cannot be closed yet, because other code of this process holds locks on their files.
 _kept: list[int] = []
 
 
@@ -69,7 +69,7 @@ class Guard:
         self.stores = 0
         # The log that the connections of this process write to.
         self.log = _identity(f"{path}-wal")
-        # A connection to that log, once it is another than that of the first store: not every store has it open then.
+        # A connection to that log, once it differs from that of the first store: not every store has it open then.
         self.keeper: apsw.Connection | None = None
         self.renewing = threading.RLock()
         self._connection: sqlite3.Connection | None = None
@@ -81,38 +81,38 @@ class Guard:
             # Where apsw uses the library of the system, both are one, and see each other's locks.
             if apsw.using_amalgamation:
                 self._connection = _standard(path)
-        # Whether the other library cannot write any more.
+        # Whether the other library is kept from writing.
         self.armed = self._connection is None
 
-    def folded(self) -> bool:
-        """Whether everything in the log is in the file too, by the shared memory."""
+    def checkpointed(self) -> bool:
+        """Whether the whole log is checkpointed, according to the shared memory."""
         if not self._locks:
             return True
         memory = self._locks[-1][0]
         return os.pread(memory, 4, _FRAMES) == os.pread(memory, 4, _FOLDED)
 
     def arm(self) -> None:
-        """Keep the other library from writing and from folding the log; raises BusyError while it is writing.
+        """Keep the other library from writing and from checkpoints; raises BusyError while it is writing.
 
-        Called inside a transaction, so that no other process is in the way. Roll that transaction back: it may have
-        begun before the last commit of the other library. A connection that begins to read while the log is folded
-        holds the lock that a library needs to fold it.
+        Called inside a transaction, so that no other process writes meanwhile. Roll that transaction back: it may have
+        begun before the last commit of the other library. A connection that begins to read while the log is fully
+        checkpointed holds the lock that a checkpoint needs.
         """
         import sqlite3
 
         if self.armed:
-            return  # another store of this process was quicker
+            return  # another store of this process has done it
         assert self._connection is not None
         try:
             self._connection.execute("begin immediate")
         except sqlite3.OperationalError as error:
             raise apsw.BusyError(f"the standard library's sqlite3 writes to it: {error}") from error
-        # For its own library the connection reads for ever from now on; other processes must not wait for that.
+        # Its own library sees the connection reading for ever from now on; other processes must not wait for that.
         _lock(self._locks[-1][0], fcntl.F_SETLK, fcntl.F_UNLCK, _READ_MARKS)
         self.armed = True
 
     def missing(self) -> str | None:
-        """The file that is no longer the one of its name; None when all is well."""
+        """The path whose file was removed or replaced; None when all is well."""
         try:
             log = os.stat(f"{self.path}-wal")
             if (log.st_dev, log.st_ino) == self.log:
@@ -123,13 +123,13 @@ class Guard:
         return self.path if _identity(self.path) != self.identity else f"{self.path}-wal"
 
     def use_log(self, connection: apsw.Connection) -> None:
-        """Take the log at its name for the one to write to from now on; the connection has it open."""
+        """Write to the log at this path from now on; the connection has it open."""
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.execute("select count(*) from sqlite_schema").fetchall()
         self.log, self.keeper = _identity(f"{self.path}-wal"), connection
 
     def begun_anew(self) -> bool:
-        """Whether the log at its name is one that the shared memory speaks of, and not the work of a stranger."""
+        """Whether the log at its path belongs to the shared memory, and was not made by another application."""
         if not self._locks:
             return False
         with suppress(OSError), open(f"{self.path}-wal", "rb") as log:
@@ -137,24 +137,25 @@ class Guard:
             return bool(salt) and salt == os.pread(self._locks[-1][0], 8, _SALT_IN_MEMORY)
         return False
 
-    def let_go(self) -> None:
-        """Give the locks back to the connections of our library, which are about to close."""
+    def release_locks(self) -> None:
+        """Release the locks, so that the last connections of our library can close the file cleanly."""
         connection, self._connection, self.keeper = self._connection, None, None
         if connection is not None:
-            # While the locks are held it cannot take itself for the last user. The process's own locks go with it.
+            # Closed while the locks are held, it does not act as the last user. Its close drops the process's POSIX
+            # locks.
             connection.close()
         for file, place in self._locks:
             _lock(file, fcntl.F_SETLK, fcntl.F_RDLCK, place)
             _lock(file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
 
     def close(self) -> None:
-        """Close our descriptors, as soon as that takes no locks from other code of this process."""
+        """Close our descriptors, as soon as that drops no locks of other code of this process."""
         with _entering:
             _kept.extend(file for file, _ in self._locks)
             _tidy()
 
     def forked(self) -> None:
-        """In a child process: the descriptors are the parent's too, and its locks would outlive it here."""
+        """In a forked child: close the inherited descriptors, or the parent's locks would outlive it here."""
         for file, _ in self._locks:
             with suppress(OSError):
                 os.close(file)
@@ -176,8 +177,8 @@ def enter(path: str) -> Guard:
 def refuse_in_a_fork(path: str) -> None:
     """Raise where this process was forked while its parent had the file open.
 
-    SQLite's own record of who holds which lock was copied with the parent, and its locks were not: a connection made
-    here would take them for held, and others would remove the log under it.
+    SQLite's record of locks was copied from the parent, but the locks were not: a connection made here would rely on
+    locks that it does not have, and another process would remove its log.
     """
     if _inherited and _identity(os.path.abspath(path)) in {guard.identity for guard in _inherited}:
         raise UsageError(
@@ -187,14 +188,14 @@ def refuse_in_a_fork(path: str) -> None:
 
 
 def leave(guard: Guard) -> bool:
-    """One store less. Whether it was the last: then close its connections, and the guard after them."""
+    """Count one store less. True for the last one: then close its connections, and the guard after them."""
     with _entering:
         guard.stores -= 1
         if guard.stores:
             return False
         if _guards.get(guard.identity) is guard:
             del _guards[guard.identity]
-        guard.let_go()
+        guard.release_locks()
         return True
 
 
@@ -202,7 +203,7 @@ def _standard(path: str) -> sqlite3.Connection | None:
     """An idle connection of the standard library, which has the file and its shared memory open."""
     try:
         import sqlite3
-    except ImportError:  # a Python without it: then no code of this process uses it
+    except ImportError:  # a Python without sqlite3: no code of this process uses it
         return None
     connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
     connection.execute("select count(*) from sqlite_schema").fetchall()
@@ -223,7 +224,7 @@ def _lock(file: int, how: int, kind: int, place: tuple[int, int]) -> None:
 
 
 def _tidy() -> None:
-    """Close what was kept, unless somebody holds a lock on its file: that may be other code of this process."""
+    """Close the kept descriptors, unless a lock is held on their file: it may belong to other code of this process."""
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if _kept else b""
     for file in list(_kept):
         if struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK:
@@ -237,7 +238,7 @@ def _forked() -> None:
     _entering = threading.Lock()
     for guard in _guards.values():
         guard.forked()
-        # Never closed here: SQLite's connections must not be used by a child, and closing one is use.
+        # Never closed here: a child must not use the parent's SQLite connections, not even to close them.
         _inherited.append(guard)
     for file in _kept:
         with suppress(OSError):

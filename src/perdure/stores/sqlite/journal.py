@@ -1,4 +1,4 @@
-"""The journal in SQL: compare-and-swap on the head, one row per append, one commit for all runs that are ready."""
+"""The journal in SQLite: compare-and-swap on the head, one row per append, one commit for all runs that are ready."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perdure.stores.sqlshared.rows import (
 )
 
 APPENDED = Appended()
-# So few journals, and so many bytes of them in all, are read on the loop.
+# Up to so many journals, of so many bytes in all, are read on the loop.
 FEW, SMALL = 8, 32_768
 
 _CREATE_HEAD = "insert into perdure_heads (run_id, next_seq, at, size) values (?, ?, ?, ?)"
@@ -55,9 +55,9 @@ INSERT_RUN = compose(
 _UPDATE_RUN = compose("update perdure_runs set <changes> where run_id = ?1", changes=_assign(CHANGED_IN_RUN))
 _REPLACE_INPUT = compose("update perdure_runs set <changes> where run_id = ?1", changes=_assign(CHANGED_WITH_INPUT))
 _PUT_CHILD = compose(INSERT_RUN + " on conflict (run_id) do update set <changes>", changes=_assign(CHANGED_IN_CHILD))
-# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough. Given how
-# many bytes are small, both statements find nothing of what is larger; of one journal its part from `start` on counts,
-# for whoever follows a long one reads its end again and again.
+# A batch holds at least one event, and the first may begin before `start`: one more than the limit is enough. With a
+# size as their last parameter, both statements find nothing that is larger; of one journal only the part from `start`
+# on counts, since a follower reads the end of a long one again and again.
 _READ = """
     select seq, at, checksum, cast(events as blob),
         (select next_seq from perdure_heads where run_id = ?1) from perdure_journal
@@ -90,7 +90,7 @@ class SqlJournal:
         prepared = [_prepare(append) for append in appends]
         fsync = any(append.fsync for append in appends)
         result = self._database.write(lambda db: _write(db, prepared), fsync=fsync)
-        self._database.fold_log()
+        self._database.checkpoint_log()
         return result
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
@@ -111,7 +111,7 @@ class SqlJournal:
         try:
             rows = await self._rows(_READ_MANY, (wanted,), len(run_ids))
         except Corrupt:
-            # A page that SQLite cannot read fails the statement; one by one only the run it belongs to is lost.
+            # A page that SQLite cannot read fails the statement; read one by one, only the run it belongs to fails.
             for run_id in run_ids:
                 try:
                     journals[run_id] = await self.read(run_id)
@@ -126,7 +126,7 @@ class SqlJournal:
         return journals
 
     async def _rows(self, sql: str, bindings: tuple[Any, ...], journals: int) -> list[tuple[Any, ...]]:
-        """Read on the loop what is small: a hop to the thread takes longer, and the slowest hops far longer."""
+        """Read small journals on the loop: handing the query to a thread takes longer, at times far longer."""
         if journals <= FEW and (found := self._database.ask(sql, (*bindings, SMALL))):
             return found
         return await self._database.read(sql, (*bindings, None))
@@ -179,7 +179,7 @@ def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
 
 
 def _write_plain(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
-    """Write all at once, or find out one by one whose compare-and-swap fails."""
+    """Write all at once, or else one by one, to find the appends whose compare-and-swap fails."""
     try:
         if _write_fast(db, [*prepared, *(start for one in prepared for start in one.starts)]):
             return [APPENDED] * len(prepared)

@@ -1,9 +1,9 @@
-"""Leases in an SQLite file, with the operating system as a witness of who is alive.
+"""Leases in an SQLite file, with lock files that prove which holders are alive.
 
-A lease runs out by time. On one machine more can be known: each orchestrator also keeps a lock on a small file beside
-the database, which the system drops when the process dies however it dies. A holder whose file can be locked by
-somebody else is dead, and its leases are free at once. Other leases are held by runs and steps, which outlive a
-process, and run out by time alone.
+A lease expires by time. On one machine more can be known: each orchestrator also holds a lock on a small file beside
+the database, which the operating system drops when the process dies. A holder whose file another process can lock is
+dead, and its leases are free at once. Other leases are held by runs and steps, which outlive a process, and expire by
+time alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.stores.sqlite.database import Database
 
 try:
     import fcntl
-except ImportError:  # Windows: leases run out by time alone
+except ImportError:  # Windows: leases expire by time alone
     fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ T = TypeVar("T")
 SWEEP_SECONDS = 3600.0
 # How often the lock files are polled; that sends no statement.
 WATCH_SECONDS = 0.5
-# The keys whose holders show themselves by a file.
+# The keys whose holders have a lock file.
 WITNESSED = "orchestrator:"
 
 _GET = "select key, owner, epoch, expires from perdure_leases where key = ?"
@@ -47,15 +47,15 @@ _RENEW_ALL = """
     where perdure_leases.key = wish.value ->> 'key' and owner = wish.value ->> 'owner'
     returning perdure_leases.key, (select data_version from pragma_data_version)
 """
-# A lease that is given back keeps its row, without an owner: the next holder's epoch must be higher.
+# A released lease keeps its row, without an owner: the next holder's epoch must be higher.
 _RELEASE = "update perdure_leases set owner = '' where key = ? and owner = ? returning key"
 _RELEASE_ALL = "update perdure_leases set owner = '' where owner = ? returning key"
 _OWNERS = """
     select distinct owner from perdure_leases where owner <> '' and key > 'orchestrator:' and key < 'orchestrator;'
 """
 _EXPIRE = "update perdure_leases set expires = min(expires, ?) where owner = ?"
-# Rows that nobody has used for a day go. The highest epoch among them stays, under a key that no lease has: whoever
-# takes such a lease again must get a higher one than anybody had before.
+# Rows that were unused for a day are swept. The highest epoch among them stays, under a key that no lease has: the next
+# holder of such a lease must get a higher one.
 _REMEMBER = """
     insert into perdure_leases (key, owner, epoch, expires)
     select '', '', max(epoch), 1e18 from perdure_leases where expires <= ? - 86400 having max(epoch) is not null
@@ -80,7 +80,7 @@ class SqlLeases:
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
         if key.startswith(WITNESSED):
-            self._presence.show(owner)
+            self._presence.hold(owner)
         gone: set[str] = set()
         result: Acquired | HeldBy = await self._write(lambda db: self._acquire(db, key, owner, ttl, now, gone))
         for dead in gone:
@@ -90,10 +90,10 @@ class SqlLeases:
     def _acquire(
         self, db: apsw.Connection, key: str, owner: str, ttl: float, now: float, gone: set[str]
     ) -> Acquired | HeldBy:
-        # Leases of the dead go when somebody writes here anyway, and then the files that proved them dead.
+        # Release the leases of dead holders with this write, and then remove the files that proved them dead.
         for row in db.execute(_OWNERS).fetchall():
             other = str(row[0])
-            if self._presence.gone(other):
+            if self._presence.is_dead(other):
                 db.execute(_EXPIRE, (now, other))
                 gone.add(other)
         if abs(now - self._swept) >= SWEEP_SECONDS:
@@ -132,7 +132,7 @@ class SqlLeases:
         except StoreUnavailable:
             self._presence.abandon(owner)
             raise
-        self._presence.hide(owner)
+        self._presence.release(owner)
         return len(released)
 
     async def get(self, key: str, now: float) -> Lease | None:
@@ -146,7 +146,7 @@ class SqlLeases:
         return [lease for lease in map(_lease, rows) if self._in_force(lease, now)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose holders have gone: those who show themselves by a file."""
+        """The keys under `prefix` whose holders have died, among those with a lock file."""
         known: dict[str, str] = {}
         seen: object = None
         while True:
@@ -159,13 +159,13 @@ class SqlLeases:
                 for key in before.keys() - known.keys():
                     yield key
             for key, owner in list(known.items()):
-                if self._presence.gone(owner):
+                if self._presence.is_dead(owner):
                     del known[key]
                     yield key
             await asyncio.sleep(WATCH_SECONDS)
 
     def _in_force(self, lease: Lease, now: float) -> bool:
-        return bool(lease.owner) and lease.expires > now and not self._presence.gone(lease.owner)
+        return bool(lease.owner) and lease.expires > now and not self._presence.is_dead(lease.owner)
 
     def _holder(self, key: str) -> str | None:
         rows = self._database.ask(_GET, (key,))
@@ -181,35 +181,35 @@ class SqlLeases:
 
 
 class Presence:
-    """Locks on files in one folder: a name is present while its process lives and holds the lock."""
+    """Lock files in one folder: a holder is alive while its process holds the lock on its file."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}
 
-    def show(self, owner: str) -> None:
-        """Be present as `owner`, unless another process already is."""
+    def hold(self, owner: str) -> None:
+        """Hold the lock file of `owner`, unless another process does."""
         while fcntl is not None and owner not in self._held:
             os.makedirs(self._folder, exist_ok=True)
             try:
                 file = os.open(self._path(owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except FileNotFoundError:
-                continue  # the last of the others has just taken the folder with it
+                continue  # the last holder has just removed the folder
             if not _lock(file, fcntl.LOCK_EX):
-                # Held for good by another process of that name, or for an instant by one that asks who is gone.
+                # Held by another process under that name, or for an instant by one that checks for dead holders.
                 asked = _lock(file, fcntl.LOCK_SH)
                 os.close(file)
                 if not asked:
                     return
             elif _is_at(file, self._path(owner)):
-                # A child that is forked must not show its parent as alive.
+                # A forked child must not hold the lock when its parent has died.
                 keep_private(file)
                 self._held[owner] = file
             else:
-                os.close(file)  # removed between opening and locking: nobody would find it
+                os.close(file)  # removed between opening and locking: create it again
 
-    def hide(self, owner: str) -> None:
-        """Stop being present as `owner`."""
+    def release(self, owner: str) -> None:
+        """Release the lock file of `owner`, and remove it."""
         file = self._held.pop(owner, None)
         if file is None:
             return
@@ -219,10 +219,10 @@ class Presence:
         try:
             os.rmdir(self._folder)
         except OSError:
-            pass  # others are present
+            pass  # there are other holders
 
-    def gone(self, owner: str) -> bool:
-        """Whether the process that was present as `owner` has certainly ended. No file proves nothing."""
+    def is_dead(self, owner: str) -> bool:
+        """Whether the process that held the file of `owner` has certainly ended. A missing file proves nothing."""
         if fcntl is None or owner in self._held:
             return False
         path = self._path(owner)
@@ -231,20 +231,20 @@ class Presence:
         except OSError:
             return False
         try:
-            # Shared: others may ask at the same time, and who comes to be present can tell us from a holder.
+            # Shared: several may check at once, and a new holder can tell a check from a holder.
             return _lock(file, fcntl.LOCK_SH)
         finally:
             os.close(file)
 
     def version(self) -> object:
-        """Something that changes when a name comes or is given up. A name whose process dies changes nothing."""
+        """Changes when a lock file is created or removed, and not when a holder dies."""
         try:
             return os.stat(self._folder).st_mtime_ns
         except OSError:
             return 0
 
     def forget(self, owner: str) -> None:
-        """Remove the file of a holder that is gone."""
+        """Remove the file of a dead holder."""
         if fcntl is None or owner in self._held:
             return
         try:
@@ -252,14 +252,14 @@ class Presence:
         except OSError:
             return
         try:
-            # Not if somebody of that name has come back meanwhile.
+            # Not if a process has taken that name meanwhile.
             if _lock(file, fcntl.LOCK_SH):
                 self._remove(self._path(owner))
         finally:
             os.close(file)
 
     def abandon(self, owner: str) -> None:
-        """Let go of the lock and leave the file, which shows others at once that its holder has ended."""
+        """Release the lock and leave the file, so that other processes see at once that its holder has ended."""
         file = self._held.pop(owner, None)
         if file is not None:
             forget_private(file)
@@ -268,7 +268,7 @@ class Presence:
     def close(self) -> None:
         """Release the lock files of all names."""
         for owner in list(self._held):
-            self.hide(owner)
+            self.release(owner)
 
     def _path(self, owner: str) -> str:
         return os.path.join(self._folder, hashlib.blake2b(owner.encode(), digest_size=12).hexdigest())
@@ -277,7 +277,7 @@ class Presence:
         try:
             os.unlink(path)
         except OSError:
-            pass  # somebody tidied up already
+            pass  # removed by another process
 
 
 def _lock(file: int, kind: int) -> bool:

@@ -21,7 +21,7 @@ APPLICATION_ID = 0x70657264  # "perd"
 MIGRATIONS = load_migrations(resources.files(__package__) / "migrations")
 
 _APPLIED = "select number, name, checksum, works_with, applied_at from perdure_migrations order by number"
-# The first schema did not say yet whom a migration works with.
+# The first schema has no column `works_with`.
 _APPLIED_FIRST = "select number, name, checksum, 1, applied_at from perdure_migrations order by number"
 _NOTE = "insert into perdure_migrations (number, name, checksum, applied_at) values (?, ?, ?, ?)"
 _SAY_WORKS_WITH = "update perdure_migrations set works_with = ? where number = ?"
@@ -66,14 +66,14 @@ def applied(db: apsw.Connection, url: str) -> list[Applied]:
     if not ours and not empty:
         raise NotAStore(url, "it is an SQLite database of another application")
     if len(listed) != found:
-        # What made it so is unknown, and so is what it says about this code.
+        # A newer migration, unknown here: what it says about this code is unknown too.
         raise SchemaMismatch(url, found, len(MIGRATIONS))
     return listed
 
 
 def migrate(db: apsw.Connection, url: str, *, dry_run: bool = False) -> list[Migration]:
-    """Apply what the database needs, all or nothing, and say what that was; with `dry_run` take it back at the end."""
-    # Immediate: of two processes that meet here, one migrates and the other finds it done.
+    """Apply what the database needs, all or nothing, and return that; with `dry_run` roll it back at the end."""
+    # Immediate: of two processes that do this at once, one migrates and the other finds it done.
     db.execute("begin immediate")
     try:
         needed = pending(url, applied(db, url), MIGRATIONS)

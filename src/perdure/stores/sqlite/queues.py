@@ -1,6 +1,6 @@
-"""Queues in SQL: whose turn it is, and whether there is room. Every question goes down an index, key by key.
+"""Queues in SQLite: whose turn it is, and whether there is room. Every question goes down an index, key by key.
 
-A queue may hold ten thousand runs of one key, or a thousand keys: what a look costs depends on the number of keys of
+A queue may hold ten thousand runs of one key, or a thousand keys: the cost of a pick depends on the number of keys of
 the highest priority, not on the number of runs.
 """
 

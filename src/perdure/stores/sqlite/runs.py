@@ -1,4 +1,4 @@
-"""Reading runs and due runs in SQL. Writes nothing: rows change only with the journal."""
+"""Reading runs and due runs in SQLite. Writes nothing: rows change only with the journal."""
 
 from __future__ import annotations
 

@@ -53,13 +53,13 @@ class SqliteStore:
             raise InvalidStoreUrl(
                 self.url, f"there is no such file, and {why} keeps an engine from creating it; {cure}"
             )
-        async with self._users.coming() as first:
+        async with self._users.opening() as first:
             if first:
                 self._database.open(migrate=migrate and self._auto_migrate)
 
     async def close(self) -> None:
         """Disconnect when the last user of the store closes it."""
-        async with self._users.leaving() as last:
+        async with self._users.closing() as last:
             if last:
                 self.leases.close()
                 self._database.close()
@@ -68,8 +68,8 @@ class SqliteStore:
         """Copy the store into another file, whole and checked, while engines work. It need not be open here."""
         return await asyncio.to_thread(back_up, self._database, target, overwrite=overwrite)
 
-    def promise(self, durability: Durability) -> None:
-        """Every commit is as durable as it is asked to be."""
+    def check_durability(self, durability: Durability) -> None:
+        """Accept every durability: a commit with `fsync` waits for the disk."""
 
     def version(self) -> object:
         """Changes when any process commits."""

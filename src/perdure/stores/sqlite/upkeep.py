@@ -31,7 +31,7 @@ _ENDED = """
     where r.root = '' and r.finished_at < ?1 and r.status in (select value from json_each(?2)) and r.run_id > ?3
     order by r.run_id limit ?4
 """
-# Earlier incarnations have lower run_ids in all but imported runs; those that go now as well do not stand in the way.
+# An earlier incarnation that is removed in the same call does not keep a later one.
 _REMOVABLE = """
     select r.run_id from perdure_runs r
     where r.run_id in (select value from json_each(?1)) and r.root = '' and r.finished_at is not null
@@ -90,7 +90,7 @@ class SqlUpkeep:
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
         """Remove blobs that no journal refers to and that were last put over `age` seconds ago."""
-        # Some entries per commit, so that others get their turn at the write lock.
+        # Some entries per commit, so that other processes get the write lock in between.
         while await self._write(_note_some):
             pass
         before = time.time() - age
@@ -117,7 +117,7 @@ class SqlUpkeep:
     async def _write(self, transaction: Callable[[apsw.Connection], T]) -> T:
         result = self._database.write(transaction)
         answer: T = await result if isawaitable(result) else result
-        self._database.fold_log()
+        self._database.checkpoint_log()
         return answer
 
 
@@ -138,7 +138,7 @@ def _note_some(db: apsw.Connection) -> bool:
     """Note the references of some entries that older code wrote; False when there are none left."""
     rows: list[tuple[Any, ...]] = db.execute(_UNNOTED).fetchall()
     for run_id, position, *entry in rows:
-        # Of a damaged entry nobody knows what it refers to, so nothing may go.
+        # What a damaged entry refers to is unknown, so this raises, and nothing is collected.
         for blob in references(one_batch(run_id, *entry).events):
             db.execute(NOTE_USES, (blob, run_id))
             db.execute(_SAY_PUT, (blob, time.time()))
@@ -148,7 +148,7 @@ def _note_some(db: apsw.Connection) -> bool:
 
 def _collect(db: apsw.Connection, before: float, limit: int) -> Collected:
     if db.execute(_UNNOTED).fetchone() is not None:
-        return Collected(0, 0)  # older code has written meanwhile: another time
+        return Collected(0, 0)  # older code has written meanwhile: collect another time
     found: list[tuple[Any, ...]] = db.execute(_UNUSED, (before, limit)).fetchall()
     gone = [(blob,) for blob, _ in found]
     db.executemany(_REMOVE_BLOB, gone)

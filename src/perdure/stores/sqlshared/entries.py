@@ -1,6 +1,6 @@
-"""Entries of a journal as they lie in a table: a checksum that covers events and place, and what damage looks like.
+"""Journal entries as both SQL stores keep them: a checksum of events and place, and how damage is reported.
 
-Reads and writes nothing: every SQL backend keeps its entries like this.
+Reads and writes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool)
 
 
 def one_batch(run_id: str, seq: int, at: float, recorded: int, data: bytes) -> Batch:
-    """What an entry holds; raises Corrupt when that is not what was written."""
+    """The batch of an entry; raises Corrupt when it is not what was written."""
     try:
         if checksum(run_id, seq, at, data) != recorded:
             raise _damage(run_id, seq, "its checksum does not match")

@@ -52,7 +52,7 @@ def _changing(*when: Changes) -> tuple[str, ...]:
     return *(column.name for column in COLUMNS if column.changes in when), "checksum"
 
 
-# The columns that an append writes anew: in the row of its run, in that of a child, and with another input.
+# The columns that an append updates: in the row of its run, in that of a child, and with another input.
 CHANGED_IN_RUN = _changing(Changes.IN_ROOTS, Changes.IN_ALL)
 CHANGED_IN_CHILD = _changing(Changes.IN_ALL)
 CHANGED_WITH_INPUT = _changing(Changes.WITH_INPUT)

@@ -45,9 +45,9 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Migrations(Protocol):
-    """The migrations of one database, as a store with a schema offers them under `store.migrations`.
+    """The migrations of one database, which a store with a schema has as `store.migrations`.
 
-    None of it needs the store to be open: opening it is refused while the schema is not right.
+    None of it needs an open store: a store with a wrong schema cannot be opened.
     """
 
     async def applied(self) -> Sequence[Applied]:
@@ -59,13 +59,13 @@ class Migrations(Protocol):
         ...
 
     async def sql(self) -> str:
-        """What `apply` would do, as a script for people who do it by hand; empty when that is nothing."""
+        """What `apply` would do, as a script for people; empty when there is nothing to do."""
         ...
 
     async def apply(self, *, dry_run: bool = False) -> Sequence[Migration]:
-        """Apply what the database needs, all or nothing, and say what that was; with `dry_run`, take it back.
+        """Apply what the database needs, all or nothing, and return that; with `dry_run`, roll it back.
 
-        Of several that do this at once, one applies, and the others find it done.
+        Of several processes that do this at once, one applies, and the others find it done.
         """
         ...
 
@@ -109,7 +109,7 @@ def pending(url: str, applied: Sequence[Applied], known: Sequence[Migration]) ->
                 found,
                 needed,
                 f"its migration {have.name} is not the one of that number here ({mine.name}); "
-                "they come from different versions of perdure, and none of them knows what it holds",
+                "they come from different versions of perdure, and neither knows what the other one did",
             )
     if any(one.works_with > needed for one in applied[needed:]):
         raise SchemaMismatch(url, found, needed)

@@ -1,4 +1,4 @@
-"""The names in an index, from one to the next: one step each, however many runs bear it. For every SQL there is."""
+"""Distinct names by skip scans: one index step for each name, however many runs have it. For both SQL stores."""
 
 OWNERS = """
     with recursive owners(owner) as (
@@ -18,7 +18,7 @@ PROGRAMS = """
     )
     select program from programs where program is not null
 """
-# To be followed by what is to be said of them.
+# To be followed by what to select for each name.
 QUEUES = """
     with recursive names (name) as (
         select min(queue) from perdure_runs where status = 'queued' and queue <> ''
@@ -28,7 +28,7 @@ QUEUES = """
         from names where names.name is not null
     )
 """
-# When the first run of each may begin. To be followed by which of them.
+# When the first run of each may begin. To be followed by a condition on the names.
 FIRST_QUEUED = """
     select name, (select min(coalesce(r.not_before, r.created_at)) from perdure_runs r
                   where r.status = 'queued' and r.queue = name and r.queue <> '')

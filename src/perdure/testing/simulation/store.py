@@ -76,7 +76,7 @@ class SimulatedStore:
     async def close(self) -> None:
         """Everything stays for as long as the simulation does."""
 
-    def promise(self, durability: Durability) -> None:
+    def check_durability(self, durability: Durability) -> None:
         """What the simulated disk loses, the faults say."""
 
     def version(self) -> object:

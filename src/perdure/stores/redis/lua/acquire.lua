@@ -1,8 +1,8 @@
 -- Take a lease that is free, expired, or the owner's already.
 
 local key, owner, expires, now, unused = unpack(arguments())
--- Leases that nobody has used for long go. The highest epoch among them stays: whoever takes one of them again must get
--- a higher one than anybody had before.
+-- Sweep leases that were unused for long. The highest epoch among them is kept: the next holder of such a lease must
+-- get a higher one.
 local old = call('ZRANGEBYSCORE', P .. 'lease_ends', '-inf', unused, 'LIMIT', 0, 100)
 for _, one in ipairs(old) do
     local lease = lease_of(one)
@@ -32,7 +32,7 @@ put_lease(key, epoch, expires, owner)
 call('ZADD', P .. 'held', 0, key)
 call('SADD', P .. 'holds:' .. owner, key)
 if sub(key, 1, 13) == 'orchestrator:' then
-    -- Who dies before its first heartbeat is missed too.
+    -- Notify of the lease as a heartbeat does: an orchestrator may die before its first one.
     redis.pcall('PUBLISH', CHANNEL .. 'beat', expires .. ' ' .. key)
 end
 return { tell(), epoch }

@@ -84,14 +84,14 @@ local function append(one)
     end
     refer(run_id, one[BLOBS])
     for _, start in ipairs(one[STARTS]) do
-        append(start) -- one that is there already was started before
+        append(start) -- a run that exists was started before: skip it
     end
     return 1
 end
 
 local token, appends = unpack(arguments())
 if call('EXISTS', P .. 'void:' .. token) == 1 then
-    return { -1 } -- whoever sent this got no answer, has looked, and has acted on what was there then
+    return { -1 } -- the sender got no answer, has settled the append, and has acted on the outcome
 end
 local answers = { 0 }
 for i, one in ipairs(appends) do

@@ -1,4 +1,4 @@
--- Remove blobs that nothing refers to and that nobody has put for a while; the answer says how many, and their bytes.
+-- Remove blobs that nothing refers to and that were last put long ago; returns how many, and their bytes.
 
 local age, limit, dry_run = unpack(arguments())
 local now = call('TIME')

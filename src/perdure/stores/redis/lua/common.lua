@@ -1,6 +1,6 @@
--- What all scripts share. KEYS[1] is the hash of the store itself; ARGV[1] is the prefix of all keys, ARGV[2] what news is
--- published under, and ARGV[3] the arguments of the script, as one value in MessagePack. Texts and bytes follow, and the
--- arguments have their numbers.
+-- What all scripts share. KEYS[1] is the hash of the store itself; ARGV[1] is the prefix of all keys, ARGV[2] the
+-- prefix of channels, and ARGV[3] the arguments of the script, as one value in MessagePack. Texts and bytes follow, and
+-- the arguments have their numbers.
 
 local P, CHANNEL = ARGV[1], ARGV[2]
 local META = KEYS[1]
@@ -27,10 +27,10 @@ local function split(text)
     return sub(text, 1, at - 1), sub(text, at + 1)
 end
 
--- Somebody wrote: the number that `version` is made of goes up, and whoever listens is told.
+-- Count a commit, which `version` is made of, and notify the listeners.
 local function tell()
     local commits = call('HINCRBY', META, 'commits', 1)
-    -- Not `call`: a user without the right to publish has written all the same, and the others poll.
+    -- Not `call`: without the right to publish the commit holds, and the other processes poll.
     redis.pcall('PUBLISH', CHANNEL .. 'news', commits)
     return commits
 end
@@ -64,7 +64,7 @@ local function place_of(key, start)
         local middle = math.floor((low + high + 1) / 2)
         local seq = tonumber(string.match(call('LINDEX', key, middle), '^%d+'))
         if not seq then
-            return 0 -- damaged: whoever asks reads all of it, and says so
+            return 0 -- damaged: the caller reads all of it, and reports that
         end
         if seq <= start then
             low = middle

@@ -40,7 +40,7 @@ local function started(run_id, x)
     end
 end
 
--- Timers, by program and owner: whoever asks goes past the runs of nobody else.
+-- Timers, by program and owner: a caller visits only the runs that it asks for.
 local function wake(run_id, x)
     if x and x[WAKE] then
         local waiting = x[STATUS] == 'waiting' and 'w' or '-'
@@ -191,7 +191,7 @@ local function put_row(row)
     end
 end
 
--- Blobs that a journal refers to are counted with each blob; those that nobody refers to lie in `loose`, by age.
+-- The references of journals are counted for each blob; blobs without references are in `loose`, by age.
 local function refer(run_id, blobs)
     for _, blob in ipairs(blobs) do
         if call('SADD', P .. 'refers:' .. run_id, blob) == 1 then

@@ -14,7 +14,7 @@ local function put_lease(key, epoch, expires, owner)
     call('ZADD', P .. 'lease_ends', expires, key)
 end
 
--- Given back: without an owner, not gone, since the next holder's epoch must be higher.
+-- Released: without an owner, not deleted, since the next holder's epoch must be higher.
 local function give_back(key, lease)
     put_lease(key, lease[1], lease[2], '')
     call('ZREM', P .. 'held', key)

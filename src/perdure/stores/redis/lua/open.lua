@@ -1,5 +1,5 @@
--- Look whether there is a store under the prefix, and with `create` make one: every kind of command that others use is
--- tried once, so that a user who lacks a right hears of it now and not in the middle of a run.
+-- Check whether there is a store under the prefix, and with `create` make one: every kind of command that the scripts
+-- use is tried once, so that a missing right shows now and not in the middle of a run.
 
 local create, format = unpack(arguments())
 local found = call('HMGET', META, 'format', 'commits')

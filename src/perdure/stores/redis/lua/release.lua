@@ -1,4 +1,4 @@
--- Give a lease back; otherwise the answer names who holds it.
+-- Release a lease; otherwise return who holds it.
 
 local key, owner = unpack(arguments())
 local held = lease_of(key)

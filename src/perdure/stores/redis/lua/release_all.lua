@@ -1,4 +1,4 @@
--- Give back everything an owner holds; the answer says how many leases that was.
+-- Release every lease of an owner; returns how many there were.
 
 local owner = arguments()
 local given = 0

@@ -1,5 +1,5 @@
--- Hold on to leases: the answer also names those that are not their owner's. Heartbeats of orchestrators are heard by all:
--- who is not heard in time may be dead.
+-- Renew leases; also returns the keys of those that another owner holds. The heartbeats of orchestrators notify all
+-- processes: an orchestrator whose heartbeat is late may be dead.
 
 local lost = {}
 for _, wish in ipairs(arguments()) do

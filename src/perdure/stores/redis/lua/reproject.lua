@@ -1,4 +1,4 @@
--- Put rows in the place of all rows of a journal, if it still ends where it did.
+-- Replace all rows of a journal, if its next number is as expected.
 
 local run_id, expected, rows = unpack(arguments())
 if tonumber(call('HGET', P .. 'head:' .. run_id, 'n') or 0) ~= expected then

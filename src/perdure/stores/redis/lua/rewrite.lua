@@ -1,4 +1,4 @@
--- Put entries in the place of a whole journal, if it still ends where it did.
+-- Replace a whole journal, if its next number is as expected.
 
 local run_id, expected, next_seq, at, size, entries, blobs, token = unpack(arguments())
 if call('EXISTS', P .. 'void:' .. token) == 1 then

@@ -1,5 +1,5 @@
--- What became of an append whose answer was lost: for each part of it, whether it is in its journal. What has not been
--- carried out by now never will be.
+-- What became of an append whose reply was lost: for each part, whether it is in its journal. If it has not run by now,
+-- it never will.
 
 local token, places = unpack(arguments())
 call('SET', P .. 'void:' .. token, 1, 'EX', 86400)

@@ -1,4 +1,4 @@
--- Every queue in numbers. Goes through all queued runs: whoever asks wants to look at them.
+-- Every queue in numbers. Goes through all queued runs: for people, not for engines.
 
 local names, answers = {}, {}
 for _, set in ipairs({ 'queued', 'busy' }) do

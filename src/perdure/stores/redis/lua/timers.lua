@@ -1,4 +1,4 @@
--- Timers, shared by those who ask what is due and what is next.
+-- Timers, for the scripts that find what is due and what is next.
 
 -- Calls `visit` with each timer that concerns the caller, earliest first for each program and owner, until it says stop.
 local function timers(programs, skip, queues, until_, visit)
