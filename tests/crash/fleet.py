@@ -12,9 +12,9 @@ from typing import Any
 
 import apsw
 
-from perdure import Engine, RunSummary, call, connect
+from perdure import RunSummary, call, connect
 from perdure.kernel.events import RunClaimed
-from tests.crash.harness import ROOT, Child, Children, until, whole_lines
+from tests.crash.harness import ROOT, Child, Children, create, until, whole_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Fleet:
         self._children, self.url, self.folder, self.leases = children, url, folder, leases
         self._settings = [str(lease), str(check_interval or lease / 3), str(quarantine)]
         self.members: list[Member] = []
-        asyncio.run(made(url))
+        asyncio.run(create(url))
 
     def __enter__(self) -> Fleet:
         return self
@@ -128,12 +128,6 @@ class Fleet:
             if not owners or owners[-1] != session:
                 stale.append(f"{run_id}[{first}] by {session}, of {owners}")
         return stale
-
-
-async def made(url: str) -> None:
-    """Make a store."""
-    async with Engine(url):
-        pass
 
 
 def freeze(member: Member, url: str) -> None:

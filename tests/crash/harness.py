@@ -5,23 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import queue
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any, TypeVar
 
 import apsw
 
+from perdure import Engine, connect
 from perdure.kernel.events import (
     AnyEvent,
     AttemptFailed,
@@ -34,10 +37,12 @@ from perdure.kernel.events import (
     StepSucceeded,
     decode_events,
 )
+from perdure.kernel.invocation import Invocation
 from perdure.kernel.projection import child_rows, project
 from perdure.kernel.state import fold
 from perdure.stores.sqlshared.entries import checksum
 from perdure.stores.sqlshared.rows import RUN, run_row
+from tests.amounts import some
 from tests.patience import PATIENCE as PATIENCE
 
 T = TypeVar("T")
@@ -118,7 +123,7 @@ class Children:
         )
         self._asking = threading.Lock()
         self._lock = threading.Lock()
-        self._started: queue.Queue[int | None] = queue.Queue()
+        self._started: Queue[int | None] = Queue()
         self._known: dict[int, Child] = {}
         # A child may end before its Child object is made.
         self._early: dict[int, int] = {}
@@ -193,6 +198,79 @@ def at_once(work: Callable[[S], T], items: Iterable[S], width: int) -> list[T]:
         return [future.result() for future in [pool.submit(work, item) for item in items]]
 
 
+def has_lines(path: Path, count: float) -> bool:
+    """Whether a file has so many lines by now."""
+    return path.exists() and path.read_bytes().count(b"\n") >= count
+
+
+def kill_at_random(
+    start: Callable[[], Child], log: Path, *, workers: int, kills: int, lines: int, seed: int, busy: bool = False
+) -> None:
+    """Kill one of the workers and start another, again and again until the log has so many lines; then let them end.
+
+    `busy`: always the one that has begun a step last, if it lives; the others may have nothing to do.
+    """
+    chance = random.Random(seed)
+    working = [start() for _ in range(workers)]
+    try:
+        for kill in range(kills):
+            # Spread over the whole of the work: the log grows by one line a step.
+            share = (kill + chance.random()) / (kills + 1)
+            until(partial(has_lines, log, share * lines), what=f"for the work before kill {kill}")
+            victim = chance.randrange(workers)
+            if busy:
+                last = read_effects(log)[-1].pid
+                victim = next((n for n, worker in enumerate(working) if worker.pid == last), victim)
+            assert working[victim].alive, working[victim].log
+            working[victim].kill()
+            working[victim] = start()
+        (log.parent / "drained").touch()
+        for worker in working:
+            assert worker.result() == "drained"
+    finally:
+        for worker in working:
+            worker.kill()
+
+
+def through_kills(
+    children: Children, target: str, folder: Path, kills: Iterable[tuple[int, bool]], **arguments: Any
+) -> tuple[Any, list[dict[str, Journal]]]:
+    """Run it, dying at each of the commits `kills` in turn, and then to its end: what it returned, and what each death
+    left behind."""
+    folder.mkdir(exist_ok=True)
+    arguments |= {"db": str(folder / "runs.db"), "effects": str(folder / "effects")}
+    left = []
+    for at, after in kills:
+        if not children.start(target, folder, **arguments, at=at, after=after).killed():
+            break  # commits may be merged, so there may be fewer than planned
+        left.append(audit_copy(folder / "runs.db") if (folder / "runs.db").exists() else {})
+    return children.start(target, folder, **arguments).result(), left
+
+
+def ending(folder: Path, program: str, *arguments: Any) -> dict[str, Any]:
+    """What the child `end` is told to run a program in that folder to its end."""
+    paths = {"db": str(folder / "runs.db"), "effects": str(folder / "effects")}
+    return {**paths, "program": program, "arguments": arguments}
+
+
+# Each commit is met on one side, by turns; `make soak` meets all on both.
+PARTS = some([(False, 0), (True, 1), (False, 1), (True, 0)], 2)
+
+
+async def create(url: str) -> None:
+    """Create a store."""
+    async with Engine(url):
+        pass
+
+
+async def queue(url: str, runs: Mapping[str, Invocation[Any]], **options: Any) -> None:
+    """Create the store and queue runs in it, as a client does that executes nothing itself."""
+    await create(url)
+    async with connect(url) as client:
+        for id, invocation in runs.items():
+            _ = await client.start(invocation, id=id, **options)
+
+
 # --- effects --------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +289,14 @@ class Effect:
 def read_effects(path: Path) -> list[Effect]:
     """All lines so far; one that is being written is none yet."""
     return [Effect(**json.loads(line)) for line in whole_lines(path)]
+
+
+def effects_by_run(path: Path) -> dict[str, list[Effect]]:
+    """What was executed, by run_id."""
+    by_run: dict[str, list[Effect]] = defaultdict(list)
+    for effect in read_effects(path):
+        by_run[effect.run_id].append(effect)
+    return by_run
 
 
 def whole_lines(path: Path) -> list[str]:

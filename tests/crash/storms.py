@@ -15,7 +15,17 @@ from pathlib import Path
 
 from perdure import Engine, Recovery, RunStatus, StoreUnavailable, connect
 from tests.crash import programs
-from tests.crash.harness import PATIENCE, Child, Children, Effect, Journal, check_executions, read_effects, until
+from tests.crash.harness import (
+    PATIENCE,
+    Child,
+    Children,
+    Effect,
+    Journal,
+    check_executions,
+    create,
+    effects_by_run,
+    until,
+)
 from tests.crash.network import audit
 
 STEPS = 5
@@ -54,8 +64,7 @@ def orchestrate(url: str, place: str, name: str, lease: float, leases: str | Non
 
 async def queue(url: str, runs: int, seconds: float) -> None:
     """Create the store and queue runs in it, as a client does that executes nothing itself."""
-    async with Engine(url):
-        pass
+    await create(url)
     async with connect(url) as client:
         ids = iter(range(runs))
 
@@ -155,9 +164,7 @@ class Storm:
         Whether kills explain every execution is not asked where others have a reason too: who cannot show that it lives
         stops in time, and begins again.
         """
-        by_run: dict[str, list[Effect]] = defaultdict(list)
-        for effect in read_effects(self.log):
-            by_run[effect.run_id].append(effect)
+        by_run = effects_by_run(self.log)
         journals = asyncio.run(audit(self.url))
         assert set(journals) == {f"run-{n}" for n in range(self.runs)}, "a run was lost"
         cost = 0

@@ -8,22 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from perdure.kernel.events import StepFailed, StepSucceeded
-from tests.crash.harness import Children, at_once, audit, audit_copy, check_executions, read_effects, until
+from tests.crash.harness import Children, at_once, audit, check_executions, ending, read_effects, through_kills, until
 
 UNDONE = [f"compensate:0/unbook:{n}" for n in range(3)]
 ERROR = "CompensationFailed: 1 of 3 compensations failed (unbook raised Broken: car-1) after Broken: as it should"
 # More than a trip has; the last one ends without a death.
 COMMITS = 11
-
-
-def command(folder: Path, seconds: float) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    return {
-        "db": str(folder / "runs.db"),
-        "effects": str(folder / "effects"),
-        "program": "trip",
-        "arguments": [seconds],
-    }
 
 
 def check_end(folder: Path, ended: dict[str, Any]) -> Counter[str]:
@@ -43,22 +33,19 @@ def begun(folder: Path, op: str) -> bool:
 
 def test_a_saga_killed_at_any_commit_is_undone_once_and_in_reverse(children: Children, tmp_path: Path) -> None:
     def die_at(point: tuple[int, bool]) -> bool:
-        at, after = point
-        folder = tmp_path / f"{at}-{after}"
-        run = command(folder, 0.0)
-        killed = children.start("end", folder, **run, at=at, after=after).killed()
-        left = audit_copy(folder / "runs.db").get("trip") if killed else None
-        under_way = {op for op, _ in left.under_way} if left is not None else set()
-        executed = check_end(folder, children.start("end", folder, **run).result())
+        folder = tmp_path / f"{point}"
+        ended, left = through_kills(children, "end", folder, [point], **ending(folder, "trip", 0.0))
+        under_way = {op for journals in left if "trip" in journals for op, _ in journals["trip"].under_way}
+        executed = check_end(folder, ended)
         assert {op for op, times in executed.items() if times > 1} <= under_way
-        return killed
+        return bool(left)
 
     points = [(at, after) for at in range(1, COMMITS + 1) for after in (False, True)]
     assert sum(at_once(die_at, points, 4)) >= 14
 
 
 def test_a_saga_killed_while_it_compensates_goes_on_with_the_rest(children: Children, tmp_path: Path) -> None:
-    run = command(tmp_path, 0.3)
+    run = ending(tmp_path, "trip", 0.3)
     # Killed in the first compensation, and again in the second.
     for op in UNDONE[:2]:
         child = children.start("end", tmp_path, **run)

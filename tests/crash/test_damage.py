@@ -15,6 +15,7 @@ import pytest
 
 from perdure import Corrupt, Engine, Invocation, PerdureError, Recovery, RunParked, RunStatus, sleep, step, workflow
 from perdure.kernel.program import Program
+from tests.amounts import some
 from tests.patience import PATIENCE
 
 RECOVERY = Recovery(check_interval=0.2, grace=0.01)
@@ -275,24 +276,17 @@ async def flip_anywhere(whole: Path, folder: Path, offset: int, bit: int) -> boo
     return noticed
 
 
-async def flip_many(whole: Path, folder: Path, count: int, seed: int) -> None:
+@pytest.mark.parametrize(("count", "seed"), some([(60, 1), *((500, seed) for seed in range(10, 14))], 1))
+async def test_a_bit_flipped_anywhere_in_the_file_leads_to_no_wrong_answer(
+    whole: Path, tmp_path: Path, count: int, seed: int
+) -> None:
     chance = random.Random(seed)
     data = whole.read_bytes()
     # Pages of large values are nearly all of the file, and all alike: leave them to the tests above.
     places = [i for i in range(64, len(data)) if data[i] and data[i - 64 : i] != data[i - 2 : i] * 32]
     flips = [(chance.choice(places), 1 << chance.randrange(8)) for _ in range(count)]
-    noticed = [await flip_anywhere(whole, folder, *flip) for flip in flips]
+    noticed = [await flip_anywhere(whole, tmp_path, *flip) for flip in flips]
     assert sum(noticed) >= count // 10, "hardly anything was noticed"
-
-
-async def test_a_bit_flipped_anywhere_in_the_file_leads_to_no_wrong_answer(whole: Path, tmp_path: Path) -> None:
-    await flip_many(whole, tmp_path, count=60, seed=1)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(10, 14))
-async def test_bits_flipped_all_over_the_file_lead_to_no_wrong_answer(whole: Path, tmp_path: Path, seed: int) -> None:
-    await flip_many(whole, tmp_path, count=500, seed=seed)
 
 
 async def test_an_index_that_leads_to_another_run_does_not_give_its_answer(tmp_path: Path) -> None:

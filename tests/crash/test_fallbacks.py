@@ -8,21 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from perdure.kernel.events import AttemptFailed, StepFailed, StepSkipped, StepSucceeded
-from tests.crash.harness import Children, Journal, at_once, audit, audit_copy, read_effects, until
+from tests.crash.harness import Children, Journal, at_once, audit, ending, read_effects, through_kills, until
 
 # More than such a run has; the last ones end without a death.
 COMMITS = 14
 RESULT = ["small", "archive", None, 3]
-
-
-def command(folder: Path, seconds: float) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    return {
-        "db": str(folder / "runs.db"),
-        "effects": str(folder / "effects"),
-        "program": "asking",
-        "arguments": [seconds],
-    }
 
 
 def check(folder: Path, ended: dict[str, Any]) -> Journal:
@@ -47,17 +37,14 @@ def check(folder: Path, ended: dict[str, Any]) -> Journal:
 
 def test_a_run_with_fallbacks_killed_at_any_commit_comes_to_the_same_end(children: Children, tmp_path: Path) -> None:
     def die_at(point: tuple[int, bool]) -> bool:
-        at, after = point
-        folder = tmp_path / f"{at}-{after}"
-        run = command(folder, 0.0)
-        killed = children.start("end", folder, **run, at=at, after=after).killed()
-        left = audit_copy(folder / "runs.db").get("asking") if killed else None
-        under_way = left.under_way if left is not None else set()
-        journal = check(folder, children.start("end", folder, **run).result())
+        folder = tmp_path / f"{point}"
+        ended, left = through_kills(children, "end", folder, [point], **ending(folder, "asking", 0.0))
+        under_way = [one for journals in left if "asking" in journals for one in journals["asking"].under_way]
+        journal = check(folder, ended)
         for op, times in journal.started.items():
             failures = sum(isinstance(e, AttemptFailed) and e.op == op for e in journal.events)
             assert times == 1 + failures + sum(op == name for name, _ in under_way)
-        return killed
+        return bool(left)
 
     points = [(at, after) for at in range(1, COMMITS + 1) for after in (False, True)]
     assert sum(at_once(die_at, points, 4)) >= 16
@@ -69,7 +56,7 @@ def fallbacks(folder: Path, op: str, count: int) -> bool:
 
 
 def test_a_fallback_killed_in_the_middle_is_made_again_as_a_fallback(children: Children, tmp_path: Path) -> None:
-    run = command(tmp_path, 0.3)
+    run = ending(tmp_path, "asking", 0.3)
     # Twice in the first fallback, once in the second.
     for op, count in (("ask:0", 1), ("ask:0", 2), ("consult:0", 1)):
         child = children.start("end", tmp_path, **run)

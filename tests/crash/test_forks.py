@@ -9,15 +9,8 @@ from pathlib import Path
 import pytest
 
 from perdure.kernel.events import OutcomeKept, RunForked, RunStarted, StepFailed, StepSucceeded
-from tests.crash.harness import Children, at_once, audit, audit_copy, check_executions, read_effects
+from tests.crash.harness import PARTS, Children, at_once, audit, audit_copy, check_executions, read_effects
 
-# Each commit is met on one side, by turns; `make soak` meets all on both.
-PARTS = [
-    (False, 0),
-    (True, 1),
-    pytest.param(False, 1, marks=pytest.mark.soak),
-    pytest.param(True, 0, marks=pytest.mark.soak),
-]
 LEAST, MOST = 8, 24
 # The value that the fork has in place of the recorded one is longer by one, and its length counts twice.
 MORE = 2

@@ -10,6 +10,7 @@ import pytest
 
 from perdure import connect
 from perdure.kernel.events import Batch, RunForked, StepFailed, StepStarted, StepSucceeded
+from tests.amounts import some
 from tests.crash.harness import Children, read_effects
 
 STORES = ("sqlite", "file", "postgres", "redis")
@@ -76,16 +77,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue(f"{kind}_url"))
 
 
+@pytest.mark.parametrize("seed", some([11, *range(100)], 1))
 @pytest.mark.parametrize("url", STORES, indirect=True)
-async def test_forks_in_a_store_survive_kills(url: str, children: Children, tmp_path: Path) -> None:
-    _ = live(children, tmp_path / "one", url, 11)
-    await check(tmp_path / "one", url)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(100))
-@pytest.mark.parametrize("url", STORES, indirect=True)
-async def test_forks_of_many_workflows_survive_kills(url: str, seed: int, children: Children, tmp_path: Path) -> None:
+async def test_forks_of_a_workflow_survive_kills(url: str, seed: int, children: Children, tmp_path: Path) -> None:
     _ = live(children, tmp_path / "one", url, seed)
     await check(tmp_path / "one", url)

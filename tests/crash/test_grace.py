@@ -14,8 +14,7 @@ import pytest
 
 from perdure import StepStatus, call, connect
 from perdure.kernel.events import RunReleased, StepStarted, StepSucceeded
-from tests.crash.fleet import made
-from tests.crash.harness import PATIENCE, Child, Children, until, whole_lines
+from tests.crash.harness import PATIENCE, Child, Children, create, until, whole_lines
 
 FLOWS = """
 import asyncio
@@ -106,7 +105,7 @@ class Place:
         self._children, self.folder, self.url = children, folder, url
         (folder / "flows.py").write_text(FLOWS)
         (folder / "perdure.yaml").write_text(SETTINGS)
-        asyncio.run(made(url))
+        asyncio.run(create(url))
 
     @contextmanager
     def python(self, *argv: str) -> Iterator[Child]:

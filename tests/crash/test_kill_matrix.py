@@ -15,7 +15,7 @@ import pytest
 
 from perdure.kernel.events import AttemptFailed, ValueRecorded
 from tests.crash.failpoints import END
-from tests.crash.harness import Children, Journal, at_once, audit, audit_copy, check_executions, read_effects
+from tests.crash.harness import Children, Journal, at_once, audit, check_executions, read_effects, through_kills
 
 # The voyage has about 29 commits, and fewer on a busy machine: outcomes that come together share one. A share of the
 # matrix takes each fourth.
@@ -36,24 +36,12 @@ def check_end(ended: dict[str, Any], journal: Journal, ending: str) -> None:
 
 
 def sail(children: Children, folder: Path, ending: str, *kills: tuple[int, bool]) -> int:
-    """Run the voyage, dying at each of `kills` in turn and starting again; check everything. Says how often it died."""
-    folder.mkdir()
-    db, effects = folder / "runs.db", folder / "effects"
-    command = {"db": str(db), "effects": str(effects), "ending": ending}
-    deaths = 0
-    under_way: set[tuple[str, int]] = set()
-    for at, after in kills:
-        child = children.start("voyage", folder, **command, at=at, after=after)
-        if not child.killed():
-            break  # commits may be merged, so there may be fewer than planned
-        deaths += 1
-        left = audit_copy(db) if db.exists() else {}
-        if left:
-            under_way |= left["voyage"].under_way
-    ended = children.start("voyage", folder, **command).result()
-    journal = audit(db)["voyage"]
+    """Run the voyage through deaths, and check everything. Says how often it died."""
+    ended, left = through_kills(children, "voyage", folder, kills, ending=ending)
+    under_way = {one for journals in left if journals for one in journals["voyage"].under_way}
+    journal = audit(folder / "runs.db")["voyage"]
     check_end(ended, journal, ending)
-    executed = check_executions(journal, read_effects(effects))
+    executed = check_executions(journal, read_effects(folder / "effects"))
     for op, times in journal.started.items():
         failures = sum(isinstance(e, AttemptFailed) and e.op == op for e in journal.events)
         died = sum(op == name for name, _ in under_way)
@@ -61,7 +49,7 @@ def sail(children: Children, folder: Path, ending: str, *kills: tuple[int, bool]
         assert executed[op] <= times
         # The timeout around this one may come while its process is dead.
         assert executed[op] >= 1 or op.startswith("stuck"), f"{op} has an outcome and was never executed"
-    return deaths
+    return len(left)
 
 
 def test_the_voyage_has_at_least_20_commits_to_die_at(children: Children, tmp_path: Path) -> None:

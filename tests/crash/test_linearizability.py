@@ -14,13 +14,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from perdure.stores.open import open_store
+from tests.amounts import some
 from tests.crash.harness import Children
 from tests.crash.histories import record
 from tests.linearizability.checker import check, lost
 from tests.linearizability.history import Conflicted, Granted, Operation, Refused, Unknown, Written, at_least_once
 from tests.services.proxy import Proxy
 
-FEW, MANY = range(1), range(100, 200)
+SEEDS = some([0, *range(100, 200)], 1)
 
 
 async def migrated(url: str) -> None:
@@ -45,16 +46,10 @@ def explained(history: list[Operation], journals: dict[str, tuple[str, ...]]) ->
     assert min(answers[kind] for kind in (Written, Conflicted, Granted, Refused)) > 0, answers
 
 
-@pytest.mark.parametrize("seed", FEW)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_history_of_sqlite_under_kills_and_pauses_has_an_explanation(
     seed: int, tmp_path: Path, children: Children
 ) -> None:
-    explained(*record(sqlite(tmp_path), children, tmp_path, seed))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", MANY)
-def test_a_hundred_histories_of_sqlite_have_an_explanation(seed: int, tmp_path: Path, children: Children) -> None:
     explained(*record(sqlite(tmp_path), children, tmp_path, seed))
 
 
@@ -70,42 +65,17 @@ def through_trouble(
     return at_least_once(history), journals
 
 
-@pytest.mark.parametrize("seed", FEW)
-def test_a_history_of_postgres_under_kills_pauses_and_network_faults_has_an_explanation(
-    seed: int, postgres_url: str, tmp_path: Path, children: Children
+@pytest.mark.parametrize("backend", ["postgres_url", "redis_url"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_history_of_a_server_under_kills_pauses_and_network_faults_has_an_explanation(
+    backend: str, seed: int, tmp_path: Path, children: Children, request: pytest.FixtureRequest
 ) -> None:
-    explained(*through_trouble(postgres_url, children, tmp_path, seed))
+    explained(*through_trouble(request.getfixturevalue(backend), children, tmp_path, seed))
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", MANY)
-def test_a_hundred_histories_of_postgres_have_an_explanation(
-    seed: int, postgres_url: str, tmp_path: Path, children: Children
-) -> None:
-    explained(*through_trouble(postgres_url, children, tmp_path, seed))
-
-
-@pytest.mark.parametrize("seed", FEW)
-def test_a_history_of_redis_under_kills_pauses_and_network_faults_has_an_explanation(
-    seed: int, redis_url: str, tmp_path: Path, children: Children
-) -> None:
-    explained(*through_trouble(redis_url, children, tmp_path, seed))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", MANY)
-def test_a_hundred_histories_of_redis_have_an_explanation(
-    seed: int, redis_url: str, tmp_path: Path, children: Children
-) -> None:
-    explained(*through_trouble(redis_url, children, tmp_path, seed))
-
-
-@pytest.mark.parametrize("seed", FEW)
 @pytest.mark.parametrize(("spoil", "thing"), [("fence", "journal"), ("lease", "lease")])
-def test_a_store_without_its_fence_is_found_out(
-    seed: int, spoil: str, thing: str, tmp_path: Path, children: Children
-) -> None:
-    history, _ = record(sqlite(tmp_path), children, tmp_path, seed, spoil=spoil)
+def test_a_store_without_its_fence_is_found_out(spoil: str, thing: str, tmp_path: Path, children: Children) -> None:
+    history, _ = record(sqlite(tmp_path), children, tmp_path, 0, spoil=spoil)
     violations = check(history).violations
     assert {violation.object[0] for violation in violations} == {thing}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,9 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from perdure import Engine, RunStatus, connect
+from perdure import RunStatus, connect
 from tests.crash import programs
-from tests.crash.harness import Children, Effect, check_executions, read_effects, until
+from tests.crash.harness import Children, check_executions, effects_by_run, queue, until
 from tests.crash.network import audit
 from tests.services.proxy import Proxy
 
@@ -37,22 +36,13 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-async def queue(url: str, runs: int, seconds: float) -> None:
-    """Create the store and queue runs in it, as a client does that executes nothing itself."""
-    async with Engine(url):
-        pass
-    async with connect(url) as client:
-        for n in range(runs):
-            _ = await client.start(programs.five(n, seconds), id=f"run-{n}")
-
-
 class Place:
     """A store behind proxies, one for each of its workers, and what these do."""
 
     def __init__(self, url: str, children: Children, folder: Path, workers: int, runs: int, seconds: float) -> None:
         self.url, self.folder, self.runs = url, folder, runs
         self.log = folder / "effects"
-        asyncio.run(queue(url, runs, seconds))
+        asyncio.run(queue(url, {f"run-{n}": programs.five(n, seconds) for n in range(runs)}))
         port = urlsplit(url).port
         assert port is not None
         self._stack = ExitStack()
@@ -100,9 +90,7 @@ class Place:
 
     def check(self) -> None:
         """Nothing is lost, nothing is recorded twice, and every execution of a step has its reason."""
-        by_run: dict[str, list[Effect]] = defaultdict(list)
-        for effect in read_effects(self.log):
-            by_run[effect.run_id].append(effect)
+        by_run = effects_by_run(self.log)
         journals = asyncio.run(audit(self.url))
         stops = sum(worker.log.count("no heartbeat succeeded in time; stopped") for worker in self.workers)
         assert set(journals) == {f"run-{n}" for n in range(self.runs)}, "a run was lost"

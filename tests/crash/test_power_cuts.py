@@ -31,6 +31,7 @@ from perdure.kernel.projection import row, row_key
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append, Appended, Outcome
 from perdure.stores.sqlite.store import SqliteStore
+from tests.amounts import some
 from tests.crash.disk import Disk, put_back
 from tests.crash.harness import Children, Journal, at_once, audit, check_executions, read_effects
 from tests.crash.neighbours import KINDS
@@ -177,22 +178,15 @@ def cut_again_and_again(folder: Path, cuts: int, seed: int, beside: Sequence[str
     return lost
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_power_cut_loses_nothing_synced_and_only_a_suffix_of_the_rest(tmp_path: Path, seed: int) -> None:
-    lost = cut_again_and_again(tmp_path, cuts=25, seed=seed)
+@pytest.mark.parametrize(("cuts", "seed"), some([(25, 0), (25, 1), (25, 2), *((500, n) for n in range(100, 104))], 3))
+def test_a_power_cut_loses_nothing_synced_and_only_a_suffix_of_the_rest(tmp_path: Path, cuts: int, seed: int) -> None:
+    lost = cut_again_and_again(tmp_path, cuts=cuts, seed=seed)
     assert lost > 0, "the disk lost nothing, so nothing was tested"
 
 
 @pytest.mark.parametrize("beside", [["select", "forget"], ["read bytes", "copy"]])
 def test_a_power_cut_beside_other_code_on_the_file_loses_nothing_synced(tmp_path: Path, beside: list[str]) -> None:
     lost = cut_again_and_again(tmp_path, cuts=20, seed=7, beside=beside)
-    assert lost > 0, "the disk lost nothing, so nothing was tested"
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(100, 104))
-def test_two_thousand_power_cuts_lose_nothing_synced(tmp_path: Path, seed: int) -> None:
-    lost = cut_again_and_again(tmp_path, cuts=500, seed=seed)
     assert lost > 0, "the disk lost nothing, so nothing was tested"
 
 
@@ -254,19 +248,11 @@ def check_acknowledged(journals: dict[str, Journal], acks: Path, durability: str
             assert ack["kind"] != "result" or journal.finished
 
 
+# The busier the machine, the more is written at once, and the fewer writes there are to be cut.
+@pytest.mark.parametrize(("cuts", "seeds", "least"), some([(5, range(4), 6), (10, range(1000, 1030), 200)], 1))
 @pytest.mark.parametrize("durability", ["sync", "relaxed"])
 def test_an_engine_goes_on_after_power_cuts_from_what_it_acknowledged(
-    children: Children, tmp_path: Path, durability: str
+    children: Children, tmp_path: Path, durability: str, cuts: int, seeds: range, least: int
 ) -> None:
-    cuts = at_once(lambda seed: engine_through_cuts(children, tmp_path / f"{seed}", durability, 5, seed), range(4), 4)
-    # The busier the machine, the more is written at once, and the fewer writes there are to be cut.
-    assert sum(cuts) >= 6
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("durability", ["sync", "relaxed"])
-def test_an_engine_survives_hundreds_of_power_cuts(children: Children, tmp_path: Path, durability: str) -> None:
-    cuts = at_once(
-        lambda seed: engine_through_cuts(children, tmp_path / f"{seed}", durability, 10, seed), range(1000, 1030), 4
-    )
-    assert sum(cuts) >= 200
+    cut = at_once(lambda seed: engine_through_cuts(children, tmp_path / f"{seed}", durability, cuts, seed), seeds, 4)
+    assert sum(cut) >= least

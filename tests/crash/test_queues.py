@@ -7,28 +7,25 @@ that steps write straight to disk.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 
-from perdure import Engine, RunStatus, connect
+from perdure import RunStatus, connect
 from perdure.kernel.events import RunClaimed, RunFinished, decode_events
+from tests.amounts import some
 from tests.crash import programs
-from tests.crash.harness import Child, Children, audit, check_executions, read_effects, until
-from tests.crash.test_storm import has_lines
+from tests.crash.harness import Child, Children, audit, check_executions, create, kill_at_random, read_effects
 
 STEPS = 5
 KEYS = "abc"
 
 
 async def put(db: Path, runs: int, seconds: float) -> None:
-    async with Engine(f"sqlite:///{db}"):
-        pass
+    await create(f"sqlite:///{db}")
     async with connect(f"sqlite:///{db}") as client:
         for n in range(runs):
             invocation = programs.five(n, seconds)
@@ -67,46 +64,22 @@ def by_effects(log: Path) -> int:
     return most
 
 
-def storm(children: Children, folder: Path, *, runs: int, kills: int, seed: int, seconds: float) -> None:
-    db, log = folder / "runs.db", folder / "effects"
-    asyncio.run(put(db, runs, seconds))
-    chance = random.Random(seed)
+@pytest.mark.parametrize(("runs", "kills", "seed"), some([(60, 6, 1), *((600, 50, seed) for seed in range(4))], 1))
+def test_a_queue_of_concurrency_five_never_runs_six_when_workers_are_killed(
+    children: Children, tmp_path: Path, runs: int, kills: int, seed: int
+) -> None:
+    db, log = tmp_path / "runs.db", tmp_path / "effects"
+    asyncio.run(put(db, runs, 0.02))
 
     def work() -> Child:
         limits = {"concurrency": 5, "per_key": 2}
-        return children.start("work", folder, db=str(db), effects=str(log), limits=limits)
+        return children.start("work", tmp_path, db=str(db), effects=str(log), limits=limits)
 
-    workers = [work(), work(), work()]
-    try:
-        for kill in range(kills):
-            share = (kill + chance.random()) / (kills + 1)
-            until(partial(has_lines, log, share * runs * STEPS), what=f"for the work before kill {kill}")
-            victim = chance.randrange(len(workers))
-            assert workers[victim].alive, workers[victim].log
-            workers[victim].kill()
-            workers[victim] = work()
-        (folder / "drained").touch()
-        for worker in workers:
-            assert worker.result() == "drained"
-    finally:
-        for worker in workers:
-            worker.kill()
-    journals = audit(db)
-    effects = read_effects(log)
+    kill_at_random(work, log, workers=3, kills=kills, lines=runs * STEPS, seed=seed)
+    journals, effects = audit(db), read_effects(log)
     assert len(journals) == runs
     for journal in journals.values():
         assert [event.status for event in journal.finished] == [RunStatus.COMPLETED]
         check_executions(journal, effects)
-    most, most_of_key = by_commits(db)
-    assert (most, most_of_key) == (5, 2)
+    assert by_commits(db) == (5, 2)
     assert by_effects(log) <= 5
-
-
-def test_a_queue_of_concurrency_five_never_runs_six_when_workers_are_killed(children: Children, tmp_path: Path) -> None:
-    storm(children, tmp_path, runs=60, kills=6, seed=1, seconds=0.02)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(4))
-def test_a_queue_keeps_its_limits_through_a_long_storm(children: Children, tmp_path: Path, seed: int) -> None:
-    storm(children, tmp_path, runs=600, kills=50, seed=seed, seconds=0.02)

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-from perdure import Engine, Recovery, RunStatus, StoreUnavailable, connect
+from perdure import Engine, Recovery, RunStatus, StoreUnavailable
 from perdure.kernel.projection import project
 from perdure.ports.runs import RunFilter
 from perdure.stores.open import open_store
 from tests.crash import programs
 from tests.crash.children import ALL
-from tests.crash.harness import Child, Children, Effect, Journal, check_executions, read_effects, until
-from tests.crash.test_storm import STEPS, check_run, has_lines
+from tests.crash.harness import (
+    Child,
+    Children,
+    Journal,
+    check_executions,
+    effects_by_run,
+    has_lines,
+    kill_at_random,
+    queue,
+    until,
+)
+from tests.crash.test_storm import STEPS, check_run
 from tests.services.plugin import Servers
 
 LEASE = 4.0
@@ -43,15 +51,6 @@ def work(url: str, effects: str) -> str:
     return asyncio.run(main())
 
 
-async def queue(url: str, runs: int, seconds: float) -> None:
-    """Create the store and queue runs in it."""
-    async with Engine(url):
-        pass
-    async with connect(url) as client:
-        for n in range(runs):
-            _ = await client.start(programs.five(n, seconds), id=f"run-{n}")
-
-
 async def audited(url: str) -> list[Journal]:
     """Every journal, whole, and each row what its journal says."""
     store = open_store(url)
@@ -72,41 +71,17 @@ async def audited(url: str) -> list[Journal]:
         await store.close()
 
 
-def effects_of(log: Path) -> dict[str, list[Effect]]:
-    """What was executed, run by run."""
-    by_run: dict[str, list[Effect]] = defaultdict(list)
-    for effect in read_effects(log):
-        by_run[effect.run_id].append(effect)
-    return by_run
-
-
 def test_no_run_is_lost_or_ends_twice_when_workers_are_killed_at_random(
     children: Children, redis_url: str, tmp_path: Path
 ) -> None:
-    runs, kills, log, chance = 90, 6, tmp_path / "effects", random.Random(1)
-    asyncio.run(queue(redis_url, runs, 0.02))
+    runs, kills, log = 90, 6, tmp_path / "effects"
+    asyncio.run(queue(redis_url, {f"run-{n}": programs.five(n, 0.02) for n in range(runs)}))
 
     def start() -> Child:
         return children.start("tests.crash.test_redis:work", tmp_path, url=redis_url, effects=str(log))
 
-    workers = [start() for _ in range(3)]
-    try:
-        for kill in range(kills):
-            share = (kill + chance.random()) / (kills + 1)
-            until(partial(has_lines, log, share * runs * STEPS), what=f"for the work before kill {kill}")
-            # Whoever began something last: the others may have nothing to do.
-            busy = [read_effects(log)[-1].pid == worker.pid for worker in workers]
-            victim = busy.index(True) if any(busy) else chance.randrange(3)
-            assert workers[victim].alive, workers[victim].log
-            workers[victim].kill()
-            workers[victim] = start()
-        (tmp_path / "drained").touch()
-        for worker in workers:
-            assert worker.result() == "drained"
-    finally:
-        for worker in workers:
-            worker.kill()
-    journals, effects = asyncio.run(audited(redis_url)), effects_of(log)
+    kill_at_random(start, log, workers=3, kills=kills, lines=runs * STEPS, seed=1, busy=True)
+    journals, effects = asyncio.run(audited(redis_url)), effects_by_run(log)
     assert {journal.id for journal in journals} == {f"run-{n}" for n in range(runs)}, "a run was lost"
     assert sum(check_run(journal, effects[journal.run_id], kills) for journal in journals) > 0
 
@@ -117,7 +92,7 @@ def test_a_server_that_is_killed_while_workers_work_loses_nothing_it_acknowledge
     """With `appendfsync always`: every run ends, once, and each outcome is recorded once."""
     runs, kills, log = 60, 3, tmp_path / "effects"
     with servers.redis() as server:
-        asyncio.run(queue(server.url, runs, 0.02))
+        asyncio.run(queue(server.url, {f"run-{n}": programs.five(n, 0.02) for n in range(runs)}))
         workers = [
             children.start("tests.crash.test_redis:work", tmp_path, url=server.url, effects=str(log)) for _ in range(2)
         ]
@@ -134,7 +109,7 @@ def test_a_server_that_is_killed_while_workers_work_loses_nothing_it_acknowledge
         finally:
             for worker in workers:
                 worker.kill()
-        journals, effects = asyncio.run(audited(server.url)), effects_of(log)
+        journals, effects = asyncio.run(audited(server.url)), effects_by_run(log)
     assert {journal.id for journal in journals} == {f"run-{n}" for n in range(runs)}, "a run was lost"
     for journal in journals:
         assert [end.status for end in journal.finished] == [RunStatus.COMPLETED]

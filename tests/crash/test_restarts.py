@@ -11,6 +11,7 @@ import asyncpg  # type: ignore[import-untyped]
 import pytest
 
 from perdure.ports.leases import REGISTRATION, SIGNATURES
+from tests.amounts import some
 from tests.crash.harness import Children, until
 from tests.crash.storms import Storm, queue
 from tests.services.plugin import Servers
@@ -34,20 +35,23 @@ def kill_postmaster(server: Postgres) -> None:
     server.start()
 
 
-def restarts(
+WAYS = [restart, lose_power, kill_postmaster, restart]
+
+
+@pytest.mark.parametrize(("ways", "runs", "least"), some([(WAYS, 200, 0), ([*WAYS, restart] * 10, 2_000, 15)], 1))
+def test_a_server_that_is_restarted_or_killed_loses_nothing(
     children: Children,
     servers: Servers,
-    folder: Path,
-    *,
+    tmp_path: Path,
     ways: Sequence[Callable[[Postgres], None]],
     runs: int,
-    seconds: float,
-) -> int:
-    """End the server in these ways, one after another. Says how often somebody was recovering at that moment."""
+    least: int,
+) -> None:
+    """It ends in these ways, one after another; `least` times while somebody recovers."""
     met = 0
     with servers.postgres() as server:
-        asyncio.run(queue(server.url, runs, seconds))
-        with Storm(children, server.url, folder, runs, lease=2.0) as storm:
+        asyncio.run(queue(server.url, runs, 0.1))
+        with Storm(children, server.url, tmp_path, runs, lease=2.0) as storm:
             for _ in range(3):
                 storm.start()
             storm.all_open()
@@ -67,7 +71,7 @@ def restarts(
         # The killed ones have left when their leases have ended.
         names = storm.killed_names
         until(lambda: asyncio.run(left(server.url, names)) == (0, []), every=0.1, what="for all to be gone")
-    return met
+    assert met >= least
 
 
 async def left(url: str, killed: Collection[str]) -> tuple[int, list[str]]:
@@ -88,19 +92,3 @@ async def left(url: str, killed: Collection[str]) -> tuple[int, list[str]]:
         return connected, [key for key in keys if ":".join(key.split(":")[:2]) not in outlives]
     finally:
         await connection.close()
-
-
-def test_a_server_that_is_restarted_or_killed_loses_nothing(
-    children: Children, servers: Servers, tmp_path: Path
-) -> None:
-    ways = [restart, lose_power, kill_postmaster, restart]
-    restarts(children, servers, tmp_path, ways=ways, runs=200, seconds=0.1)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_a_server_that_is_restarted_fifty_times_loses_nothing(
-    children: Children, servers: Servers, tmp_path: Path
-) -> None:
-    ways = [restart, lose_power, kill_postmaster, restart, restart] * 10
-    assert restarts(children, servers, tmp_path, ways=ways, runs=2_000, seconds=0.1) >= 15

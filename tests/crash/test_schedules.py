@@ -8,40 +8,23 @@ from typing import Any
 import pytest
 
 from perdure.kernel.events import RunStatus
-from tests.crash.harness import Children, at_once, audit, audit_copy, check_executions, read_effects
+from tests.crash.harness import PARTS, Children, at_once, audit, check_executions, read_effects, through_kills
 
-# Each commit is met on one side, by turns; `make soak` meets all on both.
-PARTS = [
-    (False, 0),
-    (True, 1),
-    pytest.param(False, 1, marks=pytest.mark.soak),
-    pytest.param(True, 0, marks=pytest.mark.soak),
-]
 MOST = 50
 TICKS = [f"s@2025-01-0{day}T03:00:00Z" for day in (1, 2, 3, 4)]
 
 
 def live(children: Children, folder: Path, overlap: str, *kills: tuple[int, bool]) -> tuple[int, dict[str, Any]]:
-    """Fire four ticks, dying at each of `kills` in turn and starting again; check everything."""
-    folder.mkdir(exist_ok=True)
-    db, effects = folder / "runs.db", folder / "effects"
-    command = {"db": str(db), "effects": str(effects), "overlap": overlap}
-    deaths = 0
-    for at, after in kills:
-        if not children.start("scheduled", folder, **command, at=at, after=after).killed():
-            break
-        deaths += 1
-        if db.exists():
-            audit_copy(db)
-    ended = children.start("scheduled", folder, **command).result()
+    """Fire four ticks through deaths, and check everything. Says how often it died, and what it told in the end."""
+    ended, left = through_kills(children, "scheduled", folder, kills, overlap=overlap)
     assert ended["runs"] == TICKS
     assert ended["failed"] == 0
-    journals = audit(db)
+    journals = audit(folder / "runs.db")
     assert set(journals) == {"schedule:s", *TICKS}
     for id in TICKS:
         assert [event.status for event in journals[id].finished] == [RunStatus.COMPLETED]
-        check_executions(journals[id], read_effects(effects))
-    return deaths, ended
+        check_executions(journals[id], read_effects(folder / "effects"))
+    return len(left), ended
 
 
 @pytest.mark.parametrize("overlap", ["skip", "allow"])

@@ -14,26 +14,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perdure import Engine, RunStatus, connect
+from perdure import RunStatus
 from perdure.kernel.events import SignalReceived, WaitResolved
+from tests.amounts import some
 from tests.crash import programs
-from tests.crash.harness import PATIENCE, Child, Children, audit
+from tests.crash.harness import PATIENCE, Child, Children, audit, queue
 
 SENDERS = 4
 
 
-async def start(db: Path, count: int) -> None:
-    """Create the store with the run that waits."""
-    async with Engine(f"sqlite:///{db}"):
-        pass
-    async with connect(f"sqlite:///{db}") as client:
-        _ = await client.start(programs.mailbox(count), id="mailbox")
-
-
-def storm(children: Children, folder: Path, *, each: int, kills: int, seed: int, patience: float = PATIENCE) -> None:
-    """Let it happen, and check what is left."""
-    db, count, chance = folder / "runs.db", SENDERS * each, random.Random(seed)
-    asyncio.run(start(db, count))
+@pytest.mark.parametrize(("each", "kills", "seed", "patience"), some([(50, 6, 1, PATIENCE), (2500, 100, 2, 1500.0)], 1))
+def test_signals_of_killed_senders_to_a_killed_engine_arrive_once_and_in_order(
+    children: Children, tmp_path: Path, each: int, kills: int, seed: int, patience: float
+) -> None:
+    folder, db, count, chance = tmp_path, tmp_path / "runs.db", SENDERS * each, random.Random(seed)
+    asyncio.run(queue(f"sqlite:///{db}", {"mailbox": programs.mailbox(count)}))
 
     def work() -> Child:
         return children.start("work", folder, db=str(db), effects=str(folder / "effects"))
@@ -81,15 +76,3 @@ def storm(children: Children, folder: Path, *, each: int, kills: int, seed: int,
     assert got == [msgspec.json.decode(event.payload, type=tuple[int, int]) for event in received]
     for number in range(SENDERS):
         assert [n for who, n in got if who == number] == list(range(each)), f"sender {number} is out of order"
-
-
-def test_signals_of_killed_senders_to_a_killed_engine_arrive_once_and_in_order(
-    children: Children, tmp_path: Path
-) -> None:
-    storm(children, tmp_path, each=50, kills=6, seed=1)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_ten_thousand_signals_survive_a_hundred_kills(children: Children, tmp_path: Path) -> None:
-    storm(children, tmp_path, each=2500, kills=100, seed=2, patience=1500.0)

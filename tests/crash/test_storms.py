@@ -11,25 +11,33 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import some
 from tests.crash.harness import Children, Effect, Journal
 from tests.crash.storms import Storm, queue
 from tests.patience import PATIENCE
 
 
-def storm(
-    children: Children,
-    url: str,
-    folder: Path,
-    *,
-    runs: int,
-    kills: int,
-    seconds: float,
-    limit: float,
-    leases: str | None = None,
+@pytest.mark.parametrize(
+    ("kind", "runs", "kills", "limit"),
+    some(
+        [
+            ("postgres", 100, 6, PATIENCE),
+            ("redis", 100, 6, PATIENCE),
+            ("postgres", 5_000, 200, 300.0),
+            ("redis", 1_000, 40, 200.0),
+            ("etcd", 1_000, 40, 200.0),
+        ],
+        2,
+    ),
+)
+def test_no_run_is_lost_or_ends_twice_when_orchestrators_are_killed_at_random(
+    children: Children, tmp_path: Path, request: pytest.FixtureRequest, kind: str, runs: int, kills: int, limit: float
 ) -> None:
-    """Let it happen within `limit` seconds, and check what is left."""
-    asyncio.run(queue(url, runs, seconds))
-    with Storm(children, url, folder, runs, leases=leases) as storm:
+    """All is done within `limit` seconds. Redis flushes its file before each answer."""
+    url = request.getfixturevalue("redis_url" if kind == "redis" else "postgres_url")
+    leases = request.getfixturevalue("etcd_url") if kind == "etcd" else None
+    asyncio.run(queue(url, runs, 0.1))
+    with Storm(children, url, tmp_path, runs, leases=leases) as storm:
         for _ in range(3):
             storm.start()
         for kill in range(kills):
@@ -40,36 +48,6 @@ def storm(
         cost = storm.check()
     assert len(storm.killed) == kills
     assert cost >= kills // 2, "the kills hit nothing"
-
-
-@pytest.fixture(params=["postgres_url", "redis_url"])
-def url(request: pytest.FixtureRequest) -> str:
-    """A store of each kind that is reached by a network. Redis flushes its file before each answer."""
-    url: str = request.getfixturevalue(request.param)
-    return url
-
-
-def test_no_run_is_lost_or_ends_twice_when_orchestrators_are_killed_at_random(
-    children: Children, url: str, tmp_path: Path
-) -> None:
-    storm(children, url, tmp_path, runs=100, kills=6, seconds=0.1, limit=PATIENCE)
-
-
-@pytest.mark.soak
-def test_five_thousand_runs_survive_two_hundred_kills(children: Children, postgres_url: str, tmp_path: Path) -> None:
-    storm(children, postgres_url, tmp_path, runs=5_000, kills=200, seconds=0.1, limit=300)
-
-
-@pytest.mark.soak
-def test_a_thousand_runs_survive_forty_kills_on_redis(children: Children, redis_url: str, tmp_path: Path) -> None:
-    storm(children, redis_url, tmp_path, runs=1_000, kills=40, seconds=0.1, limit=200)
-
-
-@pytest.mark.soak
-def test_a_thousand_runs_survive_forty_kills_with_leases_in_etcd(
-    children: Children, postgres_url: str, etcd_url: str, tmp_path: Path
-) -> None:
-    storm(children, postgres_url, tmp_path, runs=1_000, kills=40, seconds=0.1, limit=200, leases=etcd_url)
 
 
 def test_an_execution_that_no_kill_explains_is_found(children: Children, tmp_path: Path) -> None:

@@ -4,46 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from perdure import Engine, RunStatus, connect
+from perdure import RunStatus
 from perdure.kernel.events import WaitOpened, WaitResolved
+from tests.amounts import some
 from tests.crash import programs
-from tests.crash.harness import Child, Children, audit, until
+from tests.crash.harness import Child, Children, audit, has_lines, queue, until
 
 
-async def queue(db: Path, runs: int) -> None:
-    """Create the store and queue runs in it that sleep."""
-    async with Engine(f"sqlite:///{db}"):
-        pass
-    async with connect(f"sqlite:///{db}") as client:
-        for n in range(runs):
-            _ = await client.start(programs.sleepy(1.0), id=f"run-{n}")
-
-
-def storm(children: Children, folder: Path, *, runs: int, kills: int) -> None:
-    """Let the process die again and again while timers fire."""
-    db, log = folder / "runs.db", folder / "effects"
-    asyncio.run(queue(db, runs))
+@pytest.mark.parametrize(("runs", "kills"), some([(120, 3), (20_000, 10)], 1))
+def test_timers_of_a_killed_process_fire_once_and_none_early(
+    children: Children, tmp_path: Path, runs: int, kills: int
+) -> None:
+    db, log = tmp_path / "runs.db", tmp_path / "effects"
+    asyncio.run(queue(f"sqlite:///{db}", {f"run-{n}": programs.sleepy(1.0) for n in range(runs)}))
 
     def work() -> Child:
-        return children.start("work", folder, db=str(db), effects=str(log))
-
-    def begun(count: int) -> bool:
-        return log.exists() and log.read_bytes().count(b"\n") >= count
+        return children.start("work", tmp_path, db=str(db), effects=str(log))
 
     worker = work()
     try:
         for kill in range(kills):
             # Two steps a run, one before its sleep and one after it.
             share = (kill + 1) * 2 * runs // (kills + 1)
-            until(lambda share=share: begun(share), 600.0, what=f"for the work before kill {kill}")  # type: ignore[misc]
+            until(partial(has_lines, log, share), 600.0, what=f"for the work before kill {kill}")
             worker.kill()
             time.sleep(0.2)  # timers that fall due meanwhile are late, and not lost
             worker = work()
-        (folder / "drained").touch()
+        (tmp_path / "drained").touch()
         assert worker.result(600.0) == "drained"
     finally:
         worker.kill()
@@ -56,13 +48,3 @@ def storm(children: Children, folder: Path, *, runs: int, kills: int) -> None:
         [fired] = [at for at, event in events if isinstance(event, WaitResolved)]
         assert due is not None
         assert fired >= due, f"{journal.id} woke {due - fired} s early"
-
-
-def test_timers_of_a_killed_process_fire_once_and_none_early(children: Children, tmp_path: Path) -> None:
-    storm(children, tmp_path, runs=120, kills=3)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_twenty_thousand_timers_survive_ten_kills(children: Children, tmp_path: Path) -> None:
-    storm(children, tmp_path, runs=20_000, kills=10)
