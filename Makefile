@@ -33,7 +33,7 @@ CODE := $(wildcard src tests bench examples)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-fast lint types imports compiled pytest soak services bench bench-peers bench-postgres test-all format api lock clean
+.PHONY: help setup demo test test-fast lint types imports compiled pytest soak services bench bench-peers bench-postgres test-all format api stubs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -135,6 +135,9 @@ COMPILE = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --
 
 api: $(INSTALLED) ## write docs/api.md from the source
 	@$(BIN)/python -m tests.docs.reference
+
+stubs: $(INSTALLED) ## write the stubs of perdure and perdure.blocking from the source
+	@$(BIN)/python -m tests.typing.stubs
 
 lock: ## pin the requirements again, with hashes, for all supported Pythons
 	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv --clear .venv-lock && .venv-lock/bin/python $(PIP) install uv; }

@@ -11,8 +11,10 @@ from cyclopts import Parameter
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
 from perdure.cli.output import note, write_json
+from perdure.client.base import StoreClient
 from perdure.client.client import Client
 from perdure.client.compacting import CompactReport
+from perdure.client.gateway import StoreGateway
 from perdure.client.views import RunView
 from perdure.kernel.history.capsule import MOST_BYTES
 from perdure.kernel.program import Program
@@ -113,10 +115,16 @@ class _Knowing(Client):
 
     def __init__(self, store: Store, programs: dict[str, Program]) -> None:
         super().__init__(store)
+        self._assemble(self._base, _KnownPrograms(self._base, programs))
+
+
+class _KnownPrograms(StoreGateway):
+    def __init__(self, base: StoreClient, programs: dict[str, Program]) -> None:
+        super().__init__(base, base.resolve)
         self._programs = programs
 
-    def _known(self, program: str) -> Program | None:
-        return self._programs.get(program)
+    def find_program(self, name: str, version: str = "") -> Program | None:
+        return self._programs.get(name)
 
 
 def _write(path: str, data: bytes) -> None:

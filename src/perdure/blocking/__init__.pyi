@@ -1,0 +1,409 @@
+# Written by `make stubs` from the source; edit that.
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
+
+from perdure.assembly import run as run
+from perdure.authoring.code.step import Step
+from perdure.client.bulk import BulkReport
+from perdure.client.client import Client as AsyncClient
+from perdure.client.compacting import CompactReport
+from perdure.client.locks import LockView
+from perdure.client.observing import OnCommit, OnComplete
+from perdure.client.pruning import PruneReport, Statuses
+from perdure.client.queries import RunFilters
+from perdure.client.rebuilding import RebuildReport
+from perdure.client.resting import Answers, Until
+from perdure.client.schedules import Schedule, ScheduleView
+from perdure.client.starts import Start
+from perdure.client.views import (
+    ApprovalView,
+    Chunk,
+    OrchestratorView,
+    QueueView,
+    RunPage,
+    RunResult,
+    RunSummary,
+    RunView,
+    StepView,
+)
+from perdure.client.why import Why
+from perdure.config import Limits, Recovery, Retention
+from perdure.kernel.events import Entry, RunStatus
+from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.kernel.invocation import Invocation
+from perdure.kernel.policies.durability import Durability
+from perdure.kernel.policies.durations import Duration
+from perdure.kernel.policies.queues import Queue
+from perdure.kernel.policies.reuse import Reuse
+from perdure.kernel.policies.rules import RulesLike
+from perdure.kernel.program import Program
+from perdure.kernel.schedules.schedule import CatchUp, Overlap
+from perdure.kernel.streams import StreamMode
+from perdure.kernel.values.codec import TypeCodec
+from perdure.orchestrator.sweep import SweepReport
+from perdure.ports.clock import Clock
+from perdure.ports.leases import HeldBy, Leases
+from perdure.ports.store import Store
+
+__all__ = ["Blobs", "Client", "Engine", "Locks", "RunHandle", "ScheduleHandle", "connect", "run"]
+R = TypeVar("R")
+
+class Blobs:
+    def put(self, data: bytes) -> str:
+        """Store the bytes durably and return their id, the SHA-256 in hex."""
+    def get(self, blob_id: str) -> bytes | None:
+        """The bytes, or None when there is no such blob. Raises Corrupt when they are not what was put."""
+
+class Locks:
+    def hold(
+        self, key: str, ttl: float | timedelta = 30, timeout: float | None = None
+    ) -> AbstractContextManager[LockView]:
+        """Hold a lock for the length of a block, renewed as long as it lasts: `with engine.locks.hold(key)`."""
+    def acquire(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView | HeldBy:
+        """Take a lock that is free, expired or already the owner's, without waiting. Nobody renews it but the owner."""
+    def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
+        """Hold on to a lock; raises NotOwner when it is not the owner's."""
+    def release(self, key: str, owner: str) -> None:
+        """Give a lock back; raises NotOwner when it is not the owner's."""
+    def force_release(self, key: str) -> LockView | None:
+        """Take a lock away from whoever holds it, and say who that was; None when nobody does."""
+    def get(self, key: str) -> LockView | None:
+        """A lock that somebody holds, or None."""
+    def list(self) -> list[LockView]:
+        """Every lock that somebody holds, by key."""
+
+class RunHandle(Generic[R]):
+    id: str
+    @property
+    def run_id(self) -> str:
+        """The run that was started. A handle of `engine.handle(id)` has none: it means the latest run under its id."""
+    def result(self, timeout: float | None = None) -> R:
+        """What the run returned; raises what it raised, RunCancelled or RunParked."""
+    def outcome(
+        self,
+        timeout: float | None = None,
+        *,
+        until: Until = "end",
+        answers: Answers | None = None,
+        by: str | None = None,
+    ) -> RunResult[R]:
+        """How the run ended; raises nothing but TimeoutError."""
+    def status(self) -> RunStatus:
+        """Where the run stands."""
+    def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask the run to end."""
+    def signal(
+        self, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send the run a signal."""
+    def feed(
+        self, input: Any, input_id: str | None = None, name: str = ...
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Give the run its next input: what `async for input in inputs()` in its body takes."""
+    def approve(
+        self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of the run."""
+    def reject(
+        self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Say no to an open approval of the run."""
+    def stream(self, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
+        """What a step of the run, or all of them, show before they end; see `Client.stream`."""
+
+class ScheduleHandle:
+    id: str
+    def view(self) -> ScheduleView:
+        """The schedule as it stands."""
+    def pause(self, reason: str | None = None) -> None:
+        """Fire nothing until further notice. Runs that have been started go on."""
+    def resume(self) -> None:
+        """Fire again, from the next tick on; those of the pause are not caught up."""
+    def trigger(self) -> str:
+        """Start a run now, if the overlap policy allows, also while the schedule is paused. Returns the run's id."""
+    def next(self, count: int = 10) -> Sequence[datetime]:
+        """When the schedule fires next, if it is not paused: the moments of its ticks, with their jitter."""
+    def backfill(self, start: datetime, end: datetime) -> Sequence[str]:
+        """Fire the ticks from `start` on and before `end` as if they were due now, and return the ids of their runs."""
+    def delete(self) -> None:
+        """End the schedule. Runs that it has started go on; what waits in line is dropped."""
+
+class Client:
+    def __init__(self, client: AsyncClient) -> None: ...
+    def open(self) -> Self:
+        """Connect. `with` does this too."""
+    def close(self) -> None:
+        """Disconnect, and end the thread."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    @property
+    def blobs(self) -> Blobs:
+        """The blob store: `put(bytes) -> id`, `get(id) -> bytes | None`. What is put here is never collected."""
+    @property
+    def locks(self) -> Locks:
+        """The locks of the store: `with engine.locks.hold(key)`."""
+    def get(self, id: str) -> RunView | None:
+        """The latest run under an id, or None."""
+    def list(
+        self,
+        *,
+        status: RunStatus | str | Sequence[RunStatus | str] | None = None,
+        program: str | None = None,
+        tags: dict[str, str] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        owner: str | None = None,
+        parent: str | None = None,
+        root: str | None = None,
+        queue: str | None = None,
+        id_prefix: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> RunPage:
+        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one."""
+    def why(self, id: str) -> Why | None:
+        """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
+    def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
+        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out."""
+    def queues(self) -> Sequence[QueueView]:
+        """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
+    def orchestrators(self) -> Sequence[OrchestratorView]:
+        """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
+    def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
+        """The steps of a run and of its children with their attempts, in the order they began."""
+    def approvals(
+        self, *, name: str | None = None, approver: str | None = None, program: str | None = None
+    ) -> Sequence[ApprovalView]:
+        """Every open approval of all runs, the oldest first; of one `name`, or those that `approver` may answer now."""
+    def get_checkpoint(self, id: str) -> int | None:
+        """The number before which a run need not be replayed from its events: a snapshot stands for them. Or None."""
+    def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
+        """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
+    def follow(self, id: str, start: int = 0) -> Iterator[Entry]:
+        """The events of a run from number `start` on, as they come, until it ends."""
+    def stream(self, id: str, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
+        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step."""
+    def start(
+        self,
+        invocation: Invocation[R],
+        *,
+        id: str | None = None,
+        reuse: Reuse | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        debounce: Duration | None = None,
+        delay: Duration | None = None,
+        deadline: Duration | datetime | None = None,
+        max_concurrency: int | None = None,
+        durability: str | Durability | None = None,
+        rules: RulesLike = ...,
+        tags: dict[str, str] | None = None,
+    ) -> RunHandle[R]:
+        """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says."""
+    def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
+        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with options of its own."""
+    @overload
+    def handle(self, id: str) -> RunHandle[Any]: ...
+    @overload
+    def handle(self, id: str, program: Callable[..., Invocation[R]]) -> RunHandle[R]: ...
+    def run(
+        self,
+        invocation: Invocation[R],
+        *,
+        until: Until = "end",
+        answers: Answers | None = None,
+        by: str | None = None,
+        **options: Any,
+    ) -> RunResult[R]:
+        """Start a run and wait for its end, whatever that is. Takes the options of `start`."""
+    def signal(
+        self, id: str, name: str, payload: Any = None, signal_id: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once."""
+    def feed(
+        self, id: str, input: Any, input_id: str | None = None, name: str = ...
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Give a run its next input, durably: what `async for input in inputs()` in its body takes, in order."""
+    def approve(
+        self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Answer an open approval of a run, by its name or its path; of several of one name, the oldest."""
+    def reject(
+        self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Say no to an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
+    def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
+    def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
+        """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
+    def resume(self, id: str) -> Accepted | Finished:
+        """Let a paused run go on."""
+    def checkpoint(self, id: str) -> int:
+        """Make everything durable that a run has done so far, and say before which number its events are in the store."""
+    def resolve(
+        self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
+    ) -> Accepted | Finished:
+        """Let a parked run go on: any engine tries it again at once, whichever has code that fits."""
+    def fork(
+        self,
+        id: str,
+        at: str | int | None = None,
+        set: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> RunHandle[Any]:
+        """Start a run that has the past of another up to a point, and goes on by itself from there."""
+    def time_travel(
+        self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
+    ) -> RunHandle[Any]:
+        """Start a run that goes on right before a step of another, with other arguments for that step."""
+    def retry(self, id: str) -> RunHandle[Any]:
+        """Let a run that failed go on from what failed, or one that was cancelled from there, with all that succeeded."""
+    def retry_many(
+        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+    ) -> BulkReport[RunHandle[Any]]:
+        """Retry the runs that match, those that failed unless `status` says otherwise: at most `limit`, newest first."""
+    def cancel_many(
+        self,
+        reason: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Cancelled | AlreadyFinished]:
+        """Ask the unfinished runs that match to end."""
+    def pause_many(
+        self,
+        reason: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Accepted | Finished]:
+        """Let no new step begin of the runs that match, of those that could go on unless `status` says otherwise."""
+    def resume_many(
+        self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
+    ) -> BulkReport[Accepted | Finished]:
+        """Let the paused runs that match go on."""
+    def signal_many(
+        self,
+        name: str,
+        payload: Any = None,
+        signal_id: str | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **filters: Unpack[RunFilters],
+    ) -> BulkReport[Accepted | Duplicate | NotFound | Finished]:
+        """Send the unfinished runs that match a signal; with a `signal_id` it arrives once at each of them."""
+    def schedule(
+        self,
+        id: str,
+        invocation: Invocation[Any] | None = None,
+        *,
+        every: float | timedelta | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        overlap: Overlap = "skip",
+        catch_up: str | CatchUp = "one",
+        jitter: float | timedelta | None = None,
+        pause: bool = False,
+        queue: str | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        tags: dict[str, str] | None = None,
+        deadline: float | timedelta | None = None,
+        max_concurrency: int | None = None,
+        durability: str | Durability | None = None,
+        rules: RulesLike = ...,
+    ) -> ScheduleHandle:
+        """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now."""
+    def schedules(self) -> Sequence[ScheduleView]:
+        """All schedules, by their ids."""
+    def prune(
+        self,
+        older_than: Duration,
+        statuses: Statuses = ...,
+        dry_run: bool = False,
+        *,
+        archive: str | os.PathLike[str] | None = None,
+        grace: Duration = ...,
+    ) -> PruneReport:
+        """Remove the runs of these statuses that ended longer ago than that, their children, and their large values."""
+    def compact(self, id: str, *, dry_run: bool = False) -> CompactReport:
+        """Leave out of a finished run's journal what its steps showed before they ended: chunks and progress."""
+    def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
+        """Compute the row of every run from its journal, tell where it differs from the stored one, and mend it."""
+    def export(self, id: str, *, redact: Sequence[str] = ...) -> bytes:
+        """A run as one file: its journal with its children, its large values, and which program wrote it."""
+    def import_run(self, data: bytes) -> RunView:
+        """Bring a run from a file into this store, to be read and replayed; nothing executes it."""
+
+class Engine(Client):
+    name: str
+    resources: Mapping[str, Any]
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | Store = ...,
+        programs: Iterable[Program | str] = ...,
+        *,
+        name: str | None = None,
+        durability: str | Durability = "sync",
+        reuse: Reuse = "return_existing",
+        stream: str | StreamMode = "immediate",
+        max_concurrency: int = 1000,
+        threads: int | None = None,
+        queues: Iterable[Queue] = ...,
+        serves: Iterable[str] | None = None,
+        steps: Iterable[Step[..., Any]] = ...,
+        schedules: Iterable[Schedule] = ...,
+        limits: Limits = ...,
+        recovery: Recovery = ...,
+        leases: str | Leases | None = None,
+        retention: Retention | None = None,
+        rules: RulesLike = ...,
+        codecs: Iterable[TypeCodec[Any]] = ...,
+        resources: Mapping[str, Any] | None = None,
+        executor: Executor | None = None,
+        clock: Clock | None = None,
+        on_commit: OnCommit | None = None,
+        on_complete: OnComplete | Sequence[OnComplete] | None = None,
+    ) -> None: ...
+    @classmethod
+    def from_config(
+        cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program | str] = ..., **options: Any
+    ) -> Self:
+        """An engine as perdure.yaml, or another file of settings, and the environment say; `options` go over both."""
+    def sweep(
+        self,
+        *,
+        max_timers: int = 100,
+        max_schedules: int = 100,
+        max_runs: int = 100,
+        until: float | timedelta | datetime | None = None,
+    ) -> SweepReport:
+        """Do what is due and return, for hosts without a process that stays; on an Engine that need not be open."""
+
+def connect(
+    store: str | os.PathLike[str] | Store = ...,
+    *,
+    leases: str | Leases | None = None,
+    limits: Limits | None = None,
+    codecs: Iterable[TypeCodec[Any]] = ...,
+    clock: Clock | None = None,
+) -> Client:
+    """A client of a store: `with connect(url) as client` or `client = await connect(url)`."""
