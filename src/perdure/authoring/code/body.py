@@ -178,68 +178,73 @@ class Body:
     # --- Execution ------------------------------------------------------------------------------------------------
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
-        """Take one fact in, and return what the body wishes for next."""
-        if self._finish is not None:
+        """Apply one fact, run the body until it waits, and return the commands that it made."""
+        apply = _APPLY.get(type(event))
+        if apply is None or self._finish is not None:
             return ()
         loop = self.loop
         loop.now = at
-        kind = type(event)
-        if kind is StepSucceeded:
-            assert isinstance(event, StepSucceeded)
-            found = self._futures.pop(event.op, None)
-            if found is None:
-                return ()
-            future, spec = found
-            value = decoded
-            if value is UNDECODED:
-                value = self.codec.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
-            future._op = None
-            if not future.done():
-                if not future._callbacks:
-                    self._came_early(future, event.op)
-                future.set_result(value)
-        elif isinstance(event, StepFailed) and event.bailed:
-            if event.op in self._futures:
-                self.finish(Finish(RunStatus.BAILED, bytes(event.output), reason=event.error.message))
-                self._resolve_with(event.op, Bail())
-        elif isinstance(event, StepFailed):
-            spec = self._futures[event.op][1] if event.op in self._futures else None
-            error = rebuild(event.error, self.codec, spec.errors if isinstance(spec, StepSpec) else None)
-            if event.error.traceback:
-                add_note(error, f"in step {event.op}:\n{event.error.traceback.rstrip()}")
-            self._resolve_with(event.op, error)
-        elif isinstance(event, StepSkipped):
-            self._resolve_with(event.op, None)
-        elif isinstance(event, WaitResolved):
-            timer = self._timers.pop(event.op, None)
-            if timer is not None:
-                loop.fire(timer)
-            else:
-                self._answered(event)
-        elif isinstance(event, ChildFinished):
-            self._child_ended(event)
-        elif isinstance(event, ChildStarted):
-            self._resolve_with(event.op, None, event.detached)
-        elif isinstance(event, CancelRequested):
-            self._cancelled = event
-            if self._task is None:
-                return ()
-            self._task.cancel(event.reason)
-        elif isinstance(event, ValueRecorded):
-            if event.kind == "lock" and event.op in self.locks:
-                self.locks[event.op].token = self.codec.decode(event.value, int, event.op)
-            if event.kind != "checkpoint":
-                return ()
-            self._resolve_with(event.op, None)
-        elif isinstance(event, RunClaimed):
-            self._task = loop.run_root(self._make())
-            self._task.add_done_callback(self._ended)
-        else:
-            return ()
-        loop.drain()
-        self._check_stuck()
+        apply(self, event, decoded)
+        if loop.ready:
+            loop.drain()
+        if not self._futures and not self._timers:
+            self._check_stuck()
         commands, self._commands = self._commands, []
         return commands
+
+    def _apply_run_claimed(self, event: RunClaimed, decoded: Any) -> None:
+        self._task = self.loop.run_root(self._make())
+        self._task.add_done_callback(self._ended)
+
+    def _apply_step_succeeded(self, event: StepSucceeded, decoded: Any) -> None:
+        found = self._futures.pop(event.op, None)
+        if found is None:
+            return
+        future, spec = found
+        if decoded is UNDECODED:
+            decoded = self.codec.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
+        future._op = None
+        if not future.done():
+            if not future._callbacks:
+                self._came_early(future, event.op)
+            future.set_result(decoded)
+
+    def _apply_step_failed(self, event: StepFailed, decoded: Any) -> None:
+        if event.op not in self._futures:
+            return
+        if event.bailed:
+            self.finish(Finish(RunStatus.BAILED, bytes(event.output), reason=event.error.message))
+            self._resolve_with(event.op, Bail())
+            return
+        spec = self._futures[event.op][1]
+        error = rebuild(event.error, self.codec, spec.errors if isinstance(spec, StepSpec) else None)
+        if event.error.traceback:
+            add_note(error, f"in step {event.op}:\n{event.error.traceback.rstrip()}")
+        self._resolve_with(event.op, error)
+
+    def _apply_step_skipped(self, event: StepSkipped, decoded: Any) -> None:
+        self._resolve_with(event.op, None)
+
+    def _apply_wait_resolved(self, event: WaitResolved, decoded: Any) -> None:
+        timer = self._timers.pop(event.op, None)
+        if timer is not None:
+            self.loop.fire(timer)
+        else:
+            self._answered(event)
+
+    def _apply_child_started(self, event: ChildStarted, decoded: Any) -> None:
+        self._resolve_with(event.op, None, event.detached)
+
+    def _apply_cancel_requested(self, event: CancelRequested, decoded: Any) -> None:
+        self._cancelled = event
+        if self._task is not None:
+            self._task.cancel(event.reason)
+
+    def _apply_value_recorded(self, event: ValueRecorded, decoded: Any) -> None:
+        if event.kind == "lock" and event.op in self.locks:
+            self.locks[event.op].token = self.codec.decode(event.value, int, event.op)
+        elif event.kind == "checkpoint":
+            self._resolve_with(event.op, None)
 
     def close(self) -> None:
         """Let go of the coroutines; nothing of them runs any more but their own clean-up."""
@@ -302,7 +307,7 @@ class Body:
             else:
                 self._resolve_with(event.op, None, value)
 
-    def _child_ended(self, event: ChildFinished) -> None:
+    def _apply_child_finished(self, event: ChildFinished, decoded: Any) -> None:
         found = self._futures.pop(event.op, None)
         if found is None:
             return
@@ -673,6 +678,20 @@ class Body:
     def _line(self) -> str:
         task = asyncio.current_task(self.loop)
         return (task.source if type(task) is BodyTask else "") or user_line(inspect.currentframe())
+
+
+# What each event does to the body; the others are none of its business.
+_APPLY: dict[type[Any], Callable[[Body, Any, Any], None]] = {
+    RunClaimed: Body._apply_run_claimed,
+    StepSucceeded: Body._apply_step_succeeded,
+    StepFailed: Body._apply_step_failed,
+    StepSkipped: Body._apply_step_skipped,
+    WaitResolved: Body._apply_wait_resolved,
+    ChildStarted: Body._apply_child_started,
+    ChildFinished: Body._apply_child_finished,
+    CancelRequested: Body._apply_cancel_requested,
+    ValueRecorded: Body._apply_value_recorded,
+}
 
 
 def _check_arguments(where: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

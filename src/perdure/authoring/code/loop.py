@@ -228,7 +228,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         self.now = 0.0
         self.closing = False
         self.root = Scope("")
-        self._ready: collections.deque[events.Handle] = collections.deque()
+        self.ready: collections.deque[events.Handle] = collections.deque()
         self.numbers = 0
         # The last number that was given when something failed that the body awaited.
         self.failed_at = 0
@@ -246,7 +246,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         events._set_running_loop(self)
         # Async generators of the body belong to this loop; the outer one must not finish them later.
         sys.set_asyncgen_hooks(None, self._finish_generator)
-        ready = self._ready
+        ready = self.ready
         try:
             while ready:
                 handle = ready.popleft()
@@ -268,12 +268,12 @@ class BodyLoop(asyncio.AbstractEventLoop):
 
     def fire(self, timer: BodyTimer) -> None:
         """Make a timer's callback ready."""
-        self._ready.append(timer)
+        self.ready.append(timer)
 
     def shut(self) -> None:
         """Let every task go without a trace. Ops asked for from here on raise instead of acting."""
         self.closing = True
-        self._ready.clear()
+        self.ready.clear()
         outer = events._get_running_loop()
         events._set_running_loop(self)
         try:
@@ -284,7 +284,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         finally:
             events._set_running_loop(outer)
         self._tasks.clear()
-        self._ready.clear()
+        self.ready.clear()
         self.combined.clear()
 
     def scope(self) -> Scope:
@@ -296,7 +296,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> events.Handle:  # type: ignore[override]
         handle = events.Handle(callback, args, self, context)
-        self._ready.append(handle)
+        self.ready.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]
