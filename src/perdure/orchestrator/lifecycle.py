@@ -7,14 +7,12 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from perdure.engine.driver import Driver
 from perdure.kernel.events import RunClaimed
 from perdure.kernel.state import RunState
 from perdure.kernel.values.raised import contained
-
-if TYPE_CHECKING:
-    from perdure.engine.driver import Driver
 
 log = logging.getLogger("perdure")
 

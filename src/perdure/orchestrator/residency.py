@@ -62,15 +62,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from perdure.engine.driver import Driver
 from perdure.errors import Corrupt
 from perdure.kernel.events import RunStarted
 from perdure.kernel.policies.queues import Queue
 from perdure.ports.journal import Full
-
-if TYPE_CHECKING:
-    from perdure.engine.driver import Driver
 
 
 class Residency(Enum):
@@ -96,8 +94,8 @@ ACTIVE, WARM, CATCHING_UP = Residency.ACTIVE, Residency.WARM, Residency.CATCHING
 REGAINING_LOCKS, SUSPECT, PARKING = Residency.REGAINING_LOCKS, Residency.SUSPECT, Residency.PARKING
 PARKED_HERE, UNREADABLE = Residency.PARKED_HERE, Residency.UNREADABLE
 
-# The states of which a slot may have a driver.
-IN_MEMORY = frozenset({STARTING, ACTIVE, WARM, CATCHING_UP})
+# The states of which a slot has a driver. In STARTING it gets one.
+_ADVANCED = frozenset({ACTIVE, WARM, CATCHING_UP})
 # The states in which it is not known yet whether a queued run has begun.
 _ADMITTING = frozenset({LOADING, ACTIVE, CATCHING_UP})
 # The states in which a run may be loaded.
@@ -229,14 +227,18 @@ class RunTable:
     # --- the one change -------------------------------------------------------------------------------------------
 
     def move(self, slot: RunSlot, state: Residency, driver: Driver | None = None) -> None:
-        """Move a run to another state, with the driver that it has from now on if that is another one.
+        """Move a run to another state; to ACTIVE, with the driver that it has from now on, if that is another one.
 
         Raises IllegalTransition, and changes nothing then.
         """
         old, run_id = slot.state, slot.run_id
-        if state not in TRANSITIONS[old]:
+        if state not in TRANSITIONS[old] or (driver is not None and state is not ACTIVE):
+            raise IllegalTransition(run_id, old, state)
+        if state in _ADVANCED and driver is None and slot.driver is None:
             raise IllegalTransition(run_id, old, state)
         if old is ABSENT:
+            if run_id in self._slots:  # this slot was left, and the run has another by now
+                raise IllegalTransition(run_id, self._slots[run_id].state, state)
             self._slots[run_id] = slot
         else:
             del self._by_state[old][run_id]
