@@ -253,7 +253,7 @@ class RunLocks:
     async def _claim(self, state: RunState) -> bool:
         """Become the owner of a run, and do nothing else with it; False when another append came first.
 
-        A run that was parked is so no longer: it fits the code, and callers that wait for it must not be told that.
+        A parked run is resumed by that: it fits the code, and its callers must not be answered that it is parked.
         """
         resumed = unpark(state) if state.parked is not None else []
         if self._owner.owns(state) and not resumed:

@@ -66,5 +66,5 @@ class Wakeups:
             self.heartbeat.set()
 
     def name_in_doubt(self) -> None:
-        """Another process has claimed a run under our name: the next heartbeat finds out which of the two may go on."""
+        """Another process has claimed a run under this name: the next heartbeat finds out which of the two has it."""
         self.heartbeat.set()

@@ -114,10 +114,12 @@ class Orchestrator:
         self.name, self.session = name, self.owner.session
         self.lifecycle = lifecycle = Lifecycle(name)
         self.loop, self.spawn, self.in_callback = lifecycle.loop, lifecycle.spawn, lifecycle.in_callback
+        # Set when another process has been started under the same name: this one has stopped for good.
+        self.retired = lifecycle.retired
         self._observer, self.wakeups = observer, Wakeups()
         self.runs = runs = RunTable(lifecycle.loop, self._not_accepted)
         # The runs in memory, with their drivers.
-        self.active = runs.drivers
+        self.active, self._starting = runs.drivers, runs.of(STARTING)
         self.lease_deadline = LeaseDeadline(self.loop, self.suspend, lambda: self.idle)
         runner = StepRunner(codec, clock, max_concurrency, executor, self.lease_deadline, locker, threads)
         writer = Writer(store.journal, self._on_conflict, self._on_refused, self._on_broken, self.lease_deadline)
@@ -198,7 +200,7 @@ class Orchestrator:
 
     async def start(self, run_id: str, started: RunStarted, recorded: RunStarted) -> None:
         """Start a run here. Returns when it is accepted, durably; raises Taken when its id is not free."""
-        if self.suspended:
+        if self.lifecycle.suspended:
             raise StoreUnavailable(self.store.url, _SUSPENDED)
         await self.loader.enter(EntryRequest((run_id,), new=RunStart(started, recorded, copy_context())))
 
@@ -230,7 +232,7 @@ class Orchestrator:
 
     def _committed(self, driver: Driver, append: Append) -> None:
         run_id, runs = driver.run_id, self.runs
-        if append.expected_next == 0 and run_id in runs.of(STARTING):
+        if append.expected_next == 0 and run_id in self._starting:
             runs.move(runs.slot(run_id), ACTIVE)
         if self.turns.lost:
             self.loader.turn_over(run_id)
@@ -366,7 +368,7 @@ class Orchestrator:
             if found is None:
                 self.runs.refuse(slot, error)
         except Exception as another:
-            # Not even that could be written: callers are told, and this process leaves the run alone.
+            # Not even that could be written: callers get the error, and this process leaves the run alone.
             log.error(
                 "run_id %s could not be parked; this process leaves it alone. Restart it, and see the error",
                 run_id,
@@ -388,7 +390,7 @@ class Orchestrator:
             return not self.suspended
         self.evict(source)
         if not refused:
-            log.error("run %r cannot be written, and was evicted: %s", source.id, error)
+            log.error("run %r cannot be written, and stands still: %s", source.id, error)
             self._observer.finished(Corrupt(f"what the store holds of run {source.id!r}", str(error), source.run_id))
         elif isinstance(error, StoreUnavailable):
             self.enter_soon(source.run_id)  # it may be in the store: a lost reply looks the same
@@ -428,11 +430,6 @@ class Orchestrator:
         return self.lifecycle.suspended
 
     @property
-    def retired(self) -> asyncio.Event:
-        """Set when another process has been started under the same name: this one has stopped for good."""
-        return self.lifecycle.retired
-
-    @property
     def idle(self) -> bool:
         """Whether nothing here would have to stop if the lease ended: no run is in memory, or holds or wants a lock."""
         return self.runs.empty and self.locks.idle
@@ -456,7 +453,7 @@ class Orchestrator:
     def _evict_all(self) -> None:
         for driver in list(self.active.values()):
             self.evict(driver)
-        for slot in list(self.runs.of(STARTING).values()):
+        for slot in list(self._starting.values()):
             self.runs.move(slot, ABSENT)
         self.locks.close()
 
@@ -490,7 +487,7 @@ class Orchestrator:
         self.lifecycle.closing = self.services.closing = True
 
     async def close(self, grace: float, meanwhile: Callable[[], Awaitable[None]]) -> BaseException | None:
-        """Hand over what only waits, let steps under way go on for the grace, then hand over the rest.
+        """Release idle runs, give steps under way the grace to end, then release the rest.
 
         A run whose step still works is not released, and heartbeats continue, until its step has ended or is given up,
         so that no other process begins it meanwhile. `meanwhile` is called now and then. A cancellation or a Ctrl-C
@@ -554,7 +551,7 @@ class Orchestrator:
         drivers = [driver for driver in self.active.values() if driver.attempts.running]
         if drivers and after >= QUIET_SECONDS:
             log.warning(
-                "orchestrator %s: gave up %s after %.0f s; their outcomes are dropped, and the next owner of their "
+                "orchestrator %s: gives up %s after %.0f s; their outcomes are dropped, and the next owner of their "
                 "runs calls them again. Give them more time with Recovery(grace=...)",
                 self.name,
                 self._under_way(),

@@ -55,7 +55,7 @@ _INTERNAL = (
     "`perdure resolve ID`. The log of the process has the traceback: please report it."
 )
 _PLAIN = Codec()
-# How many reasons are remembered, to tell each of them once.
+# How many reasons are remembered, to log each of them once.
 _REASONS = 1000
 
 
@@ -108,7 +108,7 @@ class Parking:
         except Corrupt:
             found = head = None
         if found is None or head is None:
-            log.error("run_id %s cannot be read, and is left alone by this process: %s", run_id, reason)
+            log.error("run_id %s cannot be read: %s; this process leaves it alone", run_id, reason)
             self.mark_unreadable(run_id, Corrupt(f"what the store holds of run_id {run_id}", reason, run_id))
             return
         if found.status is RunStatus.PARKED:

@@ -1,4 +1,4 @@
-"""Find runs that lost their owner and bring them back. Lease before load: only a likely owner pays for replay."""
+"""Takeover: find runs whose owner is gone, and enter them. Leases first: only a likely owner pays for replay."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ log = logging.getLogger("perdure")
 WARNINGS = 10
 
 
-async def recover_at_start(orchestrator: Orchestrator, ownership: Membership) -> None:
-    """Bring back what can be, and park what no engine can go on with. What goes wrong with a run stops no engine.
+async def recover_at_start(orchestrator: Orchestrator, membership: Membership) -> None:
+    """Take over what can be continued, and park what no engine can continue. An error in a run stops no engine.
 
-    Raises StoreUnavailable: without its store an engine cannot begin.
+    Raises StoreUnavailable: without its store an engine cannot start.
     """
     unknown: Sequence[str] = ()
     with _logged("naming the programs that this engine was not given"):
         unknown = await warn_of_unknown(orchestrator)
     with _logged("taking over runs of orchestrators that are gone"):
-        await recover(orchestrator, ownership, startup=True)
+        await recover(orchestrator, membership, startup=True)
     with _logged("parking runs of programs that no engine has"):
-        await park_unknown(orchestrator, ownership, unknown)
+        await park_unknown(orchestrator, membership, unknown)
 
 
-def tell_who_is_waited_for(ownership: Membership, owners: Sequence[str]) -> None:
-    """Say which orchestrators have runs that could be taken over only when their lease has ended."""
-    others = [owner for owner in owners if owner in ownership.others]
+def _log_awaited_leases(membership: Membership, owners: Sequence[str]) -> None:
+    """Log which live orchestrators have runs: if one of them is gone, takeover waits for its lease to end."""
+    others = [owner for owner in owners if owner in membership.others]
     for owner in others[:WARNINGS]:
-        left = ownership.wait_for(owner)
+        left = membership.wait_for(owner)
         if left is not None:
             log.info(
-                "orchestrator %s has unfinished runs. Should it be gone, this one waits for the lease of %s, at most "
-                "%.0f s, and takes them over",
-                owner,
+                "orchestrator %s has unfinished runs. If it is gone, they are taken over when its lease ends, in at "
+                "most %.0f s",
                 owner,
                 left,
             )
@@ -57,14 +56,14 @@ def _logged(what: str) -> Iterator[None]:
     except StoreUnavailable:
         raise
     except Exception:
-        log.exception("%s failed; the engine starts all the same, and looks again later", what)
+        log.exception("%s failed; the engine starts, and tries again later", what)
 
 
-async def recover(orchestrator: Orchestrator, ownership: Membership, *, startup: bool) -> int:
-    """Claim the runs of orchestrators that are not alive, batch by batch. Says how many were loaded.
+async def recover(orchestrator: Orchestrator, membership: Membership, *, startup: bool) -> int:
+    """Take over the runs of orchestrators that are not alive, batch by batch. Says how many were loaded.
 
-    Runs that wait are left where they are: whoever finds them due claims them then. At start-up, runs that were parked
-    are tried again too, since the code may have been mended meanwhile.
+    Idle runs are not claimed: the orchestrator that finds one due takes it over then. Parked runs are tried again: the
+    code may have been mended meanwhile.
     """
     runs, settings = orchestrator.store.runs, orchestrator.recovery
     programs = list(orchestrator.programs)
@@ -72,12 +71,12 @@ async def recover(orchestrator: Orchestrator, ownership: Membership, *, startup:
     if not owners and not startup:
         return await _retry_parked(orchestrator, startup)
     if startup or any(owner != orchestrator.name for owner in owners):
-        await ownership.look_around()
+        await membership.look_around()
     if startup:
-        tell_who_is_waited_for(ownership, owners)
-    # Our own name too: at start-up it belongs to a process that is gone, and later there may be runs of ours that we
-    # do not know of, because the store took their start and its answer was lost.
-    dead = [owner for owner in owners if owner not in ownership.others]
+        _log_awaited_leases(membership, owners)
+    # This orchestrator's own name too: at start-up it belongs to a process that is gone, and later the store may have
+    # runs of it that it does not know of, because their start was stored and the answer was lost.
+    dead = [owner for owner in owners if owner not in membership.others]
     limit = settings.max_startup if startup else settings.max_claims
     loaded = 0
     seen: set[str] = set()
@@ -91,17 +90,17 @@ async def recover(orchestrator: Orchestrator, ownership: Membership, *, startup:
         seen.update(fresh)
         loaded += (await orchestrator.enter(EntryRequest(fresh, dead))).count
         await asyncio.sleep(0 if startup else 0.01)
-        # One of the dead may have been started again meanwhile, and be at its own runs.
-        await ownership.look_around()
-        dead = [owner for owner in dead if owner not in ownership.others]
+        # One of the dead may have been started again meanwhile, and take up its own runs.
+        await membership.look_around()
+        dead = [owner for owner in dead if owner not in membership.others]
     return loaded + await _retry_parked(orchestrator, startup)
 
 
 async def _retry_parked(orchestrator: Orchestrator, startup: bool) -> int:
-    """Load parked runs of programs we have, whoever parked them, each once; those that do not fit stay parked.
+    """Load parked runs of programs that this engine has, each once; those that do not fit stay parked.
 
-    Not at start-up only: what an engine with other code has parked since may fit ours. But then one page at a time,
-    each from where the last one ended: after a bad deploy there may be thousands, and nearly all were tried.
+    Not at start-up only: a run that an engine with other code has parked since may fit this one. But then one page at a
+    time, each from where the last one ended: after a bad deploy there may be thousands, and nearly all were tried.
     """
     parking, limit, loaded = orchestrator.parking, orchestrator.recovery.max_startup, 0
     cursor = None if startup else parking.searched_to
@@ -118,23 +117,23 @@ async def _retry_parked(orchestrator: Orchestrator, startup: bool) -> int:
             return loaded
 
 
-async def park_unknown(orchestrator: Orchestrator, ownership: Membership, programs: Sequence[str]) -> None:
-    """Park runs of these programs that should go on now, where this process follows the one that had them.
+async def park_unknown(orchestrator: Orchestrator, membership: Membership, programs: Sequence[str]) -> None:
+    """Park runs of these programs that are due, where this process follows the one that owned them.
 
-    A program that was renamed or removed shows by that. A run of any other owner is left alone: its engine may come
-    back, and meanwhile nothing is wrong with it. So is one that waits, until it is its time, and all while another
-    engine lives that could have its program. An engine without programs of its own has no say in it.
+    That shows that a program was renamed or removed. Runs of other owners are left alone, since their engine may come
+    back; so are idle runs, until they are due, and all runs while another engine is alive that could have the program.
+    An engine without programs of its own parks nothing.
     """
-    if not programs or ownership.others or all(name.startswith(BUILT_IN) for name in orchestrator.programs):
+    if not programs or membership.others or all(name.startswith(BUILT_IN) for name in orchestrator.programs):
         return
     store = orchestrator.store
-    dead = [owner for owner in await store.runs.owners() if owner not in ownership.others]
+    dead = [owner for owner in await store.runs.owners() if owner not in membership.others]
     ours = [owner for owner in dead if follows(orchestrator.name, owner)]
     seen: set[str] = set()
     while orchestrator.at_work:
-        # Twice as many each time: those that have not begun, and those of others, stay due, and there may be thousands.
+        # More each time: runs that have not begun, and those of other owners, stay due, and there may be thousands.
         limit, now = orchestrator.recovery.max_startup + 2 * len(seen), orchestrator.clock.now()
-        due = await store.timers.due(now, limit, programs, ownership.others)
+        due = await store.timers.due(now, limit, programs, membership.others)
         left = await store.runs.owned(ours, RunStatus.RUNNING, programs, limit) if ours else []
         fresh = [run_id for run_id in dict.fromkeys([*left, *(one.run_id for one in due)]) if run_id not in seen]
         if not fresh:
@@ -145,9 +144,9 @@ async def park_unknown(orchestrator: Orchestrator, ownership: Membership, progra
 
 
 async def warn_of_unknown(orchestrator: Orchestrator) -> Sequence[str]:
-    """Say which programs have open runs and are not registered here, and return their names."""
+    """Log which programs have unfinished runs and were not given to this engine, and return their names."""
     if orchestrator.serves is not None:
-        return ()  # it is there for some queues, and others are there for the rest
+        return ()  # it serves some queues, and other engines serve the rest
     found = await orchestrator.store.runs.programs()
     unknown = [name for name in found if name not in orchestrator.programs and not name.startswith(REMOTE)]
     for program in unknown[:WARNINGS]:

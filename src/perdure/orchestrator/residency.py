@@ -48,8 +48,8 @@ What couples the table to the rest:
 - *Drivers.* A slot has a driver exactly in STARTING (once its body was opened), ACTIVE, WARM and CATCHING_UP. A driver
   that is not the one of its slot has been evicted or replaced, and nothing of the run depends on it.
 - *Waiters.* The table answers them when a run moves to a state in which the answer cannot come any more: a caller of
-  `start` is told that the run was not accepted, an admission that the run is no longer tried, a message that it may ask
-  again. A waiter is never left behind.
+  `start` gets an error, an admission learns that the run is no longer tried, a message is decided again. No waiter is
+  left behind.
 - *Entry.* A run gets a driver by `Loader.enter` alone, whatever the reason.
 - *What is not here.* Which runs of a group of suspects are still on trial (`Quarantine`), which locks a run holds
   (`RunLocks`), which ids were warm here lately (`WarmCache`): those outlive a slot, or have a life of their own.
@@ -260,7 +260,12 @@ class RunTable:
             if state is not LOADING:
                 self.settled.set()
         if slot.accepted is not None and state is not STARTING and state is not PARKING:
-            self._answer(slot, state)
+            if state is ACTIVE or state is PARKED_HERE:
+                # Its start is durable. Where it is parked by now, its journal says so.
+                _resolve(slot.accepted, None)
+                slot.accepted = None
+            else:
+                self.refuse(slot, self._not_accepted())
         if slot.caught_up is not None and state is not CATCHING_UP:
             _resolve(slot.caught_up, None)
             slot.caught_up = None
@@ -282,28 +287,19 @@ class RunTable:
     # --- waiters --------------------------------------------------------------------------------------------------
 
     def admit(self, slot: RunSlot, full: Full | None = None) -> None:
-        """Tell an admission that a run has begun or is no longer tried, or that its queue is full."""
+        """Answer an admission: the run has begun or is no longer tried, or its queue is full."""
         if slot.admitted is not None:
             _resolve(slot.admitted, full)
             slot.admitted = None
 
     def refuse(self, slot: RunSlot, error: Exception) -> bool:
-        """Tell the caller of a start why it was not accepted; False when no caller waits any more."""
+        """Answer the caller of a start with why it was not accepted; False when no caller waits any more."""
         accepted, slot.accepted = slot.accepted, None
         if accepted is None:
             return False
         if not accepted.done():
             accepted.set_exception(error)
         return True
-
-    def _answer(self, slot: RunSlot, state: Residency) -> None:
-        if state is ACTIVE or state is PARKED_HERE:
-            # Its start is durable. Where it is parked by now, its journal says so.
-            assert slot.accepted is not None
-            _resolve(slot.accepted, None)
-            slot.accepted = None
-        else:
-            self.refuse(slot, self._not_accepted())
 
 
 def _resolve(future: asyncio.Future[Any], value: object) -> None:

@@ -40,7 +40,7 @@ class Counts:
     held: bool = False
     # The runs of ticks: one that has to wait for the run before it is tried again, and is one tick.
     ticks: set[str] = field(default_factory=set)
-    # Told when a run was begun that is to be taken up: one that is under way may wait for it.
+    # Set when a run was started that the sweep has to load: a run in memory may wait for it.
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     def left(self, kind: str) -> int:
@@ -143,7 +143,7 @@ async def _settled(
         orchestrator.runs.settled.clear()
         left = [run_id for run_id in left if not await _rests(orchestrator, run_id, is_held)]
         if not left:
-            # One that rested may have been stirred by another, and hears of it in a moment.
+            # A run at rest may have been sent a message by another, and gets it in a moment.
             for _ in range(5):
                 await asyncio.sleep(0)
             left = [run_id for run_id in run_ids if not await _rests(orchestrator, run_id, is_held)]
