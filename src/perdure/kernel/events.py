@@ -137,18 +137,18 @@ class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
 
     owner: str
     epoch: int
-    # Which process of that name it is: two may bear one name while one of them is being replaced.
+    # The session of the orchestrator: two processes may have one name while one replaces the other.
     session: str = ""
-    # The version of its program that a run begins with which was started by name alone.
+    # Version chosen at the first claim, for a run started by name only.
     version: str = ""
-    # Made before the journal was replayed: what came from outside since the last owner is still to be seen.
+    # Made before the journal was replayed: external events since the last owner are still to be processed.
     early: bool = False
-    # How many runs that had lost several owners were taken up at once, with this one; 0: it was none of those.
+    # How many suspects were claimed together with this run; 0: it was none.
     tried: int = 0
 
 
 class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
-    """The owner gave the run up while it was not finished; anyone may claim it."""
+    """The owner released an unfinished run; any orchestrator may claim it."""
 
     owner: str
 
@@ -175,7 +175,7 @@ class StepsHeld(Event, frozen=True, tag=True, omit_defaults=True):
     """The program wants `count` things that cannot begin yet, though the run only waits otherwise; 0: no longer.
 
     For want of room, because their values are being stored apart, or because the engine is being left. Written so that
-    whoever comes after a crash knows of them: nothing else in the journal does.
+    the next owner knows of them after a crash: no other event does.
     """
 
     count: int = 0
@@ -299,12 +299,12 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
 
     @property
     def person(self) -> str:
-        """Who answered or refused; empty if nobody gave a name."""
+        """Who answered or refused; empty without a name."""
         return self.by.partition(":")[2]
 
 
 class SignalReceived(Event, frozen=True, tag=True, omit_defaults=True):
-    """Somebody sent the run a signal. It is kept until a wait for its name takes it, in order.
+    """A client or another run sent a signal. It is kept until a wait for its name takes it, in order.
 
     `child` is the op path of the child that it was sent to; none: the root.
     """
@@ -388,7 +388,7 @@ class StepProgressed(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
-    """Somebody wants the run to end, or the child of it at this op path. `given_up`: its parent does."""
+    """A request to end the run, or its child at this op path. `given_up`: the parent requests it."""
 
     reason: str = ""
     child: str = ""
@@ -443,7 +443,7 @@ class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):
     """What an op came to in the run that this one goes on for; it has that again when the program asks for it again.
 
     `kind`: the step `succeeded`, was `skipped`, or `failed` and the program went on; it failed and is called `again`;
-    somebody `waited`, and what came ended that, as `by` says; a lock was `locked`; a detached run was `started`, whose
+    a wait was `waited` for, and ended as `by` says; a lock was `locked`; a detached run was `started`, whose
     run_id is `by`; a path was `patched`.
     """
 

@@ -60,7 +60,7 @@ def needed(batches: Sequence[Batch]) -> list[Batch]:
 def audited(batches: Sequence[Batch]) -> list[Batch]:
     """A finished journal without what its steps showed before they ended, numbered anew from 0 without gaps.
 
-    Attempts and their errors, claims, signals and answers all stay: whoever asks what happened finds it.
+    Attempts and their errors, claims, signals and answers all stay, for the audit of what happened.
     """
     kept = _kept(batches, lambda _, event: not isinstance(event, ChunkAppended | StepProgressed | SnapshotTaken))
     numbered: list[Batch] = []

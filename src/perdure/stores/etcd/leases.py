@@ -177,10 +177,10 @@ class EtcdLeases:
         listening = asyncio.create_task(self._listen(prefix, heard))
         try:
             while True:
-                news = await heard.get()
-                if isinstance(news, StoreUnavailable):
-                    raise news
-                yield news
+                ended = await heard.get()
+                if isinstance(ended, StoreUnavailable):
+                    raise ended
+                yield ended
         finally:
             listening.cancel()
             await asyncio.wait([listening])

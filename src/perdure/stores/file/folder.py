@@ -167,7 +167,7 @@ class Folder:
             return None
         return found.st_ino, found.st_size
 
-    def news(self) -> list[Change] | None:
+    def read_commits(self) -> list[Change] | None:
         """What was committed since the last call; None when that is unknown, and everything must be read again."""
         if self._log is None:
             return None

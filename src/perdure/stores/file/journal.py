@@ -46,13 +46,13 @@ class FileJournal(MemoryJournal):
 
     def _learn(self) -> bool:
         """Read the commits of other processes; False when everything must be read again."""
-        news = self._folder.news()
-        if news is None:
+        changes = self._folder.read_commits()
+        if changes is None:
             self._stale = True
             return False
-        for change in news:
+        for change in changes:
             self._learn_of(change)
-        self.commits += bool(news)
+        self.commits += bool(changes)
         return True
 
     def _learn_of(self, change: Change) -> None:

@@ -118,11 +118,11 @@ class Notifications:
             delay = min(2 * delay, LAST_RETRY) if delay < REFUSED_RETRY else FIRST_RETRY
 
     async def _listen_once(self) -> None:
-        news, ended, beat = (self._server.channel + name for name in (b"news", b"ended", b"beat"))
+        commits, ended, beat = (self._server.channel + name for name in (b"commits", b"ended", b"beat"))
         connection = await self._server.connect()
         try:
             self._server.tell("SUBSCRIBE")
-            await connection.send_command("SUBSCRIBE", news, ended, beat, check_health=False)
+            await connection.send_command("SUBSCRIBE", commits, ended, beat, check_health=False)
             for _ in range(3):
                 async with asyncio.timeout(self._server.address.timeout):
                     await connection.read_response()
@@ -131,7 +131,7 @@ class Notifications:
             self.listening.set()
             while True:
                 _, channel, payload = await connection.read_response()
-                if channel == news:
+                if channel == commits:
                     self.committed(int(payload))
                 elif channel == beat:
                     expires, _, key = payload.decode().partition(" ")

@@ -310,16 +310,16 @@ class Server:
         if isinstance(error, BusyLoadingError):
             return StoreUnavailable(self.url, _REFUSALS["LOADING"])
         if kind == "NOAUTH" or "Authentication required" in said or "HELLO must be called" in said:
-            return self._stranger(NEEDS_LOGIN)
+            return self._refused_login(NEEDS_LOGIN)
         if isinstance(error, AuthenticationError) or kind == "WRONGPASS" or "invalid password" in said:
-            return self._stranger(LOGIN)
+            return self._refused_login(LOGIN)
         if "DB index is out of range" in said:
             return InvalidStoreUrl(self.url, f"the server has no database {self.address.db}; take a lower number")
         if "CERTIFICATE_VERIFY_FAILED" in said:
             reason = (
                 f"the certificate of {self.address.place} is not trusted ({said}); name the authority that signed it"
             )
-            return self._stranger(f"{reason}: ?ssl_ca_certs=/path/to/ca.pem")
+            return self._refused_login(f"{reason}: ?ssl_ca_certs=/path/to/ca.pem")
         if isinstance(error, ConnectionError | TimeoutError | OSError):
             return self.unreachable(error)
         if "WRONGTYPE" in said:
@@ -334,7 +334,7 @@ class Server:
         own = _CLASSES.get(type(error).__name__)
         return own in codes or any(re.search(rf"(^|[ -]){code} ", str(error)) for code in codes)
 
-    def _stranger(self, reason: str) -> StoreError | InvalidStoreUrl:
+    def _refused_login(self, reason: str) -> StoreError | InvalidStoreUrl:
         return StoreUnavailable(self.url, reason) if self.known else InvalidStoreUrl(self.url, reason)
 
 

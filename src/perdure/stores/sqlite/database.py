@@ -413,7 +413,7 @@ class Database:
             if not held.missing():
                 return  # another store of this process has done it
             if self._log is not held.log:
-                db = held.keeper
+                db = held.log_connection
             assert db is not None
             if not _size(self.path + "-wal"):
                 # Every process that has the file open still has this log, and no process can have begun another.

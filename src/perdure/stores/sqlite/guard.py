@@ -70,7 +70,7 @@ class Guard:
         # The log that the connections of this process write to.
         self.log = _identity(f"{path}-wal")
         # A connection to that log, once it differs from that of the first store: not every store has it open then.
-        self.keeper: apsw.Connection | None = None
+        self.log_connection: apsw.Connection | None = None
         self.renewing = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._locks: list[tuple[int, tuple[int, int]]] = []
@@ -126,7 +126,7 @@ class Guard:
         """Write to the log at this path from now on; the connection has it open."""
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.execute("select count(*) from sqlite_schema").fetchall()
-        self.log, self.keeper = _identity(f"{self.path}-wal"), connection
+        self.log, self.log_connection = _identity(f"{self.path}-wal"), connection
 
     def begun_anew(self) -> bool:
         """Whether the log at its path belongs to the shared memory, and was not made by another application."""
@@ -139,7 +139,7 @@ class Guard:
 
     def release_locks(self) -> None:
         """Release the locks, so that the last connections of our library can close the file cleanly."""
-        connection, self._connection, self.keeper = self._connection, None, None
+        connection, self._connection, self.log_connection = self._connection, None, None
         if connection is not None:
             # Closed while the locks are held, it does not act as the last user. Its close drops the process's POSIX
             # locks.

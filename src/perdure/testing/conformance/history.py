@@ -108,7 +108,7 @@ async def write(store: Store, *appends: Append) -> list[Outcome]:
 
 
 async def write_all(store: Store, *appends: Append) -> None:
-    """Append to a store, where nothing stands in the way."""
+    """Append to a store, and check that everything was written."""
     assert await write(store, *appends) == [Appended()] * len(appends)
 
 

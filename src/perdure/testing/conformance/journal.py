@@ -122,8 +122,8 @@ class StartConformance(StoreConformance):
         parent, child = History("parent"), History("child", id="it")
         await write_all(store, parent.begin_as("a"), child.begin_as("b"))
         before = await numbered(store.journal, "child")
-        again, namesake, fresh = History("child", id="it"), History("other", id="it"), History("fresh")
-        starts = [again.begin(), namesake.begin(), fresh.begin()]
+        again, other, fresh = History("child", id="it"), History("other", id="it"), History("fresh")
+        starts = [again.begin(), other.begin(), fresh.begin()]
         await write_all(store, msgspec.structs.replace(parent.then(*step(0)), starts=starts))
         assert await numbered(store.journal, "child") == before
         assert await store.journal.head("other") is None
@@ -154,13 +154,13 @@ class AppendConformance(StoreConformance):
 
     async def test_rows_of_children_live_with_the_journal_of_their_root(self, store: Store) -> None:
         """A row of a child is put with an append to its root, found by its id, and has the root's head."""
-        root, namesake = History("root"), History("other")
+        root, other = History("root"), History("other")
         begin = root.begin_as("a")
         assert begin.row is not None
         child = msgspec.structs.replace(begin.row, run_id="root/refund:0", id="it", root="root", parent="root")
         twin = msgspec.structs.replace(child, run_id="other/refund:0", root="other", parent="other")
         await write_all(store, msgspec.structs.replace(begin, children=[child]))
-        await write_all(store, msgspec.structs.replace(namesake.begin_as("a"), children=[twin]))
+        await write_all(store, msgspec.structs.replace(other.begin_as("a"), children=[twin]))
         ended = msgspec.structs.replace(child, status=RunStatus.COMPLETED, finished_at=root.at, output=Raw(b"7"))
         await write_all(store, msgspec.structs.replace(root.then(*step(0)), children=[ended]))
         assert await store.runs.get("root/refund:0") == ended
@@ -196,7 +196,7 @@ class AppendConformance(StoreConformance):
         assert await numbered(store.journal, "r1") == listed(*written)
 
     async def test_an_append_ahead_of_the_head_is_refused_with_the_real_next_number(self, store: Store) -> None:
-        """Compare-and-swap: nobody can leave a gap."""
+        """Compare-and-swap: no append can leave a gap."""
         begin = History("r1").begin()
         await write_all(store, begin)
         early = Append("r1", 4, [Batch(4, 9.0, step(7))])
@@ -205,9 +205,9 @@ class AppendConformance(StoreConformance):
 
     async def test_an_append_to_a_journal_that_does_not_exist_is_refused(self, store: Store) -> None:
         """The next number of a journal that does not exist is 0."""
-        assert await write(store, Append("nobody", 3, [Batch(3, 9.0, step(0))])) == [Conflict(0)]
-        assert await store.journal.head("nobody") is None
-        assert await store.journal.read("nobody") == []
+        assert await write(store, Append("missing", 3, [Batch(3, 9.0, step(0))])) == [Conflict(0)]
+        assert await store.journal.head("missing") is None
+        assert await store.journal.read("missing") == []
 
     async def test_a_refused_append_leaves_the_head_as_it_was(self, store: Store) -> None:
         """Nothing was written means nothing: neither events, nor number, nor time, nor size."""
@@ -336,10 +336,10 @@ class ReadConformance(StoreConformance):
 
     async def test_a_journal_that_does_not_exist_is_empty(self, store: Store) -> None:
         """A missing run is an answer, not an error."""
-        assert await store.journal.read("nobody") == []
-        assert await store.journal.read("nobody", 3, 5) == []
-        assert await store.journal.head("nobody") is None
-        assert await store.journal.read_many(["nobody"]) == {}
+        assert await store.journal.read("missing") == []
+        assert await store.journal.read("missing", 3, 5) == []
+        assert await store.journal.head("missing") is None
+        assert await store.journal.read_many(["missing"]) == {}
 
     @pytest.mark.parametrize("start", range(9))
     async def test_reading_from_a_number_includes_it(self, store: Store, start: int) -> None:
@@ -389,7 +389,7 @@ class ReadConformance(StoreConformance):
         runs = [History(f"r{i}") for i in range(4)]
         await write_all(store, *(run.begin() for run in runs))
         await write_all(store, runs[1].then(*step(0)), runs[2].then(*step(0), *step(1)))
-        assert await second.journal.heads(["r0", "r1", "r2", "nobody"]) == {"r0": 1, "r1": 3, "r2": 5}
+        assert await second.journal.heads(["r0", "r1", "r2", "missing"]) == {"r0": 1, "r1": 3, "r2": 5}
         assert await second.journal.heads([]) == {}
 
     async def test_many_journals_are_read_at_once(self, store: Store) -> None:
@@ -400,7 +400,7 @@ class ReadConformance(StoreConformance):
         more = {run.run_id: run.then(*step(0)) for run in runs}
         await write_all(store, *more.values())
         wanted = [run.run_id for run in runs[::2]]
-        found = await store.journal.read_many([*wanted, "nobody"])
+        found = await store.journal.read_many([*wanted, "missing"])
         assert set(found) == set(wanted)
         for run_id in wanted:
             batches = found[run_id]

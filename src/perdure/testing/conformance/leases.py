@@ -16,9 +16,9 @@ NOW, TTL = 1_700_000_000.0, 30.0
 
 
 class RenewalConformance(StoreConformance):
-    """What signs of life are to those who look for news."""
+    """Heartbeats and the store's version."""
 
-    async def test_a_renewal_is_no_news_to_who_renews(self, store: Store, second: Store) -> None:
+    async def test_a_renewal_does_not_change_the_version(self, store: Store, second: Store) -> None:
         """The version stays as it is; and what others write meanwhile still shows."""
         await store.leases.acquire("k", "a", 30.0, 1.0)
         renewal = Renewal("k", "a", 30.0)
@@ -40,7 +40,7 @@ class LeasesConformance(RenewalConformance):
     pushes = True
 
     async def test_a_free_lease_is_acquired(self, store: Store) -> None:
-        """Whoever comes first holds it for `ttl` seconds."""
+        """The first caller holds it for `ttl` seconds."""
         acquired = await store.leases.acquire("k", "a", TTL, NOW)
         assert isinstance(acquired, Acquired)
         assert acquired.expires == NOW + TTL
@@ -104,8 +104,8 @@ class LeasesConformance(RenewalConformance):
         assert held is not None
         assert (held.owner, held.expires) == ("a", NOW + TTL)
 
-    async def test_a_lease_that_somebody_took_over_is_not_renewed(self, store: Store) -> None:
-        """A holder that overslept learns that it is no longer the holder."""
+    async def test_a_lease_that_changed_hands_is_not_renewed(self, store: Store) -> None:
+        """A holder that renews too late learns that it is no longer the holder."""
         await store.leases.acquire("k", "a", TTL, NOW)
         await store.leases.acquire("k", "b", TTL, NOW + TTL)
         assert list(await store.leases.renew_all([Renewal("k", "a", TTL)], NOW + TTL)) == ["k"]
@@ -133,7 +133,7 @@ class LeasesConformance(RenewalConformance):
         assert list(await store.leases.renew_all([], NOW)) == []
 
     async def test_a_lease_given_back_is_taken_with_a_higher_epoch(self, store: Store) -> None:
-        """Giving a lease back does not turn back its epoch, and neither does tidying up after a long while."""
+        """Neither a release nor a sweep after a long while lowers the epoch."""
         epochs = []
         for day in range(3):
             for owner in "ab":
@@ -141,12 +141,12 @@ class LeasesConformance(RenewalConformance):
                 assert isinstance(acquired, Acquired)
                 epochs.append(acquired.epoch)
                 await store.leases.release_all(owner) if day else await store.leases.release("lock:k", owner)
-            # Somebody else comes by, and the store may tidy up.
+            # Another owner acquires a lease, and the store may sweep.
             await store.leases.acquire("other", "c", TTL, NOW + day * 200_000 + 150_000)
         assert epochs == sorted(set(epochs))
 
     async def test_releasing_a_lease_of_another_raises_not_owner(self, store: Store) -> None:
-        """Only the holder may give a lease back; it stays held."""
+        """Only the holder may release a lease; it stays held."""
         await store.leases.acquire("k", "a", TTL, NOW)
         with pytest.raises(NotOwner) as caught:
             await store.leases.release("k", "b")
@@ -154,14 +154,14 @@ class LeasesConformance(RenewalConformance):
         assert await store.leases.acquire("k", "c", TTL, NOW) == HeldBy("a", NOW + TTL)
 
     async def test_releasing_a_lease_twice_raises_not_owner(self, store: Store) -> None:
-        """What was given back is not yours any more."""
+        """A released lease has no holder."""
         await store.leases.acquire("k", "a", TTL, NOW)
         await store.leases.release("k", "a")
         with pytest.raises(NotOwner):
             await store.leases.release("k", "a")
 
     async def test_an_owner_gives_back_everything_at_once(self, store: Store, second: Store) -> None:
-        """`release_all` frees all leases of an owner, says how many, and touches those of nobody else."""
+        """`release_all` frees all leases of an owner, returns how many, and no others."""
         for key in ("k1", "k2", "k3"):
             await store.leases.acquire(key, "a", TTL, NOW)
         await store.leases.acquire("k4", "b", TTL, NOW)
@@ -195,14 +195,14 @@ class LeasesConformance(RenewalConformance):
         await store.leases.release("orchestrator:a", "a")
         assert list(await store.leases.live("orchestrator:", NOW)) == []
 
-    async def test_a_lease_nobody_holds_is_none(self, store: Store) -> None:
+    async def test_a_missing_lease_is_none(self, store: Store) -> None:
         """A missing lease is an answer, not an error."""
         assert await store.leases.get("k", NOW) is None
         assert list(await store.leases.live("", NOW)) == []
-        assert await store.leases.release_all("nobody") == 0
+        assert await store.leases.release_all("missing") == 0
 
     async def test_watching_tells_of_leases_that_have_ended_under_the_prefix(self, store: Store, second: Store) -> None:
-        """`watch` yields keys of leases that were given back, and no others; nothing where `pushes` is False."""
+        """`watch` yields the keys of released leases, and no others; nothing where `pushes` is False."""
         now = time.time()  # stores wait for the end of a lease by the clock
         await store.leases.acquire("orchestrator:a", "a", TTL, now)
         # Long enough not to end by itself on a slow machine.

@@ -66,7 +66,7 @@ class AdmissionConformance(StoreConformance):
     """The limits of queues: part of the append that begins a run."""
 
     async def test_no_more_runs_begin_than_the_queue_allows_at_once(self, store: Store, second: Store) -> None:
-        """What began and has not ended counts, whoever owns it; a refused append writes nothing."""
+        """Runs that began and have not ended count, with any owner or none; a refused append writes nothing."""
         two = Queue("emails", concurrency=2)
         runs = [await queued(store, f"r{i}") for i in range(4)]
         assert await write(store, claim(runs[0], two)) == [Appended()]
@@ -136,7 +136,7 @@ class AdmissionConformance(StoreConformance):
         return run
 
     async def test_a_conflict_comes_before_a_limit(self, store: Store) -> None:
-        """Who is out of date has to read first, whether there is room or not."""
+        """A stale append is a Conflict, whether there is room or not."""
         one = Queue("emails", concurrency=1)
         run, other = await queued(store, "r1"), await queued(store, "r2")
         await write_all(store, claim(run, one))
@@ -145,7 +145,7 @@ class AdmissionConformance(StoreConformance):
         assert await write(store, stale) == [Conflict(2)]
 
     async def test_of_two_that_claim_the_last_place_one_gets_it(self, store: Store, second: Store) -> None:
-        """Admission is part of the append, not a look before it."""
+        """Limits are checked in the append itself, not before it."""
         for number in range(10):
             one = Queue(f"q{number}", concurrency=1)
             runs = [await queued(store, f"r{number}-{i}", queue=one.name) for i in range(2)]
@@ -164,13 +164,13 @@ class QueuesConformance(AdmissionConformance):
         assert await picked(store, EMAILS, room=2) == ["r0", "r1"]
 
     async def test_a_higher_priority_goes_first(self, store: Store) -> None:
-        """Also a negative one after none at all."""
+        """A negative priority comes after the default."""
         for i, priority in enumerate((0, 5, -3, 5, 1)):
             await queued(store, f"r{i}", at=BEGAN + i, priority=priority)
         assert await picked(store, EMAILS) == ["r1", "r3", "r4", "r0", "r2"]
 
     async def test_keys_take_turns(self, store: Store) -> None:
-        """However many runs one of them has."""
+        """Each key begins one run in turn, however many runs a key has."""
         for i in range(4):
             await queued(store, f"a{i}", "a", at=BEGAN + i)
         await queued(store, "b0", "b", at=BEGAN + 10)
@@ -180,7 +180,7 @@ class QueuesConformance(AdmissionConformance):
         assert await picked(store, EMAILS, room=2) == ["a0", "b0"]
 
     async def test_the_key_served_least_recently_is_first(self, store: Store) -> None:
-        """And one that never was, before all of them."""
+        """A key that was never served comes before all others."""
         for i, key in enumerate("abc"):
             run = await queued(store, f"{key}0", key)
             await write_all(store, claim(run, EMAILS, LATER + (2 - i)))
@@ -201,7 +201,7 @@ class QueuesConformance(AdmissionConformance):
         assert await picked(store, limits) == ["a0", "a1"]
 
     async def test_no_more_are_picked_than_there_is_room_for(self, store: Store) -> None:
-        """Room by the queue's limits, and when its rate gives more."""
+        """The limits bound the picks, and `until` is when the rate allows more."""
         limits = Queue("emails", concurrency=3, rate=Rate(4, per=10.0))
         runs = [await queued(store, f"r{i}", at=BEGAN + i) for i in range(8)]
         assert await picked(store, limits) == ["r0", "r1", "r2"]
@@ -217,7 +217,7 @@ class QueuesConformance(AdmissionConformance):
         assert (list(picks.run_ids), picks.until) == ([], LATER + 10.0)
 
     async def test_delayed_runs_are_picked_when_their_moment_has_come(self, store: Store) -> None:
-        """And until then it is known when that is."""
+        """Until then, `until` is that moment."""
         await queued(store, "r1", not_before=LATER + 50)
         await queued(store, "r2", not_before=LATER + 20)
         assert list(await store.queues.waiting(None)) == [Waiting("emails", LATER + 20)]
@@ -229,7 +229,7 @@ class QueuesConformance(AdmissionConformance):
         assert (list(picks.run_ids), picks.until) == (["r3", "r2"], LATER + 50)
 
     async def test_runs_of_programs_one_has_not_are_left_to_others(self, store: Store) -> None:
-        """They do not stand in the way."""
+        """Runs of other programs do not block those that can be picked."""
         await queued(store, "r1", program="other")
         await queued(store, "r2")
         assert await picked(store, EMAILS) == ["r2"]
@@ -248,7 +248,7 @@ class QueuesConformance(AdmissionConformance):
         assert await picked(store, EMAILS) == ["r2", "r3"]
 
     async def test_a_run_that_is_started_again_before_it_began_has_the_new_input(self, store: Store) -> None:
-        """Its row says so, and its moment is the new one."""
+        """Its row has the new input, and the new `not_before`."""
         run = await queued(store, "r1", not_before=LATER)
         await write_all(store, run.then(InputReplaced(Raw(b'["new"]'), "", LATER + 60, 7)))
         row = await store.runs.get("r1")
@@ -260,7 +260,7 @@ class QueuesConformance(AdmissionConformance):
     # --- what there is --------------------------------------------------------------------------------------------
 
     async def test_queues_with_waiting_runs_are_known_by_name(self, store: Store) -> None:
-        """All of them, or those one asks for."""
+        """All queues, or those that are named."""
         for i, queue in enumerate(("gpu", "emails", "reports")):
             await queued(store, f"r{i}", queue=queue, at=BEGAN + i)
         found = await store.queues.waiting(None)
@@ -304,7 +304,7 @@ class QueuesConformance(AdmissionConformance):
     async def test_timers_and_owned_runs_can_be_asked_for_by_queue(
         self, store: Store, served: Sequence[str] | None
     ) -> None:
-        """An engine that serves some queues hears of their runs alone."""
+        """An engine that serves some queues gets only their runs."""
         plain, gpu = History("plain"), await queued(store, "gpu", queue="gpu")
         await write_all(store, plain.begin_as("a"), claim(gpu, Queue("gpu")))
         expected = ["gpu"] if served else ["gpu", "plain"]

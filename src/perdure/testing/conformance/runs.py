@@ -66,9 +66,9 @@ class RowConformance(StoreConformance):
 
     async def test_a_missing_run_is_none(self, store: Store) -> None:
         """No such run is an answer, not an error."""
-        assert await store.runs.get("nobody") is None
-        assert await store.runs.find("nobody") is None
-        assert list(await store.runs.finished(["nobody"])) == []
+        assert await store.runs.get("missing") is None
+        assert await store.runs.find("missing") is None
+        assert list(await store.runs.finished(["missing"])) == []
 
     async def test_a_row_comes_back_as_it_was_written(self, store: Store, second: Store) -> None:
         """Every field of a row survives exactly, from every connection."""
@@ -263,7 +263,7 @@ class ListConformance(StoreConformance):
         assert await ids(store, program="nothing") == []
 
     async def test_runs_are_listed_by_owner(self, store: Store) -> None:
-        """Whose they are now: not who had them before, and not who has a name that begins alike."""
+        """By the current owner, compared whole: not by an earlier owner, nor by a prefix."""
         mine, theirs, taken, free = History("r0"), History("r1"), History("r2"), History("r3")
         await write_all(store, mine.begin_as("w1"), theirs.begin_as("w10"), taken.begin_as("w1"), free.begin())
         await write_all(store, taken.then(RunClaimed("w2", 2)))
@@ -307,7 +307,7 @@ class ListConformance(StoreConformance):
         assert await ids(store, since=BEGAN + 0.5, until=BEGAN + 0.5) == []
 
     async def test_runs_are_listed_by_how_their_ids_begin(self, store: Store) -> None:
-        """The prefix is compared character by character: no sign in it stands for another."""
+        """The prefix is literal: it has no wildcards."""
         given = ["order-1", "order-2", "Order-3", "order_4", "ord%r-5", "órder-6", "x-order-7"]
         await write_all(store, *(History(f"r{i}", id=id).begin() for i, id in enumerate(given)))
         assert await ids(store, id_prefix="order-") == ["r1", "r0"]
@@ -389,10 +389,10 @@ class ListConformance(StoreConformance):
         assert list(await store.runs.owned(["a"], running, ["refund", "checkout"], 9)) == ["r0", "r3", "r6"]
         assert list(await store.runs.owned([], running, programs, 9)) == []
         assert list(await store.runs.owned(["a"], running, [], 9)) == []
-        assert list(await store.runs.owned(["nobody"], running, programs, 9)) == []
+        assert list(await store.runs.owned(["missing"], running, programs, 9)) == []
 
     async def test_owners_are_those_of_runs_that_are_not_finished(self, store: Store) -> None:
-        """Each comes once; a run that ended or was given up counts for nobody, and one that is parked does."""
+        """Each owner comes once: runs that ended or were released have none, and parked ones do."""
         kept, ended, left, stopped = History("r1"), History("r2"), History("r3"), History("r4")
         await write_all(
             store,
@@ -406,7 +406,7 @@ class ListConformance(StoreConformance):
         assert sorted(await store.runs.owners()) == ["a", "d"]
 
     async def test_programs_are_those_of_runs_that_are_not_finished(self, store: Store) -> None:
-        """Each comes once, whether anybody owns its runs or not."""
+        """Each program comes once, whether its runs have an owner or not."""
         await write_all(
             store,
             History("r1", program="p").begin(),
@@ -417,13 +417,13 @@ class ListConformance(StoreConformance):
         assert sorted(await store.runs.programs()) == ["p", "s"]
 
     async def test_runs_that_have_ended_or_are_parked_are_told(self, store: Store, second: Store) -> None:
-        """Of the runs asked for, those that stand still for good come with their rows; the others are left out."""
+        """Of these runs, those that have ended or are parked come with their rows."""
         ends = {status: History(f"r-{status}") for status in RunStatus if status.finished}
         await write_all(store, *(run.begin_as("a", finished(status)) for status, run in ends.items()))
         stopped = History("r-parked")
         await write_all(store, stopped.begin_as("a", parked()), History("r-running").begin_as("a"))
         await write_all(store, History("r-queued").begin(), History("r-unasked").begin_as("a", finished()))
-        asked = [*(run.run_id for run in ends.values()), "r-parked", "r-running", "r-queued", "nobody"]
+        asked = [*(run.run_id for run in ends.values()), "r-parked", "r-running", "r-queued", "missing"]
         found = {one.run_id: one for one in rows(await second.runs.finished(asked))}
         assert found == {run.run_id: row(run.state) for run in (*ends.values(), stopped)}
         assert list(await second.runs.finished([])) == []

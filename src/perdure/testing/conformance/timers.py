@@ -1,4 +1,4 @@
-"""The contract of timers: due runs in order, for the programs one has, without those that others look after."""
+"""The contract of timers: due runs in order, of the caller's programs, without those of owners that are alive."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TimersConformance(StoreConformance):
     """The timers of a store."""
 
     async def test_nothing_is_due_in_an_empty_store(self, store: Store) -> None:
-        """No run, no moment."""
+        """Without runs nothing is due, and nothing will be."""
         assert list(await store.timers.due(1e12, 10, CHECKOUT, [])) == []
         assert await next_due(store, CHECKOUT, []) is None
 
@@ -58,7 +58,7 @@ class TimersConformance(StoreConformance):
         assert [due.run_id for due in found] == ["r9", "r8", "r7"]
 
     async def test_due_runs_are_those_of_the_programs_asked_for(self, store: Store) -> None:
-        """An orchestrator is not told of runs it cannot advance."""
+        """Runs that the caller cannot advance are left out."""
         await sleeper(store, "r1", 10.0, program="checkout")
         await sleeper(store, "r2", 5.0, program="refund")
         await sleeper(store, "r3", 1.0, program="other")
@@ -70,7 +70,7 @@ class TimersConformance(StoreConformance):
         assert await next_due(store, [], []) is None
 
     async def test_runs_of_owners_to_skip_are_left_out(self, store: Store) -> None:
-        """Who lives looks after its own runs; runs without an owner are everybody's."""
+        """Live owners advance their own runs; runs without an owner are due for every orchestrator."""
         await sleeper(store, "r1", 10.0, owner="a")
         await sleeper(store, "r2", 20.0, owner="b")
         orphan = await sleeper(store, "r3", 30.0, owner="a")
@@ -81,7 +81,7 @@ class TimersConformance(StoreConformance):
         assert await next_due(store, CHECKOUT, ["a", "b"]) == 30.0
 
     async def test_the_next_moment_is_the_earliest(self, store: Store) -> None:
-        """`ahead` looks ahead, whether or not that moment has come."""
+        """`ahead` returns the earliest moment, past or future."""
         await sleeper(store, "r1", 30.0)
         await sleeper(store, "r2", None)
         assert await next_due(store, CHECKOUT, []) == 30.0
@@ -103,13 +103,13 @@ class TimersConformance(StoreConformance):
         assert await next_due(store, CHECKOUT, []) == 30.0
 
     async def test_a_run_that_has_ended_or_is_parked_is_never_due(self, store: Store) -> None:
-        """Nobody is woken for a run that cannot go on."""
+        """A run that cannot continue is not due."""
         ended, stopped = await sleeper(store, "r1", 10.0), await sleeper(store, "r2", 10.0)
         await write_all(store, ended.then(finished(RunStatus.CANCELLED)), stopped.then(parked()))
         assert list(await store.timers.due(1e12, 10, CHECKOUT, [])) == []
         assert await next_due(store, CHECKOUT, []) is None
 
-    async def test_a_run_that_nobody_has_begun_is_due_when_it_may_begin(self, store: Store) -> None:
+    async def test_a_delayed_run_is_due_when_it_may_begin(self, store: Store) -> None:
         """A queued run is due at once, or at its `not_before`."""
         await write_all(store, History("r1").begin(), History("r2", not_before=BEGAN + 60).begin())
         assert [due.run_id for due in await store.timers.due(BEGAN, 10, CHECKOUT, ["a"])] == ["r1"]

@@ -1,4 +1,4 @@
-"""The contract of upkeep: what has ended may go, wholly; what somebody may need stays; rows are what journals say."""
+"""The contract of upkeep: ended runs are removed wholly, what is referred to stays, rows are rebuilt from journals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CollectConformance(StoreConformance):
     """The blobs of a store that nothing refers to."""
 
     async def test_a_blob_that_a_journal_refers_to_stays(self, store: Store, second: Store) -> None:
-        """Whichever event it is that refers to it: inputs, results of steps and children, outputs and snapshots."""
+        """Every kind of reference counts: inputs, results of steps and children, outputs and snapshots."""
         blobs = [await store.blobs.put(b"%d" % number) for number in range(6)]
         history = History("r1", input=NULL, input_blob=blobs[0])
         await write_all(
@@ -78,7 +78,7 @@ class CollectConformance(StoreConformance):
             assert await store.blobs.get(blob) == b"%d" % number
 
     async def test_a_blob_goes_when_the_last_journal_that_refers_to_it_does(self, store: Store) -> None:
-        """Two runs may share a value: it is there for as long as one of them is."""
+        """Two runs may share a value: it stays for as long as one of them does."""
         blob = await store.blobs.put(b"a large value")
         for run_id in ("r1", "r2"):
             await over(store, run_id, input=NULL, input_blob=blob)
@@ -92,7 +92,7 @@ class CollectConformance(StoreConformance):
         assert await store.upkeep.collect(0, 100) == Collected(0, 0)
 
     async def test_a_run_that_starts_others_refers_for_each_to_what_it_needs(self, store: Store) -> None:
-        """A journal that comes with another one's append has references of its own."""
+        """A journal that another run's append creates has references of its own."""
         blob = await store.blobs.put(b"the input of a detached child")
         history = History("r1")
         child = History("r2", input=NULL, input_blob=blob)
@@ -115,7 +115,7 @@ class CollectConformance(StoreConformance):
         assert await store.upkeep.collect(0, 100) == Collected(1, 14)
 
     async def test_a_journal_that_was_compacted_refers_to_what_it_still_holds(self, store: Store) -> None:
-        """What compaction leaves out, snapshots above all, nobody needs any more."""
+        """Blobs that compaction no longer refers to, snapshots above all, are collected."""
         kept, dropped = await store.blobs.put(b"kept"), await store.blobs.put(b"dropped")
         history = History("r1", input=NULL, input_blob=kept)
         await write_all(
@@ -129,7 +129,7 @@ class CollectConformance(StoreConformance):
         assert await store.blobs.get(kept) == b"kept"
 
     async def test_values_that_look_like_references_are_none(self, store: Store) -> None:
-        """What users keep in their values is theirs: it neither keeps a blob nor disturbs what does."""
+        """A user's value that looks like a reference neither keeps a blob nor hides a real reference."""
         blob = await store.blobs.put(b"x")
         value = msgspec.json.encode({"blob": blob, "input_blob": blob, "text": '"blob":"'})
         history = History("r1", input=Raw(value))
@@ -138,7 +138,7 @@ class CollectConformance(StoreConformance):
         assert len(await store.journal.read("r1")) == 1
 
     async def test_a_blob_that_was_put_lately_stays(self, store: Store) -> None:
-        """Whoever put it may be about to refer to it; putting it again counts as well."""
+        """An event may be about to refer to it; putting it again makes it young again."""
         blob = await store.blobs.put(b"on its way")
         assert await store.upkeep.collect(3600, 100) == Collected(0, 0)
         assert await store.blobs.get(blob) == b"on its way"
@@ -153,7 +153,7 @@ class CollectConformance(StoreConformance):
         assert found == [2, 2, 1, 0]
 
     async def test_a_blob_that_is_kept_is_never_collected(self, store: Store, second: Store) -> None:
-        """Whether it is kept before or after a run refers to it, and though that run is gone."""
+        """Whether `keep` comes before or after a run refers to it, and even once that run is removed."""
         blobs = [await store.blobs.put(b"mine"), await store.blobs.put(b"mine too")]
         await store.upkeep.keep(blobs[0])
         for number, blob in enumerate(blobs):
@@ -183,7 +183,7 @@ class UpkeepConformance(CollectConformance):
     # --- loads ---
 
     async def test_loads_count_the_unfinished_runs_of_each_owner(self, store: Store, second: Store) -> None:
-        """Runs that nobody owns come first, then owners by name; what has ended counts for nobody."""
+        """Runs without an owner come first, then owners by name; ended runs do not count."""
         histories = [History(f"r{number}") for number in range(7)]
         await write_all(
             store,
@@ -204,18 +204,18 @@ class UpkeepConformance(CollectConformance):
         assert [load.owner for load in await store.upkeep.loads()] == [None, "node-1", "node-2"]
 
     async def test_an_empty_store_has_no_loads(self, store: Store) -> None:
-        """Nobody has anything to do."""
+        """An empty store has no load."""
         assert list(await store.upkeep.loads()) == []
 
     async def test_children_in_a_journal_are_no_load_of_their_own(self, store: Store) -> None:
-        """A family is one run to whoever looks after it."""
+        """A root and its children count as one run."""
         await write_all(store, family("r1")[1])
         assert list(await store.upkeep.loads()) == [Load("node-1", 1, 0)]
 
     # --- ended ---
 
     async def test_runs_that_ended_are_told_with_their_size(self, store: Store, second: Store) -> None:
-        """Whoever prunes knows what it is about to lose, and how much."""
+        """Pruning reports what it removes, and how large it is."""
         history = await over(store, "r1", RunStatus.FAILED, id="order 1")
         head = await store.journal.head("r1")
         assert head is not None
@@ -225,14 +225,14 @@ class UpkeepConformance(CollectConformance):
 
     @pytest.mark.parametrize("status", OVER)
     async def test_only_the_statuses_asked_for_are_told(self, store: Store, status: RunStatus) -> None:
-        """Each status is a decision of its own."""
+        """Runs in other statuses are left out."""
         for each in OVER:
             await over(store, f"r-{each}", each)
         assert [ended.run_id for ended in await store.upkeep.ended(EVER, [status], 10)] == [f"r-{status}"]
         assert list(await store.upkeep.ended(EVER, [], 10)) == []
 
     async def test_what_ended_at_that_moment_or_later_is_not_told(self, store: Store) -> None:
-        """Before means before."""
+        """`before` is exclusive."""
         history = await over(store, "r1")
         ended_at = history.at - 1.0
         assert list(await store.upkeep.ended(ended_at, OVER, 10)) == []
@@ -256,7 +256,7 @@ class UpkeepConformance(CollectConformance):
         assert seen == ["r0", "r1", "r2", "r3", "r4"]
 
     async def test_children_in_a_journal_are_not_told(self, store: Store) -> None:
-        """They go with their root, and not before it."""
+        """Children are removed with their root."""
         history, first = family(
             "r1", ChildFinished("a:0/b:0", RunStatus.COMPLETED), ChildFinished("a:0", RunStatus.FAILED)
         )
@@ -268,7 +268,7 @@ class UpkeepConformance(CollectConformance):
     # --- remove ---
 
     async def test_a_removed_run_leaves_nothing_behind(self, store: Store, second: Store) -> None:
-        """Journal, head and row are gone, by every way of asking; so are those of its children."""
+        """No port finds its journal, head or row, nor those of its children."""
         history, first = family(
             "r1", ChildFinished("a:0/b:0", RunStatus.COMPLETED), ChildFinished("a:0", RunStatus.FAILED)
         )
@@ -288,7 +288,7 @@ class UpkeepConformance(CollectConformance):
         assert list(await second.upkeep.journals("", 10)) == ["r10"]
 
     async def test_a_run_that_has_not_ended_is_not_removed(self, store: Store) -> None:
-        """Whatever the caller believes."""
+        """The store checks that, not the caller."""
         history = History("r1")
         await write_all(store, history.begin_as("node-1"), History("r2").begin(), History("r3").begin_as("n", parked()))
         assert list(await store.upkeep.remove(["r1", "r2", "r3", "none"])) == []
@@ -297,7 +297,7 @@ class UpkeepConformance(CollectConformance):
         assert await store.journal.heads(["r1", "r2", "r3"]) == {"r2": 1, "r3": 3}
 
     async def test_removing_nothing_or_twice_is_no_error(self, store: Store) -> None:
-        """Two that prune at once do not disturb each other, and each run is removed by one of them."""
+        """Two processes may prune at once, and each run is removed by one of them."""
         for number in range(4):
             await over(store, f"r{number}")
         assert list(await store.upkeep.remove([])) == []
@@ -306,7 +306,7 @@ class UpkeepConformance(CollectConformance):
         assert sorted(run_id for some in removed for run_id in some) == everyone
 
     async def test_the_id_of_a_removed_run_is_free(self, store: Store) -> None:
-        """A run that is gone stands in nobody's way."""
+        """A removed run leaves its id free."""
         await over(store, "r1", id="order 1")
         await store.upkeep.remove(["r1"])
         again = await over(store, "r2", id="order 1")
@@ -316,7 +316,7 @@ class UpkeepConformance(CollectConformance):
         assert found[0].run_id == again.run_id
 
     async def test_a_run_stays_while_an_earlier_one_of_its_id_does(self, store: Store) -> None:
-        """The latest of an id says how it went: an earlier one must not become the latest."""
+        """The latest incarnation is the outcome under its id: an earlier one must not become the latest."""
         await over(store, "r1", RunStatus.FAILED, id="order 1")
         await over(store, "r2", id="order 1", incarnation=2)
         assert list(await store.upkeep.remove(["r2"])) == []
@@ -324,7 +324,7 @@ class UpkeepConformance(CollectConformance):
         assert sorted(await store.upkeep.remove(["r2", "r1"])) == ["r1", "r2"]
 
     async def test_an_earlier_incarnation_may_go_alone(self, store: Store) -> None:
-        """A run that goes on and on leaves its past behind."""
+        """A run that continues as new ones may be pruned from its oldest incarnation on."""
         history = History("r1", id="order 1")
         end = RunFinished(RunStatus.COMPLETED, continued_as="r2")
         await write_all(store, history.begin_as("node-1"), history.then(end))
@@ -339,7 +339,7 @@ class UpkeepConformance(CollectConformance):
     # --- journals and reproject ---
 
     async def test_journals_come_page_by_page_in_order(self, store: Store) -> None:
-        """All of them, finished or not, each once; children have none of their own."""
+        """All journals, of finished and unfinished runs, each once; children have none of their own."""
         await write_all(store, family("r2")[1], History("r3").begin(), History("r1").begin())
         await over(store, "r0")
         assert list(await store.upkeep.journals("", 3)) == ["r0", "r1", "r2"]
@@ -347,7 +347,7 @@ class UpkeepConformance(CollectConformance):
         assert list(await store.upkeep.journals("r3", 3)) == []
 
     async def test_rows_are_replaced_by_those_that_are_given(self, store: Store, second: Store) -> None:
-        """A row that is wrong is mended, and one that is missing is there again."""
+        """A wrong row is corrected, and a missing row is restored."""
         history, first = family("r1")
         await write_all(store, first)
         state = fold("r1", await store.journal.read("r1"))
@@ -368,7 +368,7 @@ class UpkeepConformance(CollectConformance):
         await write_all(store, history.then(finished()))
 
     async def test_rows_are_left_alone_when_the_journal_has_gone_on(self, store: Store) -> None:
-        """What was computed from an older journal must not cover what is newer."""
+        """Rows that were computed from an older journal must not replace newer ones."""
         history = History("r1")
         first = history.begin_as("node-1")
         await write_all(store, first, history.then(timer(BEGAN + 9)))

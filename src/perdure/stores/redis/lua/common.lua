@@ -31,7 +31,7 @@ end
 local function tell()
     local commits = call('HINCRBY', META, 'commits', 1)
     -- Not `call`: without the right to publish the commit holds, and the other processes poll.
-    redis.pcall('PUBLISH', CHANNEL .. 'news', commits)
+    redis.pcall('PUBLISH', CHANNEL .. 'commits', commits)
     return commits
 end
 
