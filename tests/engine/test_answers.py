@@ -12,7 +12,7 @@ from msgspec import Raw
 from perdure import Engine, PerdureError, step, workflow
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import SignalReceived, StepStarted
-from perdure.ports.journal import Answer, Append, Outcome
+from perdure.ports.journal import Append, Outcome, PendingOutcomes
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.conformance.history import numbered
 from tests.engine.harness import AT_ONCE
@@ -26,18 +26,18 @@ class Slowly:
         # What comes before an append reaches the journal; whatever it raises is the answer.
         self.before: Callable[[Sequence[Append]], None] = lambda appends: None
 
-    def append(self, appends: Sequence[Append]) -> Answer:
-        answer = Answer()
+    def append(self, appends: Sequence[Append]) -> PendingOutcomes:
+        answer = PendingOutcomes()
         asyncio.get_running_loop().call_soon(self._answer, appends, answer)
         return answer
 
-    def _answer(self, appends: Sequence[Append], answer: Answer) -> None:
+    def _answer(self, appends: Sequence[Append], answer: PendingOutcomes) -> None:
         try:
             self.before(appends)
             said: Sequence[Outcome] | Exception = self._journal.append(appends)
         except StoreUnavailable as error:
             said = error
-        answer.say(said)
+        answer.resolve(said)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)

@@ -12,7 +12,7 @@ from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.errors import StoreUnavailable
 from perdure.kernel.values.raised import contained
-from perdure.ports.journal import Answer, Append, Appended, Conflict, Full, Journal, Outcome
+from perdure.ports.journal import Append, Appended, Conflict, Full, Journal, Outcome, PendingOutcomes
 
 log = logging.getLogger("perdure")
 
@@ -103,8 +103,8 @@ class Writer:
         except BaseException as error:
             self._refused(sources, contained(error))
             return
-        if isinstance(outcomes, Answer):
-            outcomes.then(lambda said: self._said(sources, said))
+        if isinstance(outcomes, PendingOutcomes):
+            outcomes.on_result(lambda said: self._said(sources, said))
             for source in sources:
                 try:
                     source.meanwhile()

@@ -22,7 +22,7 @@ from perdure.config import Recovery
 from perdure.engine.driver import Driver
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch, RunClaimed
-from perdure.kernel.policies.quarantine import fruitless, is_progress, only_waits, poisoned
+from perdure.kernel.policies.quarantine import is_progress, only_waits, owners_without_progress, poisoned
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.lifecycle import Lifecycle, Owner
@@ -111,7 +111,7 @@ class Quarantine:
             # Another process may have tried it meanwhile, and be alive.
             suspect = slot.suspect
             return claim is None or not isinstance(suspect, Suspect) or suspect.state.epoch != claim.epoch
-        owners = fruitless(batches, self._owner.session)
+        owners = owners_without_progress(batches, self._owner.session)
         # Two trials find one of up to PARTS * PARTS by the time that the limit is reached.
         if not self._limit or claim is None or len(owners) < max(1, self._limit - 2):
             return False

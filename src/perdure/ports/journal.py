@@ -68,39 +68,39 @@ class Head(msgspec.Struct, frozen=True):
 Outcome = Appended | Conflict | Full
 
 
-class Answer:
+class PendingOutcomes:
     """The outcomes of a pending append: await them, or use a callback, which saves a turn of the event loop."""
 
-    __slots__ = ("_said", "_then")
+    __slots__ = ("_callback", "_result")
 
     def __init__(self) -> None:
-        self._said: Sequence[Outcome] | Exception | None = None
-        self._then: Callable[[Sequence[Outcome] | Exception], None] | None = None
+        self._result: Sequence[Outcome] | Exception | None = None
+        self._callback: Callable[[Sequence[Outcome] | Exception], None] | None = None
 
-    def say(self, said: Sequence[Outcome] | Exception) -> None:
+    def resolve(self, result: Sequence[Outcome] | Exception) -> None:
         """Set the outcomes or the error, and run the callback."""
-        self._said = said
-        if self._then is not None:
-            self._then(said)
+        self._result = result
+        if self._callback is not None:
+            self._callback(result)
 
-    def then(self, call: Callable[[Sequence[Outcome] | Exception], None]) -> None:
+    def on_result(self, call: Callable[[Sequence[Outcome] | Exception], None]) -> None:
         """Call with the result, at once if there is one. There is one callback."""
-        self._then = call
-        if self._said is not None:
-            call(self._said)
+        self._callback = call
+        if self._result is not None:
+            call(self._result)
 
     def __await__(self) -> Generator[Any, None, Sequence[Outcome]]:
         future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
 
-        def pass_on(said: Sequence[Outcome] | Exception) -> None:
+        def pass_on(result: Sequence[Outcome] | Exception) -> None:
             if future.done():
                 return
-            if isinstance(said, Exception):
-                future.set_exception(said)
+            if isinstance(result, Exception):
+                future.set_exception(result)
             else:
-                future.set_result(said)
+                future.set_result(result)
 
-        self.then(pass_on)
+        self.on_result(pass_on)
         return (yield from future)
 
 

@@ -115,7 +115,7 @@ def interleavings(
     for seed in range(seeds) if isinstance(seeds, int) else seeds:
         make = partial(Simulation, seed, faults=Faults(durations=durations))
         report = _run(invocation, before, make, options, options)
-        order = tuple(_ended(report))
+        order = tuple(_completion_order(report))
         orders.setdefault(order, seed)
         results.append(report.results["run-0"])
         if same:
@@ -164,7 +164,7 @@ def _executions(report: Report) -> Counter[str]:
     return Counter(execution.op for execution in report.executions)
 
 
-def _ended(report: Report) -> list[str]:
+def _completion_order(report: Report) -> list[str]:
     ends = StepSucceeded | StepFailed | StepSkipped
     events: list[AnyEvent] = [event for batch in report.journals["run-0"] for event in batch.events]
     return [event.op for event in events if isinstance(event, ends)]

@@ -23,7 +23,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.policies.quarantine import fruitless, only_waits, poisoned
+from perdure.kernel.policies.quarantine import only_waits, owners_without_progress, poisoned
 from perdure.kernel.state import fold
 from perdure.kernel.values.failures import Failure
 
@@ -42,11 +42,11 @@ def takeover(number: int, owner: str = "b") -> list[AnyEvent]:
 
 
 def test_an_owner_that_began_something_is_not_counted() -> None:
-    assert fruitless(journal()) == []
+    assert owners_without_progress(journal()) == []
 
 
 def test_each_takeover_that_only_tries_again_is_counted() -> None:
-    assert fruitless(journal(*takeover(2, "b"), *takeover(3, "a"), *takeover(4, "b"))) == ["b", "a", "b"]
+    assert owners_without_progress(journal(*takeover(2, "b"), *takeover(3, "a"), *takeover(4, "b"))) == ["b", "a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_each_takeover_that_only_tries_again_is_counted() -> None:
     ids=lambda event: type(event).__name__,
 )
 def test_progress_and_good_order_clear_an_owner(event: AnyEvent) -> None:
-    assert fruitless(journal(*takeover(2), event)) == []
-    assert fruitless(journal(*takeover(2), event, *takeover(3, "c"))) == ["c"]
+    assert owners_without_progress(journal(*takeover(2), event)) == []
+    assert owners_without_progress(journal(*takeover(2), event, *takeover(3, "c"))) == ["c"]
 
 
 @pytest.mark.parametrize(
@@ -78,39 +78,41 @@ def test_progress_and_good_order_clear_an_owner(event: AnyEvent) -> None:
     ids=lambda event: type(event).__name__,
 )
 def test_what_comes_from_outside_and_what_a_step_shows_is_no_progress(event: AnyEvent) -> None:
-    assert fruitless(journal(*takeover(2), event, *takeover(3))) == ["b", "b"]
+    assert owners_without_progress(journal(*takeover(2), event, *takeover(3))) == ["b", "b"]
 
 
 def test_an_owner_that_claimed_twice_has_lived_with_it() -> None:
     resting: list[AnyEvent] = [RunClaimed("b", 2, "s2"), RunClaimed("b", 3, "s2")]
-    assert fruitless(journal(*resting)) == []
-    assert fruitless(journal(*resting, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
+    assert owners_without_progress(journal(*resting)) == []
+    assert owners_without_progress(journal(*resting, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
 
 
 def test_an_attempt_that_an_owner_survived_is_not_blamed_for_later_deaths() -> None:
     lived = [*takeover(2), RunClaimed("b", 3, "s2")]
-    assert fruitless(journal(*lived)) == []
+    assert owners_without_progress(journal(*lived)) == []
     again = [*takeover(4, "c"), *takeover(5, "d"), *takeover(6, "e")]
-    assert fruitless(journal(*lived, *again)) == []
-    assert fruitless(journal(*lived, *again, StepSucceeded("work:0", NULL, 6), *takeover(7, "f"))) == ["f"]
+    assert owners_without_progress(journal(*lived, *again)) == []
+    assert owners_without_progress(journal(*lived, *again, StepSucceeded("work:0", NULL, 6), *takeover(7, "f"))) == [
+        "f"
+    ]
 
 
 @pytest.mark.parametrize("told", [SignalReceived("go"), CancelRequested("enough")])
 def test_an_external_event_since_may_be_what_kills(told: AnyEvent) -> None:
     lived = [*takeover(2), RunClaimed("b", 3, "s2")]
-    assert fruitless(journal(*lived, told, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
+    assert owners_without_progress(journal(*lived, told, *takeover(4, "c"), *takeover(5, "d"))) == ["c", "d"]
 
 
 def test_an_owner_that_survived_an_earlier_attempt_proves_nothing_about_a_later_one() -> None:
     waited: list[AnyEvent] = [RunClaimed("b", 2, "s2"), RunClaimed("b", 3, "s2"), StepStarted("work:0", 2)]
-    assert fruitless(journal(*waited, *takeover(4, "c"))) == ["c"]
+    assert owners_without_progress(journal(*waited, *takeover(4, "c"))) == ["c"]
 
 
 def test_two_that_live_and_take_it_from_each_other_are_not_lost() -> None:
     one, other = RunClaimed("a", 2, "x"), RunClaimed("b", 3, "y")
-    assert fruitless(journal(one, other, one, other)) == ["a", "b"]
-    assert fruitless(journal(one, other, one, other), "x") == ["b"]
-    assert fruitless(journal(one, other, one), "x") == ["b"]
+    assert owners_without_progress(journal(one, other, one, other)) == ["a", "b"]
+    assert owners_without_progress(journal(one, other, one, other), "x") == ["b"]
+    assert owners_without_progress(journal(one, other, one), "x") == ["b"]
 
 
 def test_a_run_that_only_waits_for_a_lock_has_nothing_to_do() -> None:

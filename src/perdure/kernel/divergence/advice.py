@@ -20,7 +20,7 @@ def title_for(change: str, recorded: OpView, current: OpView | None) -> str:
 
 
 def _title(change: str, recorded: OpView, current: OpView | None) -> str:
-    old, new = _said(recorded), "" if current is None else _said(current)
+    old, new = _phrase(recorded), "" if current is None else _phrase(current)
     if recorded.kind == "cancel":
         return f"The run gave {recorded.path} up, and the code now waits for it."
     if change == "removed":
@@ -197,7 +197,7 @@ def _plain(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-." else "-" for c in name)[:40]
 
 
-def _said(op: OpView) -> str:
+def _phrase(op: OpView) -> str:
     """`the step charge`."""
     if op.kind == "end":
         return op.code

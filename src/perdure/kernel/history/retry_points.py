@@ -78,7 +78,7 @@ def withdrawals(batches: Sequence[Batch]) -> list[Withdrawn]:
         candidates = [Withdrawn(end, frozenset(likely))]
         if every != likely:
             candidates.append(Withdrawn(end, frozenset(every)))
-    point = min([candidates[0].seq, *map(_ended, culprits)])
+    point = min([candidates[0].seq, *map(_end_number, culprits)])
     _refuse(found, culprits, point)
     return candidates
 
@@ -160,7 +160,7 @@ class _Ways:
 
         An op that it had used before does not count: a loop continues with the next item.
         """
-        scope, ended = failed.path.rpartition("/")[0], _ended(failed)
+        scope, ended = failed.path.rpartition("/")[0], _end_number(failed)
         if self._compensated.get(scope, -1) > ended:
             return True
         began = self._began.get(scope, [])
@@ -169,7 +169,7 @@ class _Ways:
 
     def recovered(self, failed: Op) -> bool:
         """Whether a later call of the same step, in the same scope and with the same inputs, succeeded."""
-        return failed.kind == "step" and self._succeeded.get(_call_of(failed), -1) > _ended(failed)
+        return failed.kind == "step" and self._succeeded.get(_call_of(failed), -1) > _end_number(failed)
 
 
 def _call_of(op: Op) -> tuple[str, str, str]:
@@ -184,7 +184,7 @@ def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op]
         return []
     same = [op for op in failures if op.failed is not None and _alike(op.failed, error)]
     if same:
-        last = max(same, key=_ended)
+        last = max(same, key=_end_number)
         if last.kind != "child":
             return [last]
         inner = [op for op in failures if op.path.startswith(f"{last.path}/")]
@@ -195,7 +195,9 @@ def _culprits(failures: list[Op], error: Failure | None, found: Mapping[str, Op]
     if error.cause is not None and (causes := _culprits(failures, error.cause, found, end)):
         return causes
     # Otherwise the last outcome before the end, if it was a failure.
-    latest = max((op for op in found.values() if op.ended is not None and op.ended < end), key=_ended, default=None)
+    latest = max(
+        (op for op in found.values() if op.ended is not None and op.ended < end), key=_end_number, default=None
+    )
     return [latest] if latest is not None and latest in failures else []
 
 
@@ -203,7 +205,7 @@ def _alike(failure: Failure, error: Failure) -> bool:
     return (failure.type, failure.message) == (error.type, error.message)
 
 
-def _ended(op: Op) -> int:
+def _end_number(op: Op) -> int:
     return -1 if op.ended is None else op.ended
 
 

@@ -21,7 +21,7 @@ _NO_PROGRESS = events_with(Trait.NO_PROGRESS)
 _NEW_INPUT = FROM_OUTSIDE & _NO_PROGRESS
 
 
-def fruitless(batches: Sequence[Batch], session: str = "") -> list[str]:
+def owners_without_progress(batches: Sequence[Batch], session: str = "") -> list[str]:
     """The owners that claimed the run without progress and may have been killed by it, the oldest first.
 
     An owner that claimed the run twice in a row, or released it, survived it. If it survived a repeated attempt that is
@@ -50,12 +50,6 @@ def fruitless(batches: Sequence[Batch], session: str = "") -> list[str]:
             tried = tried or isinstance(event, StepStarted)
             external = external or type(event) in _NEW_INPUT
     return list(lost.values())[::-1]
-
-
-def last_claim(batches: Sequence[Batch]) -> RunClaimed | None:
-    """The last claim in a journal."""
-    claims = (event for batch in reversed(batches) for event in reversed(batch.events))
-    return next((event for event in claims if isinstance(event, RunClaimed)), None)
 
 
 def only_waits(state: RunState, now: float) -> bool:

@@ -254,10 +254,10 @@ def _slots(cls: type[BaseException]) -> dict[str, MemberDescriptorType]:
 
 
 def _plain_notes(notes: object) -> object:
-    return [note if type(note) is str else _shown(note) for note in notes] if isinstance(notes, list) else notes
+    return [note if type(note) is str else _safe_str(note) for note in notes] if isinstance(notes, list) else notes
 
 
-def _shown(value: object) -> str:
+def _safe_str(value: object) -> str:
     try:
         return str.__str__(str(value))
     except BaseException:
@@ -433,7 +433,7 @@ def _make(
     if isinstance(cls.__str__, WrapperDescriptorType) and str(exc) != failure.message:
         # Arguments came back as other types (tuples as lists, dates as text), which changes the message.
         tuples = tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args)
-        shown = next((a for a in (tuples, (failure.message,)) if _says(exc, a) == failure.message), args)
+        shown = next((a for a in (tuples, (failure.message,)) if _message_with(exc, a) == failure.message), args)
         _ARGS.__set__(exc, shown)
     elif _silent(exc):
         add_note(exc, f"its message, of which not everything could be kept: {failure.message}")
@@ -480,7 +480,7 @@ def _silent(exc: Exception) -> bool:
     return False
 
 
-def _says(exc: Exception, args: tuple[Any, ...]) -> str:
+def _message_with(exc: Exception, args: tuple[Any, ...]) -> str:
     _ARGS.__set__(exc, args)
     return str(exc)
 

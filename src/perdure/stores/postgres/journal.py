@@ -11,7 +11,7 @@ import msgspec
 
 from perdure.errors import Corrupt, StoreUnavailable
 from perdure.kernel.events import Batch
-from perdure.ports.journal import Answer, Append, Appended, Conflict, Head, Outcome
+from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome, PendingOutcomes
 from perdure.stores.postgres.admission import admit, lock_queues
 from perdure.stores.postgres.appends import Prepared, prepare, statement, step_statement
 from perdure.stores.postgres.connection import Connection, Row
@@ -98,7 +98,7 @@ class PostgresJournal:
             return quick
         return self._append(prepared)
 
-    def _quickly(self, one: Prepared) -> Answer | None:
+    def _quickly(self, one: Prepared) -> PendingOutcomes | None:
         """Send the commonest kind of append before this returns; None for any other kind, or if it cannot be sent now.
 
         A sequence of steps waits for each of these, so it costs no task and as few turns of the loop as possible.
@@ -106,12 +106,12 @@ class PostgresJournal:
         writer = self._database.writer
         if writer is None or not one.single or self._database.notifications.for_appends((one.append,)):
             return None
-        answer = Answer()
+        answer = PendingOutcomes()
 
         def answered(rows: list[Row] | Exception) -> None:
             if isinstance(rows, list) and rows:
                 self._pass_on()
-                answer.say((APPENDED,))
+                answer.resolve((APPENDED,))
                 return
             # Refused, or unknown: the slow path finds out.
             lost = isinstance(rows, Exception) and is_lost(rows)
@@ -123,7 +123,7 @@ class PostgresJournal:
         self._busy = writer.write_soon(self._database.fill(sql), arguments, answered)
         return answer if self._busy else None
 
-    async def _at_leisure(self, one: Prepared, uncertain: bool, answer: Answer) -> None:
+    async def _at_leisure(self, one: Prepared, uncertain: bool, answer: PendingOutcomes) -> None:
         try:
             said: Sequence[Outcome] | Exception = await self._settled([one], uncertain)
         except asyncio.CancelledError:
@@ -131,7 +131,7 @@ class PostgresJournal:
         except Exception as error:
             said = error
         self._pass_on()
-        answer.say(said)
+        answer.resolve(said)
 
     async def _append(self, prepared: list[Prepared]) -> Sequence[Outcome]:
         if not prepared:
