@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from perdure.authoring.code.inspection import arguments
+from perdure.authoring.code.frames import arguments
 from perdure.client.base import StoreClient
 from perdure.client.forking import refused
 from perdure.client.gateway import UNDECIDED, Decide, Decided, NewRun, StoreGateway, Undecided

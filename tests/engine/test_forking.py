@@ -205,7 +205,7 @@ def test_what_was_recorded_before_the_point_stays_and_what_comes_after_is_new() 
             assert forked[:3] == original[:3]
             assert all(a != b for a, b in zip(forked[3:], original[3:], strict=True))
             moment = sim.now()
-            again = await (await engine.fork("original", set={"now:0": moment, "random:0": 0.5})).result()
+            again = await (await engine.fork("original", values={"now:0": moment, "random:0": 0.5})).result()
             assert again[0] == original[0]
             assert again[1:3] == ["0.5", str(moment)]
 
@@ -225,16 +225,20 @@ def test_values_are_edited_and_the_fork_begins_right_after_them() -> None:
         async with sim.engine([chain]) as engine:
             assert await (await engine.start(chain(), id="original")).result() == [10, 100, 1000]
             calls.clear()
-            assert await (await engine.fork("original", set={"work:0": 2})).result() == [2, 20, 200]
+            assert await (await engine.fork("original", values={"work:0": 2})).result() == [2, 20, 200]
             assert calls == {"work 2": 1, "work 20": 1}
-            assert await (await engine.fork("original", set={"work:2": 5}, new_id="end")).result() == [10, 100, 5]
+            assert await (await engine.fork("original", values={"work:2": 5}, new_id="end")).result() == [10, 100, 5]
+            # Under its former name, which is deprecated.
+            assert await (await engine.fork("original", set={"work:2": 6})).result() == [10, 100, 6]
+            with pytest.raises(UsageError, match="former name"):
+                _ = await engine.fork("original", values={"work:0": 2}, set={"work:0": 2})
             with pytest.raises(ForkRefused, match="work:1"):
-                _ = await engine.fork("original", at="work:2", set={"work:0": 2}, new_id="no")
+                _ = await engine.fork("original", at="work:2", values={"work:0": 2}, new_id="no")
             assert await engine.get("no") is None
             with pytest.raises(UsageError, match="begins before"):
-                _ = await engine.fork("original", at="work:0", set={"work:1": 2})
+                _ = await engine.fork("original", at="work:0", values={"work:1": 2})
             with pytest.raises(ForkRefused, match="work:0"):
-                _ = await engine.fork("original", set={"work:0": "no number"})
+                _ = await engine.fork("original", values={"work:0": "no number"})
             with pytest.raises(NoSuchOp, match="work:0, work:1"):
                 _ = await engine.fork("original", at="walk:0")
             with pytest.raises(UsageError, match="1 to"):
@@ -275,11 +279,11 @@ def test_failures_waits_and_children_can_be_given_another_outcome() -> None:
             original = (await engine.get("original")).output  # type: ignore[union-attr]
             assert original[:4] == ["failed", "late", 1, 2]
             edits = {"explode:0": 7, "go:0": 8, "more:0": 9, "ship:0": 10, "inner:0": [1, 2, 3]}
-            fork = await engine.fork("original", set=edits)
+            fork = await engine.fork("original", values=edits)
             assert await fork.result() == [7, 8, 9, 10, [1, 2, 3]]
             assert (await engine.steps(fork.id))[0].status is StepStatus.SUCCEEDED
             with pytest.raises(UsageError, match="no value"):
-                _ = await engine.fork("original", set={"inner:0/sleep:0": 1})
+                _ = await engine.fork("original", values={"inner:0/sleep:0": 1})
 
     sim.play(scenario())
 
@@ -378,7 +382,7 @@ def test_published_state_is_edited_at_a_point() -> None:
             _ = await engine.start(phases(), id="original")
             await sim.advance(1)
             _ = await engine.fork("original", state={"phase": "late", "more": 1}, new_id="one")
-            _ = await engine.fork("original", set={"state:0": "edited"}, new_id="two")
+            _ = await engine.fork("original", values={"state:0": "edited"}, new_id="two")
             await sim.advance(1)
             views = [await engine.get(id) for id in ("original", "one", "two")]
             assert [v.state for v in views if v] == [
@@ -531,7 +535,7 @@ def test_large_values_are_kept_and_can_be_edited() -> None:
         async with sim.engine([heavy]) as engine:
             assert await (await engine.start(heavy(Big("y" * 300_000)), id="original")).result() == [300_000, 400_000]
             assert await (await engine.fork("original", at="work:0")).result() == [300_000, 400_000]
-            edited = await engine.fork("original", set={"make:0": Big("z" * 500_000)})
+            edited = await engine.fork("original", values={"make:0": Big("z" * 500_000)})
             assert await edited.result() == [300_000, 500_000]
             other = await engine.fork("original", at="work:0", inputs={"data": Big("y" * 350_000)})
             assert await other.result() == [350_000, 400_000]

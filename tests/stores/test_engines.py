@@ -370,7 +370,7 @@ async def test_a_run_goes_on_as_another_and_is_forked(place: Place) -> None:
     async with Engine(place, ALL), connect(place) as client:
         assert await (await client.start(call("counting", 0, 3), id="count")).result(PATIENCE) == 3
         assert await (await client.start(call("two_steps", "a"), id="original")).result(PATIENCE) == ["a 1", "a 2"]
-        fork = await client.fork("original", set={"note:0": "other"}, new_id="fork")
+        fork = await client.fork("original", values={"note:0": "other"}, new_id="fork")
         assert await fork.result(PATIENCE) == ["other", "a 2"]
     assert calls == ["a 1", "a 2", "a 2"]
 

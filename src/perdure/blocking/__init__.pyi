@@ -257,11 +257,12 @@ class Client:
         self,
         id: str,
         at: str | int | None = None,
-        set: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
         new_id: str | None = None,
         *,
         state: Mapping[str, Any] | None = None,
+        set: Mapping[str, Any] | None = None,
     ) -> RunHandle[Any]:
         """Start a run that has the past of another up to a point, and goes on by itself from there."""
     def time_travel(

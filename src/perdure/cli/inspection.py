@@ -18,7 +18,7 @@ from perdure.errors import Diverged, NoSuchRun, UsageError
 from perdure.kernel.events import Batch, RunStarted
 
 if TYPE_CHECKING:
-    from perdure.authoring.code.inspection import Standing
+    from perdure.authoring.code.frames import SuspendedTask
 
 
 def inspect(
@@ -34,7 +34,7 @@ def inspect(
     json: AsJson = False,
 ) -> None:
     """Replay a run up to an op, with no effects, and show the line it stands on and the variables there."""
-    from perdure.authoring.code.inspection import inspect as look
+    from perdure.authoring.code.frames import inspect as look
     from perdure.cli.targets import load
     from perdure.kernel.policies.versions import Programs
 
@@ -58,7 +58,7 @@ def inspect(
 
 def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str, Any]]:
     """The arguments of the steps of a run by op path, told by replay; none where the code is not at hand."""
-    from perdure.authoring.code.inspection import arguments
+    from perdure.authoring.code.frames import arguments
     from perdure.cli.targets import load
     from perdure.kernel.policies.versions import Programs
 
@@ -93,7 +93,7 @@ def _named(batches: Sequence[Batch], id: str) -> str:
     raise Problem(f"the journal of {id!r} does not name a file that is here; say where its workflow is with --module")
 
 
-def _show(found: Sequence[Standing], id: str, at: str | None) -> None:
+def _show(found: Sequence[SuspendedTask], id: str, at: str | None) -> None:
     if not found:
         note(f"the body of {id!r} has ended there" if at is None else f"no body of {id!r} waits at {at}")
         return

@@ -24,10 +24,7 @@ class Capsules:
         self._base, self._gateway, self._queries = base, gateway, queries
 
     async def export(self, id: str, *, redact: Sequence[str] = ()) -> bytes:
-        """A run as one file: its journal with its children, its large values, and which program wrote it.
-
-        `redact` takes values out: `$.card.number` of every value, `charge:0.$.pan` of an op, `$..pan` at any depth.
-        """
+        """A run as one file: its journal with its children, its large values, and which program wrote it."""
         return encode_capsule(take_out(await self.capsule(id), [redact] if isinstance(redact, str) else redact))
 
     async def capsule(self, id: str) -> Capsule:
@@ -47,12 +44,7 @@ class Capsules:
         return capsule_of(root, batches, blobs, source=source, now=self._base.clock.now())
 
     async def import_run(self, data: bytes) -> RunView:
-        """Bring a run from a file into this store, to be read and replayed; nothing executes it.
-
-        A finished run is as it was, one that was not is parked here. A run that is here already is left as it is.
-        Raises InvalidCapsule, and changes nothing, when the file is not as it was written; AlreadyExists when its id
-        belongs to another run.
-        """
+        """Bring a run from a file into this store, to be read and replayed; nothing executes it."""
         self._base.check_open()
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidCapsule(f"it is a {type(data).__name__}; give the bytes of the file")

@@ -218,20 +218,24 @@ class Client(Reader):
         self,
         id: str,
         at: str | int | None = None,
-        set: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
         new_id: str | None = None,
         *,
         state: Mapping[str, Any] | None = None,
+        set: Mapping[str, Any] | None = None,
     ) -> RunHandle[Any]:
         """Start a run that has the past of another up to a point, and goes on by itself from there.
 
         `at` is an op path, for the point right before that op, or the number of the first event to leave out; without
         it: right after the last op that is edited, the beginning when `inputs` are given, or else where the run stands.
-        `set` gives ops another outcome, by op path; `inputs` the workflow other arguments, by name; `state` publishes
-        other values than set_state() did. Raises ForkRefused when the code would not have done what is kept.
+        `values` gives ops another outcome, by op path; `inputs` the workflow other arguments, by name; `state`
+        publishes other values than set_state() did. Raises ForkRefused when the code would not have done what is kept.
+        `set` is the former name of `values`, and deprecated.
         """
-        return await self._forks.fork(id, at, set, inputs, new_id, state=state)
+        if set is not None and values is not None:
+            raise UsageError("fork(set=...) is the former name of values=...; give one of them")
+        return await self._forks.fork(id, at, values if set is None else set, inputs, new_id, state=state)
 
     async def time_travel(
         self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None

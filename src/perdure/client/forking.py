@@ -34,7 +34,7 @@ class Forks:
         self,
         id: str,
         at: str | int | None = None,
-        set: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
         new_id: str | None = None,
         *,
@@ -48,37 +48,29 @@ class Forks:
         other values than set_state() did. Raises ForkRefused when the code would not have done what is kept.
         """
         run, batches = await self.origin(id)
-        values = await self._values(set or {})
+        outcomes = await self._outcomes(values or {})
         if at is not None:
             point = forks.before(batches, _place(at))
-        elif values:
-            point = forks.after(batches, values)
+        elif outcomes:
+            point = forks.after(batches, outcomes)
         else:
             point = Point(1) if inputs else forks.at_end(batches)
         changes = await self._input(run, batches, inputs) if inputs else {}
-        return await self._fork(run, batches, point, new_id, changes, values=values, state=self._encoded(state or {}))
+        return await self._fork(run, batches, point, new_id, changes, values=outcomes, state=self._encoded(state or {}))
 
     async def time_travel(
         self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
     ) -> RunHandle[Any]:
-        """Start a run that goes on right before a step of another, with other arguments for that step.
-
-        `step` is an op path such as `process:2` or `rag:1/generate:0`; `inputs` are arguments by name, and those that
-        are not given stay as they were. A child takes them too.
-        """
+        """Start a run that goes on right before a step of another, with other arguments for that step."""
         run, batches = await self.origin(id)
         op = forks.find(forks.ops(batches), check_text(step, "step"))
         if inputs and op.kind not in ("step", "child"):
-            raise UsageError(f"{op.path} is a {op.kind} and takes no arguments; fork with set= gives it a value")
+            raise UsageError(f"{op.path} is a {op.kind} and takes no arguments; fork with values= gives it a value")
         given = {op.path: self._encoded(inputs)} if inputs else None
         return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
 
     async def retry(self, id: str) -> RunHandle[Any]:
-        """Let a run that failed go on from what failed, or one that was cancelled from there, with all that succeeded.
-
-        It goes on under the same id as a new incarnation. What failed is tried again under its whole policy, and under
-        the same idempotency key. Raises CannotRetry, before anything is run, where it would get no further.
-        """
+        """Let a run that failed or was cancelled go on from there, with all that succeeded."""
         run, batches = await self.origin(id)
         if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
             raise CannotRetry(run.id, run.status, _HINTS.get(run.status, "wait for its end, or fork it"))
@@ -165,7 +157,7 @@ class Forks:
     def _encoded(self, values: Mapping[str, Any]) -> dict[str, Raw]:
         return {name: Raw(self._base.codec.encode(value, f"the value of {name!r}")) for name, value in values.items()}
 
-    async def _values(self, edited: Mapping[str, Any]) -> dict[str, Value]:
+    async def _outcomes(self, edited: Mapping[str, Any]) -> dict[str, Value]:
         values = {}
         for path, value in edited.items():
             data, what = self._base.codec.encode(value, f"the value of {path}"), f"the value of {path}"

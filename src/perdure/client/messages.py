@@ -36,10 +36,7 @@ class Messages:
     async def signal(
         self, id: str, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once.
-
-        Raises SignalRejected when the run waits for a signal of this name and this one is not of the type it waits for.
-        """
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once."""
         check_name(name, "the name of a signal")
         data = self._base.codec.encode(payload, f"the payload of the signal {name!r}")
         self._base.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
@@ -54,10 +51,7 @@ class Messages:
     async def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of a run, by its name or its path; of several of one name, the oldest.
-
-        Raises AnswerRejected when the answer does not fit what was asked, or `by` is not among those who may answer.
-        """
+        """Answer an open approval of a run, by its name or its path; of several of one name, the oldest."""
         check_text(name, "the name of an approval")
         data = self._base.codec.encode(payload, f"the answer to {name!r}")
         self._base.payloads.fits_inline(len(data), f"the answer to {name!r}")

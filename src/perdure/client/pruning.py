@@ -70,14 +70,7 @@ class Pruner:
         archive: str | os.PathLike[str] | None = None,
         grace: Duration = GRACE,
     ) -> PruneReport:
-        """Remove the runs of these statuses that ended longer ago than that, their children, and their large values.
-
-        Runs that have not ended are never removed. The id of a run that is gone is free for another one. With
-        `archive` each run is first written into a capsule in that directory; one for which that fails is kept. Values
-        that went to the blob store go when no run refers to them and nobody has put them for `grace`; what was put
-        with `blobs.put` stays. Works in small commits beside engines that are at work; when it is broken off, what is
-        left is pruned next time.
-        """
+        """Remove the runs of these statuses that ended longer ago than that, their children, and their large values."""
         self._base.check_open()
         before = self._base.clock.now() - seconds(older_than, "older_than")
         wanted, age = ended_statuses(statuses), seconds(grace, "grace")

@@ -128,10 +128,7 @@ class Queries:
         return (await self._reasons([summary], None)).get(run.run_id)
 
     async def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
-        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out.
-
-        Reads the journals of those that have not ended, at most some megabytes of them.
-        """
+        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out."""
         self._base.check_open()
         return await self._reasons(runs, JOURNALS_READ)
 
@@ -224,11 +221,7 @@ class Queries:
         return orchestrator_views(live, await self._base.store.upkeep.loads(), said)
 
     async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
-        """The steps of a run and of its children with their attempts, in the order they began.
-
-        `inputs`: whether an Engine that has the code replays the run to tell the arguments of its steps. Without it, it
-        does unless the journal is long.
-        """
+        """The steps of a run and of its children with their attempts, in the order they began."""
         run, _ = await self._base.require(id)
         root = await self._base.store.runs.get(run.root) if run.root else run
         lives = run.status.finished or (root is not None and await self._lives(root.owner))
@@ -301,11 +294,7 @@ class Queries:
         return _of(run, entries(root, await self._base.store.journal.read(root, start), start, run.run_id))
 
     async def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
-        """The events of a run from number `start` on, as they come, until it ends.
-
-        By id, a run that goes on by `continue_as` has not ended: the events of the next one follow, from number 0 on,
-        and have its `run_id`. A run_id means that one run.
-        """
+        """The events of a run from number `start` on, as they come, until it ends."""
         start = _whole(start, "follow(start", 0, "events are numbered from 0")
         run, _ = await self._base.require(id)
         following: RunRow | None = run
@@ -341,12 +330,7 @@ class Queries:
         return await self._base.store.runs.get(run.continued_as) if run is not None and run.continued_as else None
 
     async def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
-        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step.
-
-        `step` is an op path such as `tokens:0`, or a name, which stands for the first step of that name. Without it:
-        all steps of the run and of its children, until it ends. By id, a run that goes on by `continue_as` has not
-        ended: what the next one shows follows, and the numbers go on. A run_id means that one run.
-        """
+        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step."""
         run, _ = await self._base.require(id)
         async for chunk in self.stream_run(run, step, start, goes_on=run.id == id):
             yield chunk

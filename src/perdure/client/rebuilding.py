@@ -63,11 +63,7 @@ class Rebuilder:
         self._base = base
 
     async def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
-        """Compute the row of every run from its journal, tell where it differs from the stored one, and mend it.
-
-        Safe beside engines that are at work: rows are replaced only while the journal is still what they were computed
-        from. A journal that is damaged is told, and the others are rebuilt all the same.
-        """
+        """Compute the row of every run from its journal, tell where it differs from the stored one, and mend it."""
         self._base.check_open()
         count = mended = 0
         report = RebuildReport(dry_run=dry_run)

@@ -34,12 +34,7 @@ class Resolver:
     async def resolve(
         self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
     ) -> Accepted | Finished:
-        """Let a parked run go on: any engine tries it again at once, whichever has code that fits.
-
-        `version` pins it to that version of its program from now on; `fail` ends it as failed, for that reason.
-        `before` lets it go on from right before an op, as a new incarnation under its id, and says which steps it no
-        longer knows of: they are done again. Raises NotParked when the run does not stand still.
-        """
+        """Let a parked run go on: any engine tries it again at once, whichever has code that fits."""
         if fail is not None and (version is not None or before is not None):
             raise UsageError("resolve() takes fail= alone: a run that has failed does not go on")
         pin = "" if version is None else check_version(version, "version")

@@ -238,7 +238,7 @@ def refuse_redacted(state: RunState) -> None:
     if state.parked is not None and state.parked.kind == REDACTED:
         raise UsageError(
             f"run {state.started.id if state.started else state.run_id!r} came here without some of its values, and "
-            "would go on with what stands in their place; fork it, with set= and inputs= for what was taken out"
+            "would go on with what stands in their place; fork it, with values= and inputs= for what was taken out"
         )
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from perdure.authoring.code.body import Body
-from perdure.authoring.code.standing import Standing, standing
+from perdure.authoring.code.frames import Frame, waiting_at
 from perdure.errors import UnknownProgram, UsageError
 from perdure.kernel.commands import FINISH, Finish
 from perdure.kernel.events import AnyEvent, Batch, InputReplaced, RunClaimed, RunFinished, RunStarted, moment
@@ -42,7 +42,7 @@ class Stop:
     at: datetime
     op: str
     event: AnyEvent
-    frames: tuple[Standing, ...] = ()
+    frames: tuple[Frame, ...] = ()
     """Frames of the workflow's code, from the outermost to the innermost; none once the body has ended."""
 
     @property
@@ -131,12 +131,12 @@ class Replaying:
     ) -> None:
         self.close()
 
-    def _frames(self, op: str) -> list[Standing]:
+    def _frames(self, op: str) -> list[Frame]:
         execution: Execution = self._replay.execution
         path = self._replay.state.child_of(op)
         if path:
             execution, op = self._replay.children[path], op[len(path) + 1 :]
-        return standing(execution, op) if isinstance(execution, Body) else []
+        return waiting_at(execution, op) if isinstance(execution, Body) else []
 
 
 def replay(

@@ -21,7 +21,7 @@ def with_inputs(command: Command, changes: Mapping[str, Raw]) -> Command:
         return _step(command, changes)
     if isinstance(command, StartChild):
         return _child(command, changes)
-    raise UsageError(f"{command.op} takes no arguments: give inputs for a step or a child, and a value with set=")
+    raise UsageError(f"{command.op} takes no arguments: give inputs for a step or a child, and a value with values=")
 
 
 def _step(command: RunStep, changes: Mapping[str, Raw]) -> RunStep:

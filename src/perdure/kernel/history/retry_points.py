@@ -88,7 +88,7 @@ def _refuse(found: Mapping[str, Op], culprits: Iterable[Op], point: int) -> None
     if unknown is not None:
         raise UsageError(
             f"{unknown} runs at most once, and its outcome is unknown; find out whether it ran, and fork the run: with "
-            f"set={{{unknown!r}: ...}} to say what came of it, or at={unknown!r} to have it called again"
+            f"values={{{unknown!r}: ...}} to say what came of it, or at={unknown!r} to have it called again"
         )
     undone = next((op.path for op in found.values() if "compensate:" in op.path and op.began >= point), None)
     if undone is not None:

@@ -1,4 +1,4 @@
-"""What a body knows at a point of its journal: the lines it stands on, and the variables there. Performs nothing."""
+"""Where a suspended body waits: its lines, and the variables there; at any point of its journal. Performs nothing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,22 @@ from perdure.kernel.values.codec import Codec
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A function of the user's that has not returned, the line it stands on, and its variables as text."""
+    """A function of the user's code that has not returned: its line, and its local variables."""
+
+    function: str
+    line: str
+    locals: dict[str, Any]
+
+
+class FrameText(msgspec.Struct, frozen=True):
+    """As Frame, with its variables as text."""
 
     function: str
     source: str
     variables: dict[str, str]
 
 
-class Standing(msgspec.Struct, frozen=True):
+class SuspendedTask(msgspec.Struct, frozen=True):
     """A task of a body that is not done: what it waits for, and its functions, the innermost last.
 
     `task` is the op path that its ops begin with; none for the body itself.
@@ -37,7 +45,15 @@ class Standing(msgspec.Struct, frozen=True):
     program: str
     task: str
     waits_for: str
-    frames: tuple[Frame, ...]
+    frames: tuple[FrameText, ...]
+
+
+def waiting_at(body: Body, op: str = "") -> list[Frame]:
+    """The frames of the task that waits for an op, or of the body itself, from the outermost to the innermost."""
+    tasks = [task for task in body.loop.tasks() if op.startswith(task.scope.prefix)]
+    task = max(tasks, key=lambda task: len(task.scope.prefix), default=None)
+    frames = waiting_frames(task.body) if task is not None else []
+    return [Frame(frame.f_code.co_qualname, source_of(frame), dict(frame.f_locals)) for frame in frames]
 
 
 def inspect(
@@ -48,8 +64,8 @@ def inspect(
     batches: Sequence[Batch],
     at: str | int | None = None,
     width: int = 200,
-) -> list[Standing]:
-    """Replay a journal up to an op, or to an event, and say where its bodies stand then, the root first.
+) -> list[SuspendedTask]:
+    """Replay a journal up to an op, or to an event, and list the tasks of its bodies that wait there, the root's first.
 
     Up to an op is: until right before its outcome, where the body waits for it. Drives bodies, so call it from no task.
     """
@@ -60,9 +76,9 @@ def inspect(
             for seq, event in enumerate(batch.events, batch.seq):
                 if seq < end:
                     replay.fold(event, batch.at)
-        found = _standing(started.program, "", replay.execution, width)
+        found = _suspended(started.program, "", replay.execution, width)
         for path, child in replay.children.items():
-            found += _standing(replay.state.children[path].started.program, path, child, width)
+            found += _suspended(replay.state.children[path].started.program, path, child, width)
         return found
     finally:
         replay.close()
@@ -104,16 +120,18 @@ def _end(batches: Sequence[Batch], at: str | int | None) -> int:
     return end if ended is None else min(ended, end)
 
 
-def _standing(program: str, path: str, execution: Execution, width: int) -> list[Standing]:
+def _suspended(program: str, path: str, execution: Execution, width: int) -> list[SuspendedTask]:
     if not isinstance(execution, Body):
         return []
     found = []
     for task in execution.loop.tasks():
         prefix = f"{path}/" if path else ""
         waits_for = _waits_for(task)
-        frames = tuple(_frame(frame, width) for frame in waiting_frames(task.body))
+        frames = tuple(_frame_text(frame, width) for frame in waiting_frames(task.body))
         name = task.scope.prefix.rstrip("/")
-        found.append(Standing(program, (prefix + name).rstrip("/"), prefix + waits_for if waits_for else "", frames))
+        found.append(
+            SuspendedTask(program, (prefix + name).rstrip("/"), prefix + waits_for if waits_for else "", frames)
+        )
     return found
 
 
@@ -124,9 +142,9 @@ def _waits_for(task: BodyTask) -> str:
     return waited.scope.prefix.rstrip("/") if isinstance(waited, BodyTask) else ""
 
 
-def _frame(frame: FrameType, width: int) -> Frame:
+def _frame_text(frame: FrameType, width: int) -> FrameText:
     variables = {name: _text(value, width) for name, value in frame.f_locals.items() if not name.startswith("__")}
-    return Frame(frame.f_code.co_qualname, source_of(frame), variables)
+    return FrameText(frame.f_code.co_qualname, source_of(frame), variables)
 
 
 def _text(value: Any, width: int) -> str:
