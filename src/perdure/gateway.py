@@ -188,7 +188,7 @@ class LocalGateway:
         driver = orchestrator.active.get(run_id)
         if driver is None:
             return written
-        await orchestrator.snapshots.take_now(orchestrator, driver)
+        await orchestrator.snapshot_taker.take(driver)
         return await self._written(orchestrator, run_id) or written
 
     async def _written(self, orchestrator: Orchestrator, run_id: str) -> int | None:

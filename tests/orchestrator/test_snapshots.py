@@ -13,7 +13,7 @@ import pytest
 from perdure import Engine, Recovery, Retry, RunStatus, sleep, step, step_context, wait_signal, workflow
 from perdure.kernel.events import Batch, SnapshotTaken
 from perdure.kernel.state import fold
-from perdure.orchestrator.snapshots import Snapshots
+from perdure.orchestrator.snapshots import SnapshotReader
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import STORMY, Simulation
@@ -76,7 +76,7 @@ async def test_a_long_run_is_loaded_from_its_snapshot_and_goes_on() -> None:
     store = MemoryStore()
     run_id = await a_long_run(store)
     whole = await store.journal.read(run_id)
-    loaded = (await Snapshots(store, 20).read_many([run_id]))[run_id]
+    loaded = (await SnapshotReader(store, 20).read_many([run_id]))[run_id]
     assert not isinstance(loaded, Exception)
     assert events(loaded) < events(whole) / 2
     one, two = fold(run_id, loaded), fold(run_id, whole)
@@ -94,7 +94,7 @@ async def test_runs_that_are_long_and_short_are_loaded_together() -> None:
     run_id = await a_long_run(store)
     async with Engine(store, [chatty], recovery=Recovery(snapshot=20)) as engine:
         short = await engine.start(chatty(0), id="short")
-        found = await Snapshots(store, 20).read_many([run_id, short.run_id, "nobody"])
+        found = await SnapshotReader(store, 20).read_many([run_id, short.run_id, "nobody"])
     assert set(found) == {run_id, short.run_id}
 
 

@@ -56,7 +56,7 @@ from perdure.orchestrator.residency import (
     RunStart,
     RunTable,
 )
-from perdure.orchestrator.snapshots import Snapshots
+from perdure.orchestrator.snapshots import SnapshotReader
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Full, append_all
 from perdure.ports.store import Store
@@ -100,7 +100,7 @@ class Loader:
         lease_seconds: float,
         deadline: LeaseDeadline,
         services: Services,
-        snapshots: Snapshots,
+        snapshots: SnapshotReader,
         parking: Parking,
         quarantine: Quarantine,
         locks: RunLocks,

@@ -56,7 +56,7 @@ from perdure.orchestrator.residency import (
     RunStart,
     RunTable,
 )
-from perdure.orchestrator.snapshots import Snapshots
+from perdure.orchestrator.snapshots import SnapshotReader, SnapshotTaker
 from perdure.orchestrator.warm_cache import WarmCache
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Conflict, Full
@@ -128,7 +128,10 @@ class Orchestrator:
             codec, clock, writer, runner, self.payloads, self._committed, self.broke, observer.abandoned
         )
         self.turns = Turns(store.leases, clock, holder(name, self.session))
-        self.snapshots = Snapshots(store, recovery.snapshot)
+        self.snapshots = SnapshotReader(store, recovery.snapshot)
+        self.snapshot_taker = SnapshotTaker(
+            self.snapshots, store, recovery.snapshot, runs, lifecycle, self.owner, clock, self.broke
+        )
         self.parking = Parking(runs, store, clock, observer.finished)
         self.inbox = Inbox(runs, lifecycle, self.owner, self.broke)
         self.warm = WarmCache(runs, self.loop, self._evict_idle)
@@ -256,8 +259,8 @@ class Orchestrator:
         state = driver.state
         if state.uses_locks and runs.has(driver):
             self.locks.committed(run_id, append)
-        if self.snapshots.due(state):
-            self.snapshots.take(self, driver)
+        if self.snapshot_taker.due(state):
+            self.snapshot_taker.take_soon(driver)
         if state.finished is not None or not state.running:
             if state.finished is not None and driver.saved and self._observer.completed is not None:
                 self._observer.completed(row(state))

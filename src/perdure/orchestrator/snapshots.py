@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from perdure.engine.driver import Driver
 from perdure.engine.outbox import extend
 from perdure.errors import Corrupt, PerdureError, StoreUnavailable
 from perdure.kernel.events import Batch, SnapshotTaken
 from perdure.kernel.snapshot import decode_snapshot, encode_snapshot, newest
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
+from perdure.orchestrator.lifecycle import Lifecycle, Owner
+from perdure.orchestrator.residency import RunTable
+from perdure.ports.clock import Clock
 from perdure.ports.journal import append_one
 from perdure.ports.store import Store
-
-if TYPE_CHECKING:
-    from perdure.engine.driver import Driver
-    from perdure.orchestrator.orchestrator import Orchestrator
 
 log = logging.getLogger("perdure")
 
 
-class Snapshots:
-    """Reads journals by their snapshots, and takes one when enough of a journal is over and done with."""
+class SnapshotReader:
+    """Reads journals by their snapshots."""
 
     def __init__(self, store: Store, every: int) -> None:
         self._store, self._every = store, every
-        self._taking: set[str] = set()
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Journals as far as replay needs them. One that is damaged comes as its error."""
@@ -70,55 +68,78 @@ class Snapshots:
             raise Corrupt(f"a snapshot of run_id {run_id}", f"the blob {taken.blob} is missing", run_id)
         return decode_snapshot(data, run_id, taken.seq)
 
+
+class SnapshotTaker:
+    """Takes a snapshot when enough of a journal is over and done with.
+
+    `broke` parks a run that an error of the engine stopped.
+    """
+
+    def __init__(
+        self,
+        reader: SnapshotReader,
+        store: Store,
+        every: int,
+        runs: RunTable,
+        lifecycle: Lifecycle,
+        owner: Owner,
+        clock: Clock,
+        broke: Callable[[Driver, Exception], None],
+    ) -> None:
+        self._reader, self._store, self._every, self._clock = reader, store, every, clock
+        self._runs, self._lifecycle, self._owner, self._broke = runs, lifecycle, owner, broke
+        # The runs of which a snapshot is being taken. They may leave memory meanwhile.
+        self._taking: set[str] = set()
+
     def due(self, state: RunState) -> bool:
-        """Whether a snapshot would spare whoever loads the run next enough, or the last one is about to be too old."""
+        """Whether a snapshot would save the next load enough, or the last one is about to be too old."""
         if not self._every or state.finished is not None:
             return False
         return state.spent >= self._every or bool(state.snapshot and state.next_seq > state.snapshot + 2 * self._every)
 
-    def take(self, orchestrator: Orchestrator, driver: Driver) -> None:
+    def take_soon(self, driver: Driver) -> None:
         """Take a snapshot in the background, of what is in the store by now."""
-        if driver.run_id not in self._taking and not orchestrator.closing:
+        if driver.run_id not in self._taking and not self._lifecycle.closing:
             self._taking.add(driver.run_id)
-            orchestrator.spawn(self._take(orchestrator, driver))
+            self._lifecycle.spawn(self._take(driver))
 
-    async def take_now(self, orchestrator: Orchestrator, driver: Driver) -> None:
-        """Take a snapshot that was asked for, unless there are to be none or one is under way."""
-        if self._every and driver.run_id not in self._taking and not orchestrator.closing:
+    async def take(self, driver: Driver) -> None:
+        """Take a snapshot that a caller asked for, unless snapshots are off or one is being taken."""
+        if self._every and driver.run_id not in self._taking and not self._lifecycle.closing:
             self._taking.add(driver.run_id)
-            await self._take(orchestrator, driver)
+            await self._take(driver)
 
-    async def _take(self, orchestrator: Orchestrator, driver: Driver) -> None:
+    async def _take(self, driver: Driver) -> None:
         run_id = driver.run_id
         try:
             head = (await self._store.journal.heads([run_id])).get(run_id, 0)
-            batches = await self.read(run_id, head)
+            batches = await self._reader.read(run_id, head)
             seq, data = encode_snapshot(run_id, batches)
             event = SnapshotTaken(seq, await self._store.blobs.put(data), driver.size)
-            if run_id not in orchestrator.active:
-                await self._append(orchestrator, fold(run_id, batches), event)
+            if run_id not in self._runs.drivers:
+                await self._append(fold(run_id, batches), event)
                 return
 
             def record() -> None:
-                if orchestrator.active.get(run_id) is driver and not driver.stale and driver.state.finished is None:
+                if self._runs.has(driver) and not driver.stale and driver.state.finished is None:
                     try:
                         driver.record(event)
                     except BaseException as error:
-                        orchestrator.broke(driver, contained(error))
+                        self._broke(driver, contained(error))
 
-            await orchestrator.in_callback(record)
+            await self._lifecycle.in_callback(record)
         except StoreUnavailable:
-            pass  # another time: the journal is whole without it
+            pass  # another time: the journal is complete without it
         except Exception as error:
-            told = error if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
-            log.warning("no snapshot of run %r: %s; it goes on without", driver.id, told)
+            reason = error if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
+            log.warning("run %r: no snapshot was taken: %s; the run is not affected", driver.id, reason)
         finally:
             self._taking.discard(run_id)
 
-    async def _append(self, orchestrator: Orchestrator, state: RunState, event: SnapshotTaken) -> None:
-        """Record a snapshot of a run that has left memory meanwhile, if it is still ours and nothing else happened."""
-        if state.finished is None and (state.owner, state.session) == (orchestrator.name, orchestrator.session):
-            await append_one(self._store.journal, extend(state, [event], orchestrator.clock.now()))
+    async def _append(self, state: RunState, event: SnapshotTaken) -> None:
+        """Record a snapshot of a run that was evicted meanwhile, if it is still ours and nothing else happened."""
+        if state.finished is None and self._owner.owns(state):
+            await append_one(self._store.journal, extend(state, [event], self._clock.now()))
 
 
 def _from(batches: Sequence[Batch], seq: int) -> list[Batch]:
