@@ -56,7 +56,7 @@ async def sleeper(n: int, pad: str) -> int:
     """Sleeps in its middle, with a small and a large value behind it."""
     n = await double(n)
     text = await widen(n)
-    await sleep(1.0)
+    await sleep(3600.0)
     return await double(len(text) // 300_000 + n)
 
 
@@ -70,13 +70,20 @@ KINDS: dict[str, Callable[[int, str], Invocation[Any]]] = {
 }
 
 
+class Yesterday:
+    """A clock that is a day late: what waits for an hour by it is due by that of the tests."""
+
+    def now(self) -> float:
+        return time.time() - 86_400
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with runs that have ended and runs that sleep, and nothing wrong with it."""
     path = tmp_path_factory.mktemp("whole") / "runs.db"
 
     async def fill() -> None:
-        async with Engine(f"sqlite:///{path}", PROGRAMS, recovery=RECOVERY) as engine:
+        async with Engine(f"sqlite:///{path}", PROGRAMS, recovery=RECOVERY, clock=Yesterday()) as engine:
             for kind in ("victim", "other"):
                 for name, program in KINDS.items():
                     # Another value for each: equal blobs are stored once.
@@ -88,7 +95,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 await asyncio.sleep(0.01)
 
     asyncio.run(fill())
-    time.sleep(1.0)  # once for all tests: the sleepers are due when an engine finds them
     return path
 
 

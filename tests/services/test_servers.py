@@ -166,7 +166,10 @@ async def test_a_paused_server_answers_nothing_until_it_is_resumed(kind: str, se
     server = private(servers, kind).start()
     server.pause()
     asked = asyncio.create_task(asyncio.to_thread(asyncio.run, answer_of(server)))
-    assert states(server) == {"T"}
+    async with asyncio.timeout(PATIENCE):
+        # A stopped process that is in the kernel just then shows it a moment later.
+        while states(server) != {"T"}:
+            await asyncio.sleep(0.01)
     assert server.alive
     server.resume()
     assert await asked
