@@ -84,7 +84,7 @@ pytest: compiled ## the test suite
 
 # The tests that most changes break, without servers, other processes, documents and long searches.
 FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
-SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engine/test_processes.py engine/test_soak.py \
+SLOW := $(addprefix tests/,engine/test_garbage.py engine/test_processes.py engine/test_soak.py \
 	kernel/schedules/test_cron.py kernel/history/test_hostile_capsules.py \
 	orchestrator/test_eviction.py orchestrator/test_parking.py \
 	orchestrator/test_recovery_at_scale.py orchestrator/test_recovery_on_postgres.py test_blocking.py test_processes.py \
@@ -92,7 +92,7 @@ SLOW := $(addprefix tests/,conformance/test_file.py engine/test_garbage.py engin
 
 test-fast: lint types compiled ## the fast part of the suite, within a minute
 	$(SAY) "tests: pytest, a part"
-	@$(BIN)/pytest -q -n $(CORES) --dist worksteal -k "not postgres and not redis and not etcd" \
+	@$(BIN)/pytest -q -n $(CORES) --dist worksteal -k "not postgres and not redis and not etcd and not TestFile" \
 	    $(addprefix --ignore=,$(SLOW)) $(ARGS) $(FAST) $(filter-out $(SLOW),$(wildcard tests/test_*.py))
 
 soak: compiled ## long storms of crashes and load

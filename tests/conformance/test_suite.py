@@ -29,6 +29,11 @@ def test_every_check_opens_with_the_contract_it_checks(suite: type[Any]) -> None
     assert [name for name, check in checks.items() if name.startswith("test_") and not check.__doc__] == []
 
 
+def test_one_class_may_inherit_all_suites() -> None:
+    checks = [name for suite in SUITES for name in dir(suite) if name.startswith("test_")]
+    assert len(set(checks)) == len(checks), "a name that two have would hide a check"
+
+
 def test_every_event_is_written_with_all_of_its_fields_and_with_none_that_it_can_do_without() -> None:
     assert {type(event) for event in EVERY_EVENT} == set(get_args(AnyEvent))
     for full, bare in batched(EVERY_EVENT):
