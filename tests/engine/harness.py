@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perdure import Engine, Invocation, Recovery, RunResult
+from perdure import Engine, Invocation, Recovery, RunResult, Step, Workflow, workflow
 from perdure.authoring.code.program import CodeProgram
 from perdure.engine.large_values import Payloads
 from perdure.kernel.commands import Finish, RunStep, StartChild, StartTimer
@@ -53,6 +53,9 @@ class Gates:
     async def wait(self, name: str) -> None:
         await self._events[name].wait()
 
+    def clear(self) -> None:
+        self._events.clear()
+
 
 class Recorded:
     """Every event as it is committed (an engine's `on_commit`), and a way to wait for one."""
@@ -86,6 +89,26 @@ class Recorded:
 
     async def until_succeeded(self, op: str) -> None:
         await self.until(lambda e: isinstance(e, StepSucceeded) and e.op == op)
+
+
+def only(called: Any, *args: Any) -> Workflow[[], Any]:
+    """A workflow that calls one step, or another workflow, and returns what that returns."""
+
+    async def flow() -> Any:
+        return await called(*args)
+
+    flow.__annotations__["return"] = called.spec.returns if isinstance(called, Step) else Any
+    return workflow(flow)
+
+
+async def crashed(call: Invocation[Any], op: str) -> MemoryStore:
+    """What a crash leaves of the run "it" when one of its steps has started."""
+    store, recorded = MemoryStore(), Recorded()
+    assert call.program is not None
+    async with Engine(store, [call.program], recovery=AT_ONCE, on_commit=recorded) as engine:
+        _ = await engine.start(call, id="it")
+        await recorded.until_started(op)
+        return left_by_a_crash(store)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

@@ -22,7 +22,7 @@ from perdure import (
 )
 from perdure.kernel.events import StepSucceeded
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, eventually, left_by_a_crash, replay
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, eventually, left_by_a_crash, only, replay
 
 STEPS = 9
 LAZY: list[Any] = ["async", "exit", "manual", every(3), every(1000)]
@@ -327,9 +327,7 @@ async def test_async_keeps_its_lag_after_a_crash() -> None:
     async def hold() -> None:
         await gates.wait("hold")
 
-    @workflow
-    async def flow() -> None:
-        await hold()
+    flow = only(hold)
 
     store = MemoryStore()
     async with Engine(store, [flow], durability=Durability("async", lag=42.5), recovery=AT_ONCE) as engine:

@@ -32,7 +32,7 @@ from perdure import (
 from perdure.kernel.events import AnyEvent, AttemptFailed, StepFailed, StepProgressed, StepStarted
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation import Simulation
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, run
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, only, run
 
 T = TypeVar("T")
 
@@ -62,9 +62,7 @@ def test_a_step_that_gives_no_sign_of_life_is_given_up_before_its_timeout() -> N
     async def silent() -> None:
         await asyncio.sleep(30)
 
-    @workflow
-    async def flow() -> None:
-        await silent()
+    flow = only(silent)
 
     async def scenario(engine: Engine) -> None:
         result = await engine.run(flow(), id="it")
@@ -87,9 +85,7 @@ def test_a_step_that_gives_signs_of_life_takes_as_long_as_it_likes() -> None:
             step_context().heartbeat()
         return "done"
 
-    @workflow
-    async def flow() -> str:
-        return await lively()
+    flow = only(lively)
 
     assert play(lambda engine: _output(engine, flow), flow) == "done"
 
@@ -101,9 +97,7 @@ def test_a_step_that_emits_is_alive() -> None:
             await asyncio.sleep(9)
             yield i
 
-    @workflow
-    async def flow() -> list[int]:
-        return await lively()
+    flow = only(lively)
 
     assert play(lambda engine: _output(engine, flow), flow) == list(range(10))
 
@@ -119,9 +113,7 @@ def test_the_moment_counts_from_the_last_sign_of_life() -> None:
         step_context().heartbeat()
         await asyncio.sleep(3600)
 
-    @workflow
-    async def flow() -> None:
-        await tired()
+    flow = only(tired)
 
     async def scenario(engine: Engine) -> None:
         assert isinstance((await engine.run(flow(), id="it")).error, HeartbeatTimeout)
@@ -138,9 +130,7 @@ def test_a_silent_attempt_is_tried_again_as_the_policy_says() -> None:
             await asyncio.sleep(3600)
         return step_context().attempt
 
-    @workflow
-    async def flow() -> int:
-        return await silent_at_first()
+    flow = only(silent_at_first)
 
     async def scenario(engine: Engine) -> None:
         assert await _output(engine, flow) == 3
@@ -172,9 +162,7 @@ def test_without_a_heartbeat_option_silence_is_fine() -> None:
         await asyncio.sleep(3600)
         return "done"
 
-    @workflow
-    async def flow() -> str:
-        return await silent()
+    flow = only(silent)
 
     assert play(lambda engine: _output(engine, flow), flow) == "done"
 
@@ -220,9 +208,7 @@ async def test_progress_is_seen_while_the_step_goes_on_also_by_others(tmp_path: 
         step_context().heartbeat({"done": 3, "of": 10})
         await gates.wait("end")
 
-    @workflow
-    async def flow() -> None:
-        await working()
+    flow = only(working)
 
     async with Engine(url, [flow], recovery=AT_ONCE, on_commit=recorded) as engine, connect(url) as client:
         handle = await engine.start(flow(), id="it")
@@ -240,9 +226,7 @@ def test_progress_is_recorded_about_once_a_second_and_the_last_word_is_kept() ->
             step_context().heartbeat(i)
             await asyncio.sleep(0.01)
 
-    @workflow
-    async def flow() -> None:
-        await busy()
+    flow = only(busy)
 
     async def scenario(engine: Engine) -> None:
         await _output(engine, flow)
@@ -269,9 +253,7 @@ def test_the_next_attempt_knows_how_far_the_last_one_came() -> None:
         assert step_context().progress == 10
         return 10 - done
 
-    @workflow
-    async def flow() -> int:
-        return await resuming()
+    flow = only(resuming)
 
     assert play(lambda engine: _output(engine, flow), flow) == 5
     assert seen == [0, 5]
@@ -283,9 +265,7 @@ async def test_progress_from_a_thread_is_kept() -> None:
         for i in range(100):
             step_context().heartbeat(f"{i}%")
 
-    @workflow
-    async def flow() -> None:
-        await working()
+    flow = only(working)
 
     ran = await run(flow())
     async with Engine(ran.store, [flow], recovery=AT_ONCE) as engine:
@@ -298,9 +278,7 @@ async def test_progress_that_is_too_large_is_refused() -> None:
     async def talkative() -> None:
         step_context().heartbeat("x" * 300_000)
 
-    @workflow
-    async def flow() -> None:
-        await talkative()
+    flow = only(talkative)
 
     assert isinstance((await run(flow())).result.error, PayloadTooLarge)
 
@@ -364,9 +342,7 @@ def test_the_deadline_of_a_run_caps_what_a_step_is_told() -> None:
         assert deadline is not None
         return deadline.timestamp()
 
-    @workflow
-    async def flow() -> float:
-        return await ask()
+    flow = only(ask)
 
     async def scenario(engine: Engine) -> None:
         began = engine.clock.now()
@@ -383,9 +359,7 @@ def test_a_wait_for_the_next_attempt_ends_with_the_deadline_of_the_run() -> None
     async def failing() -> None:
         raise ConnectionError
 
-    @workflow
-    async def flow() -> None:
-        await failing()
+    flow = only(failing)
 
     async def scenario(engine: Engine) -> None:
         result = await engine.run(flow(), id="it", deadline=60)
@@ -443,9 +417,7 @@ async def test_an_engine_that_is_left_in_good_order_loses_no_progress() -> None:
         said.set()
         await asyncio.sleep(3600)
 
-    @workflow
-    async def flow() -> None:
-        await working()
+    flow = only(working)
 
     async with Engine(store, [flow], recovery=AT_ONCE) as engine:
         _ = await engine.start(flow(), id="it")

@@ -1,10 +1,8 @@
-"""Locks in bodies and steps: one holder at a time, renewed while held, given back, and refused with a reason."""
+"""Locks in workflow bodies: taken in turn, held, given back."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,53 +11,24 @@ import pytest
 
 from perdure import (
     Engine,
-    HeldBy,
     InvalidLock,
-    LockLost,
     LockTimeout,
-    NotOwner,
-    Retry,
     RunStatus,
     UsageError,
     bail,
     connect,
     lock,
     sleep,
-    step,
-    step_context,
     wait_signal,
     workflow,
 )
-from perdure.kernel.events import StepSucceeded, ValueRecorded, WaitOpened, WaitResolved
+from perdure.kernel.events import StepSucceeded, ValueRecorded, WaitOpened
 from perdure.kernel.state import fold
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Recorded, replay
+from tests.engine.harness import AT_ONCE, PATIENCE, Recorded, replay
+from tests.engine.lock_parts import _no_locks, free, gated, gates, is_locked, most, until, wait_for, work
 
-inside: list[str] = []
-most: list[int] = []
-gates = Gates()
-
-
-@pytest.fixture(autouse=True)
-def _empty() -> None:
-    global gates
-    inside.clear()
-    most.clear()
-    gates = Gates()
-
-
-@step
-async def work(name: str) -> str:
-    inside.append(name)
-    most.append(len(inside))
-    await asyncio.sleep(0)
-    inside.remove(name)
-    return name
-
-
-@step
-async def wait_for(gate: str) -> None:
-    await gates.wait(gate)
+pytestmark = pytest.mark.usefixtures("no_locks_left")
 
 
 @workflow
@@ -70,35 +39,8 @@ async def alone(name: str) -> int:
         return held.token
 
 
-@workflow
-async def gated(gate: str, ttl: float = 30.0) -> int:
-    async with lock("room", ttl=ttl) as held:
-        await wait_for(gate)
-        return held.token
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'locks.db'}"
-
-
-def is_locked(event: Any) -> bool:
-    return isinstance(event, WaitResolved) and event.by == "lock"
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Let the loop turn until the condition holds."""
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            await asyncio.sleep(0.001)
-
-
-async def free(engine: Engine, key: str = "room") -> bool:
-    return await engine.locks.get(key) is None
-
-
-async def test_runs_that_want_one_lock_go_one_by_one_in_the_order_of_asking(url: str) -> None:
-    async with Engine(url, [alone]) as engine:
+async def test_runs_that_want_one_lock_go_one_by_one_in_the_order_of_asking(local_url: str) -> None:
+    async with Engine(local_url, [alone]) as engine:
         runs = [await engine.start(alone(str(i)), id=f"r{i}") for i in range(10)]
         tokens = [await run.result(PATIENCE) for run in runs]
         await until(lambda: free(engine))
@@ -135,7 +77,7 @@ async def test_a_waiting_run_shows_the_lock_it_waits_for() -> None:
         assert await run.result(PATIENCE) == 2
 
 
-async def test_a_lock_that_does_not_come_free_in_time_raises_lock_timeout(url: str) -> None:
+async def test_a_lock_that_does_not_come_free_in_time_raises_lock_timeout(local_url: str) -> None:
     @workflow
     async def impatient() -> str:
         try:
@@ -146,7 +88,7 @@ async def test_a_lock_that_does_not_come_free_in_time_raises_lock_timeout(url: s
                 raise
             return f"{error.key} {error.seconds}"
 
-    async with Engine(url, [impatient]) as engine, engine.locks.hold("room"):
+    async with Engine(local_url, [impatient]) as engine, engine.locks.hold("room"):
         assert await (await engine.start(impatient())).result(PATIENCE) == "room 0.01"
 
 
@@ -237,12 +179,8 @@ async def test_two_locks_may_be_held_at_once() -> None:
         await until(lambda: _no_locks(engine))
 
 
-async def _no_locks(engine: Engine) -> bool:
-    return await engine.locks.list() == []
-
-
 @pytest.mark.parametrize("end", ["fail", "bail", "cancel", "deadline"])
-async def test_a_run_that_ends_in_its_block_gives_its_lock_back(url: str, end: str) -> None:
+async def test_a_run_that_ends_in_its_block_gives_its_lock_back(local_url: str, end: str) -> None:
     @workflow
     async def ends() -> None:
         async with lock("room"):
@@ -253,7 +191,7 @@ async def test_a_run_that_ends_in_its_block_gives_its_lock_back(url: str, end: s
             await sleep(3600)
 
     recorded = Recorded()
-    async with Engine(url, [ends], on_commit=recorded) as engine:
+    async with Engine(local_url, [ends], on_commit=recorded) as engine:
         run = await engine.start(ends(), id="r", deadline=0.2 if end == "deadline" else None)
         if end == "cancel":
             await recorded.until(is_locked)
@@ -263,9 +201,9 @@ async def test_a_run_that_ends_in_its_block_gives_its_lock_back(url: str, end: s
 
 
 async def test_a_run_that_is_ended_by_another_process_gives_its_lock_back(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'locks.db'}"
+    local_url = f"sqlite:///{tmp_path / 'locks.db'}"
     recorded = Recorded()
-    async with Engine(url, [gated], on_commit=recorded, recovery=AT_ONCE) as engine, connect(url) as client:
+    async with Engine(local_url, [gated], on_commit=recorded, recovery=AT_ONCE) as engine, connect(local_url) as client:
         _ = await engine.start(gated("never"), id="r")
         await recorded.until(is_locked)
         other = await client.start(gated("never"), id="r", reuse="terminate_running", delay=3600)
@@ -360,432 +298,3 @@ async def test_a_sleeping_holder_stays_in_memory_and_keeps_its_lock() -> None:
         assert (await engine.locks.list())[0].owner == f"{run.run_id}/lock:0"
         await engine.signal("s", "wake")
         await run.result(PATIENCE)
-
-
-# --- children ---------------------------------------------------------------------------------------------------------
-
-
-@workflow
-async def visitor(end: str) -> int:
-    async with lock("room") as held:
-        await work("child")
-        if end == "bail":
-            bail("enough", held.token)
-        if end == "fail":
-            raise ValueError("no")
-        return held.token
-
-
-@workflow
-async def host(end: str) -> list[Any]:
-    async with lock("house") as held:
-        try:
-            inside = await visitor(end)
-        except ValueError:
-            inside = -1
-        async with lock("room") as after:
-            return [held.token, inside, after.token]
-
-
-@pytest.mark.parametrize(("end", "token"), [("return", 1), ("fail", -1), ("bail", 1)])
-async def test_a_child_has_locks_of_its_own_and_gives_them_back_at_its_end(url: str, end: str, token: int) -> None:
-    recorded = Recorded()
-    async with Engine(url, [host, visitor], on_commit=recorded) as engine:
-        run = await engine.start(host(end), id="h")
-        result = await run.result(PATIENCE)
-        assert [result[0], result[2]] == [1, 2]
-        assert result[1] in (token, None)
-        await until(lambda: _no_locks(engine))
-
-
-async def test_a_parent_keeps_its_lock_when_its_child_gives_one_back() -> None:
-    @workflow
-    async def careful() -> int:
-        async with lock("house") as held:
-            await visitor("return")
-            await wait_for("go")
-            return held.token
-
-    recorded = Recorded()
-    async with Engine("memory://", [careful, visitor], on_commit=recorded) as engine:
-        run = await engine.start(careful())
-        await recorded.until_started("wait_for:0")
-        await until(lambda: free(engine))
-        assert [view.key for view in await engine.locks.list()] == ["house"]
-        gates.open("go")
-        assert await run.result(PATIENCE) == 1
-
-
-async def test_a_child_that_is_taken_over_has_its_lock_again() -> None:
-    @workflow
-    async def inner() -> list[int]:
-        async with lock("room") as held:
-            first = held.token
-            await wait_for("go")
-            return [first, held.token]
-
-    @workflow
-    async def outer() -> list[int]:
-        return await inner()
-
-    store, recorded = MemoryStore(), Recorded()
-    async with Engine(store, [outer, inner], on_commit=recorded, recovery=AT_ONCE) as engine:
-        _ = await engine.start(outer(), id="r")
-        await recorded.until_started("inner:0/wait_for:0")
-    gates.open("go")
-    async with connect(store) as client:
-        assert await client.locks.force_release("room") is not None
-        async with client.locks.hold("room"):
-            pass
-    async with Engine(store, [outer, inner]) as engine:
-        assert (await engine.run(outer(), id="r")).output == [1, 3]
-
-
-async def test_a_run_that_is_claimed_while_it_waits_for_its_lock_keeps_the_rows_of_its_children() -> None:
-    @workflow
-    async def inner() -> None:
-        async with lock("room"):
-            await wait_for("go")
-
-    @workflow
-    async def outer() -> None:
-        await inner()
-
-    store, recorded = MemoryStore(), Recorded()
-    async with Engine(store, [outer, inner], on_commit=recorded, recovery=AT_ONCE, name="first") as engine:
-        run = await engine.start(outer(), id="r")
-        await recorded.until_started("inner:0/wait_for:0")
-    gates.open("go")
-
-    async def claimed() -> bool:
-        row = await store.runs.get(run.run_id)
-        return row is not None and row.owner == "second"
-
-    async with connect(store) as client:
-        assert await client.locks.force_release("room") is not None
-        async with client.locks.hold("room"), Engine(store, [outer, inner], name="second"):
-            await until(claimed)
-            child = await store.runs.get(f"{run.run_id}/inner:0")
-            assert child is not None
-            assert (child.status, child.root) == (RunStatus.RUNNING, run.run_id)
-    async with Engine(store, [outer, inner]) as engine:
-        await engine.run(outer(), id="r")
-        child = await store.runs.get(f"{run.run_id}/inner:0")
-        assert child is not None
-        assert child.status is RunStatus.COMPLETED
-
-
-# --- takeovers --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_run_that_is_handed_over_keeps_its_lock_and_its_token() -> None:
-    store, recorded = MemoryStore(), Recorded()
-    async with Engine(store, [gated], on_commit=recorded, recovery=AT_ONCE) as engine:
-        run = await engine.start(gated("go"), id="r")
-        await recorded.until(is_locked)
-    assert [lease.owner for lease in await store.leases.live("lock:", 0)] == [f"{run.run_id}/lock:0"]
-    async with Engine(store, [gated]) as engine:
-        gates.open("go")
-        result = await engine.run(gated("go"), id="r")
-        assert result.output == 1
-        await until(lambda: free(engine))
-    await replay(gated, run.run_id, store)
-
-
-async def test_a_run_whose_lock_went_to_another_waits_for_it_and_gets_a_new_token() -> None:
-    @workflow
-    async def twice() -> list[int]:
-        async with lock("room") as held:
-            tokens = [held.token]
-            await wait_for("go")
-            tokens.append(held.token)
-            await work("after")
-            return [*tokens, held.token]
-
-    store, recorded = MemoryStore(), Recorded()
-    async with Engine(store, [twice], on_commit=recorded, recovery=AT_ONCE) as engine:
-        run = await engine.start(twice(), id="r")
-        await recorded.until(is_locked)
-    gates.open("go")
-    async with connect(store) as client:
-        assert await client.locks.force_release("room") is not None
-        async with client.locks.hold("room") as held:
-            assert held.token == 2
-            async with Engine(store, [twice]) as engine:
-                # It was taken over, and does nothing while somebody else is inside.
-                await until(lambda: _owned(engine, "r"))
-                assert most == []
-    async with Engine(store, [twice]) as engine:
-        assert await (await engine.start(twice(), id="r")).result(PATIENCE) == [1, 3, 3]
-    await replay(twice, run.run_id, store)
-
-
-async def _owned(engine: Engine, id: str) -> bool:
-    view = await engine.get(id)
-    return view is not None and view.owner == engine.name
-
-
-async def test_a_run_that_loses_its_lock_stops_and_goes_on_when_it_has_it_again() -> None:
-    @workflow
-    async def guarded() -> list[int]:
-        async with lock("room", ttl=0.09) as held:
-            first = held.token
-            await wait_for("go")
-            return [first, held.token]
-
-    store, recorded = MemoryStore(), Recorded()
-    async with Engine(store, [guarded], on_commit=recorded) as engine:
-        run = await engine.start(guarded(), id="r")
-        await recorded.until(is_locked)
-        taken = await engine.locks.force_release("room")
-        assert taken is not None
-        assert taken.owner == f"{run.run_id}/lock:0"
-        assert not isinstance(await engine.locks.acquire("room", "thief", 30), HeldBy)
-        await until(lambda: _gone(engine, run.run_id))
-        gates.open("go")
-        await engine.locks.release("room", "thief")
-        assert await run.result(PATIENCE) == [1, 3]
-    await replay(guarded, run.run_id, store)
-
-
-async def _gone(engine: Engine, run_id: str) -> bool:
-    assert engine._orchestrator is not None
-    return run_id not in engine._orchestrator.active
-
-
-# --- steps ------------------------------------------------------------------------------------------------------------
-
-
-@step
-async def guarded_step(name: str) -> int:
-    async with lock("room") as held:
-        inside.append(name)
-        most.append(len(inside))
-        await asyncio.sleep(0)
-        inside.remove(name)
-        return held.token
-
-
-@step
-def guarded_thread(name: str) -> int:
-    with lock("room") as held:
-        inside.append(name)
-        most.append(len(inside))
-        inside.remove(name)
-        return held.token
-
-
-@workflow
-async def many_steps() -> list[int]:
-    names = [str(i) for i in range(4)]
-    return list(await asyncio.gather(*map(guarded_step, names), *map(guarded_thread, names)))
-
-
-async def test_steps_on_the_loop_and_in_threads_take_turns(url: str) -> None:
-    async with Engine(url, [many_steps]) as engine:
-        tokens = await (await engine.start(many_steps())).result(PATIENCE)
-        assert sorted(tokens) == [1, 2, 3, 4, 5, 6, 7, 8]
-        assert await free(engine)
-    assert most == [1] * 8
-
-
-async def test_a_step_that_fails_or_is_cancelled_gives_its_lock_back() -> None:
-    @step(timeout=0.05)
-    async def stuck() -> None:
-        async with lock("room"):
-            await gates.wait("never")
-
-    @step
-    async def fails() -> None:
-        async with lock("room"):
-            raise ValueError("no")
-
-    @workflow
-    async def both() -> int:
-        for call in (stuck, fails):
-            try:
-                await call()
-            except (TimeoutError, ValueError):
-                pass
-        return await guarded_step("after")
-
-    async with Engine("memory://", [both]) as engine:
-        assert await (await engine.start(both())).result(PATIENCE) == 3
-        assert await free(engine)
-
-
-async def test_the_next_attempt_takes_over_from_a_thread_that_does_not_notice_its_end() -> None:
-    stop, tokens = threading.Event(), []
-
-    @step(timeout=0.1, retry=Retry(attempts=2, initial=0.01))
-    def stubborn() -> int:
-        with lock("room") as held:
-            tokens.append(held.token)
-            if step_context().attempt == 1:
-                stop.wait(PATIENCE)
-            return held.token
-
-    @workflow
-    async def calls() -> int:
-        return await stubborn()
-
-    async with Engine("memory://", [calls]) as engine:
-        assert await (await engine.start(calls())).result(PATIENCE) == 2
-        stop.set()
-        async with engine.locks.hold("room") as held:
-            assert held.token == 3
-    assert tokens == [1, 2]
-
-
-async def test_a_thread_that_waits_for_a_lock_ends_with_its_step() -> None:
-    ended = threading.Event()
-
-    @step(timeout=0.05)
-    def waits() -> None:
-        try:
-            with lock("room"):
-                pass
-        finally:
-            ended.set()
-
-    @workflow
-    async def calls() -> None:
-        await waits()
-
-    async with Engine("memory://", [calls]) as engine, engine.locks.hold("room"):
-        with pytest.raises(TimeoutError):
-            await (await engine.start(calls())).result(PATIENCE)
-        assert await asyncio.to_thread(ended.wait, PATIENCE)
-
-
-async def test_a_step_that_lost_its_lock_is_told_at_the_end_of_its_block() -> None:
-    @step
-    async def robbed() -> None:
-        async with lock("room", ttl=0.06):
-            await gates.wait("go")
-
-    @workflow
-    async def calls() -> None:
-        await robbed()
-
-    async with Engine("memory://", [calls]) as engine:
-        run = await engine.start(calls())
-        await until(lambda: _held(engine))
-        assert await engine.locks.force_release("room") is not None
-        assert not isinstance(await engine.locks.acquire("room", "thief"), HeldBy)
-        gates.open("go")
-        with pytest.raises(LockLost):
-            await run.result(PATIENCE)
-
-
-async def _held(engine: Engine) -> bool:
-    return not await free(engine)
-
-
-async def test_a_step_that_waits_in_vain_fails_with_lock_timeout_in_the_body() -> None:
-    @step
-    async def impatient() -> None:
-        async with lock("room", timeout=0):
-            pass
-
-    @workflow
-    async def calls() -> list[Any]:
-        try:
-            await impatient()
-        except LockTimeout as error:
-            return [error.key, error.seconds]
-        return []
-
-    async with Engine("memory://", [calls]) as engine, engine.locks.hold("room"):
-        assert await (await engine.start(calls())).result(PATIENCE) == ["room", 0.0]
-
-
-async def test_a_step_that_takes_a_lock_inside_itself_is_told_so() -> None:
-    @step
-    async def nested() -> None:
-        async with lock("room"), lock("room"):
-            pass
-
-    @step
-    async def wrong() -> None:
-        with lock("room"):
-            pass
-
-    @workflow
-    async def calls() -> list[str]:
-        errors = []
-        for call in (nested, wrong):
-            try:
-                await call()
-            except UsageError as error:
-                errors.append(str(error))
-        return errors
-
-    async with Engine("memory://", [calls]) as engine:
-        first, second = await (await engine.start(calls())).result(PATIENCE)
-        assert "would wait for itself" in first
-        assert "async with" in second
-        assert await free(engine)
-
-
-# --- callers ----------------------------------------------------------------------------------------------------------
-
-
-async def test_callers_hold_renew_and_give_back_locks(url: str) -> None:
-    async with Engine(url) as engine:
-        locks = engine.locks
-        first = await locks.acquire("room", "me", ttl=timedelta(seconds=30))
-        assert not isinstance(first, HeldBy)
-        assert (first.key, first.owner, first.token) == ("room", "me", 1)
-        refused = await locks.acquire("room", "you")
-        assert isinstance(refused, HeldBy)
-        assert refused.owner == "me"
-        renewed = await locks.renew("room", "me", 60)
-        assert renewed.expires_at > first.expires_at
-        assert await locks.get("room") == renewed
-        assert await locks.list() == [renewed]
-        for call in (locks.renew, locks.release):
-            with pytest.raises(NotOwner):
-                await call("room", "you")
-        await locks.release("room", "me")
-        assert await locks.get("room") is None
-        assert await locks.force_release("room") is None
-        with pytest.raises(InvalidLock, match="names nobody"):
-            await locks.acquire("room", "")
-
-
-async def test_a_caller_who_waits_is_told_when_the_engine_is_closed(url: str) -> None:
-    engine = await Engine(url).open()
-    _ = await engine.locks.acquire("room", "somebody")
-    waiting = asyncio.create_task(_hold(engine))
-    while not engine.locks.locker._outside:
-        await asyncio.sleep(0)
-    await engine.close()
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(UsageError, match="was closed"):
-            await waiting
-
-
-async def test_a_lock_leaves_no_file_beside_the_database(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'locks.db'}"
-    async with Engine(url, [many_steps]) as engine, engine.locks.hold("door"):
-        _ = await engine.run(many_steps())
-        assert len(list((tmp_path / "locks.db-owners").iterdir())) == 1
-
-
-async def test_a_caller_waits_for_a_lock_of_another_process(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'locks.db'}"
-    async with Engine(url) as engine, connect(url) as client:
-        async with engine.locks.hold("room"):
-            waiting = asyncio.create_task(_hold(client))
-            with pytest.raises(LockTimeout):
-                async with client.locks.hold("room", timeout=0.05):
-                    pass
-        async with asyncio.timeout(PATIENCE):
-            assert await waiting > 1
-
-
-async def _hold(client: Any) -> int:
-    async with client.locks.hold("room") as held:
-        token: int = held.token
-        return token

@@ -35,7 +35,7 @@ from perdure.kernel.events import AttemptFailed, RunStarted, StepSkipped, StepSt
 from perdure.kernel.policies.rules import rules_of
 from perdure.orchestrator.residency import EntryRequest
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Ran, Recorded, eventually, left_by_a_crash, run
+from tests.engine.harness import AT_ONCE, PATIENCE, Gates, Ran, Recorded, eventually, left_by_a_crash, only, run
 
 calls: list[Any] = []
 
@@ -423,9 +423,7 @@ async def test_a_fallback_takes_a_timeout_and_has_one_of_its_own() -> None:
         await asyncio.sleep(seconds)
         return "done"
 
-    @workflow
-    async def flow() -> str:
-        return await slow(3600)
+    flow = only(slow, 3600)
 
     def quicker(failed: FailedStep) -> Any:
         assert isinstance(failed.error, StepTimeout)

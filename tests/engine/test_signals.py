@@ -1,36 +1,24 @@
-"""Signals, approvals, cancelling, pausing and published state."""
+"""Signals: kept, delivered in order, once, wherever the run is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from perdure import (
     Accepted,
-    AlreadyFinished,
-    AnswerRejected,
-    Cancelled,
     Duplicate,
     Engine,
     Finished,
-    NoSuchRun,
     NotDecodable,
     NotFound,
-    RunCancelled,
     RunStatus,
     SignalRejected,
     SignalTimeout,
-    Workflow,
-    approval,
     connect,
-    set_state,
-    sleep,
     step,
     wait_signal,
     workflow,
@@ -40,44 +28,8 @@ from perdure.kernel.events import RunClaimed, SignalReceived, WaitOpened, WaitRe
 from perdure.kernel.state import fold
 from perdure.ports.journal import append_one
 from perdure.testing.conformance.history import numbered
-from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, eventually, replay
-
-
-@step
-async def note(text: str) -> str:
-    return text
-
-
-@dataclass
-class Decision:
-    ok: bool
-    note: str = ""
-
-
-class World:
-    """An engine with a recorder, on a store that a test chooses."""
-
-    def __init__(self, url: str, programs: list[Workflow[Any, Any]]) -> None:
-        self.recorded = Recorded()
-        self.engine = Engine(url, programs, recovery=AT_ONCE, on_commit=self.recorded)
-
-    async def opened(self, op: str) -> None:
-        await self.recorded.until(lambda e: isinstance(e, WaitOpened) and e.op == op)
-
-
-async def asleep(engine: Engine, run_id: str) -> Collection[str]:
-    """Wait until a run has left memory; what is in memory then, and later."""
-    assert engine._orchestrator is not None
-    active = engine._orchestrator.active
-    await eventually(lambda: run_id not in active)
-    return active
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_url"))
-    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'waits.db'}"
+from tests.engine.harness import PATIENCE, FakeClock, Gates, Recorded, eventually, replay
+from tests.engine.wait_parts import World, asleep, note
 
 
 @workflow
@@ -91,9 +43,6 @@ async def timed(seconds: float) -> str:
         return f"signal {await wait_signal('go', timeout=seconds)}"
     except TimeoutError as error:
         return type(error).__name__
-
-
-# --- signals ---------------------------------------------------------------------------------------------------------
 
 
 async def test_signals_that_come_early_are_kept_and_taken_in_their_order(url: str) -> None:
@@ -360,204 +309,3 @@ async def test_signals_sent_while_no_engine_lives_are_delivered_by_the_next(tmp_
         await client.signal("it", "item", "y")
     async with Engine(url, [collect]) as engine:
         assert await (await engine.start(collect(2), id="it")).result(PATIENCE) == ["x", "y"]
-
-
-# --- approvals -------------------------------------------------------------------------------------------------------
-
-
-@workflow
-async def ask(timeout: float | None = None) -> str:
-    decision = await approval("ship", {"total": 5}, Decision, timeout, approvers=["ann"])
-    return f"{type(decision).__name__} {decision.ok} {decision.note}"
-
-
-async def test_an_answer_is_checked_before_it_is_accepted(url: str) -> None:
-    world = World(url, [ask])
-    async with world.engine as engine:
-        run = await engine.start(ask(), id="it")
-        await world.opened("ship:0")
-        view = await engine.get("it")
-        assert view is not None
-        [wait] = view.waits
-        assert (wait.kind, wait.name, wait.request, wait.approvers) == ("approval", "ship", {"total": 5}, ("ann",))
-        with pytest.raises(AnswerRejected, match=r"\$\.ok"):
-            await engine.approve("it", "ship", {"ok": "perhaps"}, by="ann")
-        with pytest.raises(AnswerRejected, match="bob is not among ann"):
-            await engine.approve("it", "ship", {"ok": True}, by="bob")
-        assert await engine.approve("it", "other", {"ok": True}, by="ann") == NotFound()
-        assert await engine.approve("it", "ship", {"ok": True, "note": "fine"}, "q1", "ann") == Accepted()
-        assert await run.result(PATIENCE) == "Decision True fine"
-        assert await engine.approve("it", "ship", {"ok": False}, "q1", "ann") == Duplicate()
-        assert await engine.approve("it", "ship", {"ok": False}, "q2", "ann") == Finished(RunStatus.COMPLETED)
-        [answered] = [e.event for e in await engine.journal("it") if isinstance(e.event, WaitResolved)]
-        assert (answered.by, answered.answer_id) == ("answer:ann", "q1")
-        await replay(ask, run.run_id, engine.store)
-
-
-class Model(BaseModel):
-    ok: bool
-
-
-async def test_the_answer_may_be_a_pydantic_model(url: str) -> None:
-    @workflow
-    async def modelled() -> str:
-        answer = await approval("ship", schema=Model)
-        return f"{type(answer).__name__} {answer.ok}"
-
-    world = World(url, [modelled])
-    async with world.engine as engine:
-        run = await engine.start(modelled(), id="it")
-        await world.opened("ship:0")
-        with pytest.raises(AnswerRejected, match="ok"):
-            await engine.approve("it", "ship", {})
-        assert await engine.approve("it", "ship", {"ok": True}) == Accepted()
-        assert await run.result(PATIENCE) == "Model True"
-
-
-async def test_others_may_answer_after_a_while() -> None:
-    @workflow
-    async def escalated() -> Any:
-        return await approval("ship", approvers=["ann"], escalate=(60, ["boss"]))
-
-    clock, recorded = FakeClock(), Recorded()
-    async with Engine("memory://", [escalated], clock=clock, on_commit=recorded) as engine:
-        run = await engine.start(escalated(), id="it")
-        await recorded.until(lambda e: isinstance(e, WaitOpened))
-        with pytest.raises(AnswerRejected):
-            await engine.approve("it", "ship", "yes", by="boss")
-        clock.advance(61)
-        assert await engine.approve("it", "ship", "yes", by="boss") == Accepted()
-        assert await run.result(PATIENCE) == "yes"
-
-
-async def test_of_two_answers_at_once_one_wins_and_both_are_told(url: str) -> None:
-    world = World(url, [ask])
-    async with world.engine as engine:
-        run = await engine.start(ask(), id="it")
-        await world.opened("ship:0")
-        answers = await asyncio.gather(
-            *[engine.approve("it", "ship", {"ok": True, "note": str(i)}, f"q{i}", "ann") for i in range(5)]
-        )
-        assert answers.count(Accepted()) == 1
-        winner = answers.index(Accepted())
-        assert await run.result(PATIENCE) == f"Decision True {winner}"
-
-
-# --- cancelling and pausing ------------------------------------------------------------------------------------------
-
-
-@step
-async def endless() -> None:
-    await asyncio.Event().wait()
-
-
-@workflow
-async def careful() -> str:
-    try:
-        await endless()
-        return "done"
-    finally:
-        await note("cleaned up")
-
-
-async def test_a_cancelled_body_cleans_up_with_steps_and_its_run_is_cancelled(url: str) -> None:
-    world = World(url, [careful])
-    async with world.engine as engine:
-        run = await engine.start(careful(), id="it")
-        await world.recorded.until_started("endless:0")
-        assert await engine.cancel("it", "changed my mind") == Cancelled()
-        with pytest.raises(RunCancelled, match="changed my mind"):
-            await run.result(PATIENCE)
-        await world.recorded.until_succeeded("note:0")
-        assert await engine.cancel("it") == AlreadyFinished(RunStatus.CANCELLED)
-        await replay(careful, run.run_id, engine.store)
-
-
-async def test_a_run_that_sleeps_or_is_queued_can_be_cancelled(url: str) -> None:
-    @workflow
-    async def nap() -> None:
-        await sleep(86400)
-
-    world = World(url, [nap])
-    async with world.engine as engine:
-        asleep = await engine.start(nap(), id="asleep")
-        await world.opened("sleep:0")
-        queued = await engine.start(nap(), id="queued", delay=3600)
-        assert await engine.cancel("asleep") == Cancelled()
-        assert await engine.cancel("queued") == Cancelled()
-        assert (await asleep.outcome(PATIENCE)).status is RunStatus.CANCELLED
-        assert (await queued.outcome(PATIENCE)).status is RunStatus.CANCELLED
-        with pytest.raises(NoSuchRun):
-            await engine.cancel("nobody")
-
-
-async def test_cancel_against_completion_has_one_winner_and_the_caller_is_told(url: str) -> None:
-    @workflow
-    async def quick() -> str:
-        return await note("done")
-
-    world = World(url, [quick])
-    async with world.engine as engine:
-        for i in range(40):
-            run = await engine.start(quick(), id=f"r{i}")
-            for _ in range(i % 8):
-                await asyncio.sleep(0)
-            verdict = await engine.cancel(run.id)
-            status = (await run.outcome(PATIENCE)).status
-            if isinstance(verdict, Cancelled):
-                assert status is RunStatus.CANCELLED
-            else:
-                assert verdict == AlreadyFinished(status)
-
-
-async def test_a_paused_run_begins_nothing_and_goes_on_when_it_is_resumed(url: str) -> None:
-    gates = Gates()
-
-    @step
-    async def first() -> str:
-        await gates.wait("first")
-        return "first"
-
-    @workflow
-    async def two() -> list[str]:
-        return [await first(), await note("second")]
-
-    world = World(url, [two])
-    async with world.engine as engine:
-        run = await engine.start(two(), id="it")
-        await world.recorded.until_started("first:0")
-        assert await engine.pause("it") == Accepted()
-        gates.open("first")
-        await world.recorded.until_succeeded("first:0")
-        assert await run.status() is RunStatus.PAUSED
-        assert not [e for e in world.recorded.events if getattr(e, "op", "") == "note:0"]
-        assert await engine.resume("it") == Accepted()
-        assert await run.result(PATIENCE) == ["first", "second"]
-        assert await engine.pause("it") == Finished(RunStatus.COMPLETED)
-        await replay(two, run.run_id, engine.store)
-
-
-# --- published state -------------------------------------------------------------------------------------------------
-
-
-async def test_published_state_is_seen_while_the_run_goes_on_and_after(url: str) -> None:
-    @workflow
-    async def reporting() -> None:
-        set_state("phase", "packing")
-        set_state("done", {"boxes": 3})
-        await wait_signal("go")
-        set_state("phase", "sent")
-
-    world = World(url, [reporting])
-    async with world.engine as engine:
-        run = await engine.start(reporting(), id="it")
-        await world.opened("go:0")
-        view = await engine.get("it")
-        assert view is not None
-        assert view.state == {"phase": "packing", "done": {"boxes": 3}}
-        await engine.signal("it", "go")
-        await run.result(PATIENCE)
-        view = await engine.get("it")
-        assert view is not None
-        assert view.state["phase"] == "sent"
-        await replay(reporting, run.run_id, engine.store)
