@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
-from perdure.builtin.schedules import Runs, schedule_program
+from perdure.builtin.schedules import ScheduledRuns, schedule_program
 from perdure.client import observing
 from perdure.client.base import StoreClient
 from perdure.client.client import Client
@@ -147,7 +147,7 @@ class Engine(Client):
         base.queues = _queues_by_name(queues)
         self._local = self._gateway_class(base, self._programs, self._serves, self._ended_here)
         self._assemble(base, self._local)
-        self._scheduled = Runs(base, self._starts, self._messages)
+        self._scheduled = ScheduledRuns(base, self._starts, self._messages)
         for program in (*_remote_steps(steps, self._messages.report).values(), schedule_program(self._scheduled)):
             self._programs.add(program)
         self._stream_mode = stream_mode(stream)
@@ -211,8 +211,8 @@ class Engine(Client):
         for program in programs:
             check_program(program)
         if self._rules.rules and programs:
-            for stranger in unknown_rule_names(self._rules, programs):
-                log.warning("%s", stranger)
+            for unknown in unknown_rule_names(self._rules, programs):
+                log.warning("%s", unknown)
 
     async def open(self) -> Self:
         """Migrate, recover, and start advancing runs. `async with` does this too."""
@@ -247,7 +247,7 @@ class Engine(Client):
         if self._unnamed:
             self._lasting = Name(self.store.url, self._programs, self._serves)
             self.name = self._lasting.take()
-        self._scheduled.come()
+        self._scheduled.open()
         orchestrator = self._orchestrator = self._local.orchestrator = Orchestrator(
             self.store,
             self._programs,
@@ -416,7 +416,7 @@ class Engine(Client):
         self._local.orchestrator = None
         if orchestrator is None or self._service is None or self._ownership is None or self._base.forked:
             return
-        self._scheduled.leave()
+        self._scheduled.close()
         self._local.leaving = True
         try:
             await self._service.stop_taking_runs()

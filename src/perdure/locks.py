@@ -93,7 +93,7 @@ class Lock:
             step = _step()
             locker = _locker(step)
             if step.cancelled:
-                # Nobody waits for this step, and perhaps there is no engine any more: told, not waited for.
+                # The step was cancelled, and the engine may be closed: release without waiting for it.
                 with suppress(RuntimeError):
                     locker.loop.call_soon_threadsafe(locker.release_soon, held)
                 return
@@ -140,7 +140,7 @@ def _locker(step: StepContext) -> Locker:
 
 
 def _in_loop(locker: Locker, step: StepContext, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Wait in a thread for what the loop of the engine does, for as long as somebody waits for the step."""
+    """Wait in a thread for what the loop of the engine does, until the step is cancelled."""
     loop, answer, tasks = locker.loop, Future[T](), list[asyncio.Task[T]]()
     if asyncio.events._get_running_loop() is not None or loop.is_closed():
         raise UsageError("in an `async def` step a lock is taken with `async with lock(...)`")
@@ -166,7 +166,7 @@ def _in_loop(locker: Locker, step: StepContext, work: Callable[[], Coroutine[Any
             if answer.done():
                 return answer.result()
             if step.cancelled:
-                # The engine may be gone: nobody would ever answer.
+                # The engine may be closed, and never answer.
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-                raise StepCancelled(step.id, "it waited for a lock, and nobody waits for it any more") from None
+                raise StepCancelled(step.id, "it was cancelled while it waited for a lock") from None

@@ -107,7 +107,7 @@ class Line:
 
 @contextmanager
 def progress_line(name: str, wanted: bool | None) -> Iterator[Line | None]:
-    """Yield an observer of commits that keeps the line up to date, or None when nobody would see it."""
+    """Yield an observer of commits that keeps the line up to date, or None without a terminal."""
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
         yield None
         return

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from perdure import Engine, StoreUnavailable, UsageError, sleep, step, workflow
-from perdure.builtin.schedules import Errand
+from perdure.builtin.schedules import FireRequest
 from perdure.kernel.events import RunStatus
 from perdure.kernel.schedules.schedule import Definition, Order, ScheduleSpec, missed, schedule_spec, survey, tick_id
 from perdure.testing.simulation import STORMY, Crash, Faults, Simulation
@@ -107,8 +107,8 @@ def test_two_workers_that_fire_one_tick_a_thousand_times_start_one_run_each_time
         async with sim.engine([report], name="a") as a, sim.engine([report], name="b") as b:
             for number in range(1, 1001):
                 tick = start + 60 * number
-                errand = Errand("s", definition, Order(tick), "", False, False, tick, 0.0)
-                answers = await asyncio.gather(*(engine._scheduled.carry_out(errand) for engine in (a, b)))
+                request = FireRequest("s", definition, Order(tick), "", False, False, tick, 0.0)
+                answers = await asyncio.gather(*(engine._scheduled.fire(request) for engine in (a, b)))
                 assert [answer.outcome for answer in answers] == ["started", "started"]
                 assert answers[0] == answers[1]
             runs = await a.list(tags={"schedule": "s"}, limit=10_000)

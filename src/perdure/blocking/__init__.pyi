@@ -66,17 +66,17 @@ class Locks:
     ) -> AbstractContextManager[LockView]:
         """Hold a lock for the length of a block, renewed as long as it lasts: `with engine.locks.hold(key)`."""
     def acquire(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView | HeldBy:
-        """Take a lock that is free, expired or already the owner's, without waiting. Nobody renews it but the owner."""
+        """Take a lock that is free, expired or already the owner's, without waiting. Only its owner renews it."""
     def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
         """Hold on to a lock; raises NotOwner when it is not the owner's."""
     def release(self, key: str, owner: str) -> None:
         """Give a lock back; raises NotOwner when it is not the owner's."""
     def force_release(self, key: str) -> LockView | None:
-        """Take a lock away from whoever holds it, and say who that was; None when nobody does."""
+        """Take a lock away from its holder, and return what it held; None when the lock is free."""
     def get(self, key: str) -> LockView | None:
-        """A lock that somebody holds, or None."""
+        """A lock that is held, or None."""
     def list(self) -> list[LockView]:
-        """Every lock that somebody holds, by key."""
+        """Every lock that is held, by key."""
 
 class RunHandle(Generic[R]):
     id: str

@@ -86,7 +86,7 @@ class Loop:
         except CancelledError:
             raise UsageError(f"this {self._owner} was closed while this call waited; its runs are kept") from None
         except BaseException:
-            future.cancel()  # after a Ctrl-C nobody waits for it any more
+            future.cancel()  # after a Ctrl-C the caller waits no longer
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:

@@ -52,17 +52,17 @@ from perdure.kernel.schedules.schedule import (
 
 # A tick is not given up lightly: the store may be out of reach for a while.
 _PATIENT = Retry(attempts=1000, initial=0.5, max=60.0)
-# How often a run that is parked is looked at: it goes on when somebody sees to it.
+# How often a run that is parked is polled: it goes on when a person resolves it.
 _PARKED_SECONDS = 30.0
-# After so many ticks and words from outside a schedule goes on in a journal of its own.
+# After so many ticks and control signals a schedule continues in a new journal.
 RENEWAL = 250
 DUE = "the next run of its schedule is due"
 
 
-class Errand(msgspec.Struct, frozen=True):
-    """An order with all that is needed to carry it out.
+class FireRequest(msgspec.Struct, frozen=True):
+    """An order to start a run, with all that is needed to fire it.
 
-    `busy`: another one waits in line. `patient`: it waits whatever the overlap policy. `at` is when it was given.
+    `busy`: another order waits in line. `patient`: it waits whatever the overlap policy. `at` is when it was given.
     """
 
     id: str
@@ -75,7 +75,7 @@ class Errand(msgspec.Struct, frozen=True):
     at: float
 
 
-class Runs:
+class ScheduledRuns:
     """What schedules do with runs, through the engine they live in."""
 
     def __init__(self, base: StoreClient, starts: Starts, messages: Messages) -> None:
@@ -86,30 +86,30 @@ class Runs:
         # The steps, by their idempotency keys, that only wait: for another sweep, or for the end of a run.
         self.held: set[str] = set()
 
-    def come(self) -> None:
+    def open(self) -> None:
         """The engine is open, perhaps again."""
         self._leaving = asyncio.Event()
 
-    def leave(self) -> None:
-        """Let nobody wait any longer: the engine is being left."""
+    def close(self) -> None:
+        """End the waits of steps: the engine is being closed."""
         self._leaving.set()
 
-    async def carry_out(self, errand: Errand) -> Fired:
+    async def fire(self, request: FireRequest) -> Fired:
         """Start the run of an order, unless the overlap policy says otherwise."""
-        definition, order = errand.definition, errand.order
-        if not self.may_fire(run_of(errand.id, order)):
+        definition, order = request.definition, request.order
+        if not self.may_fire(run_of(request.id, order)):
             with self._holding():
                 await asyncio.Event().wait()  # until the sweep is over, which hands the schedule over
-        ahead = kernel.ahead(definition.spec, errand.id, errand.after)
-        id = run_of(errand.id, order)
+        ahead = kernel.ahead(definition.spec, request.id, request.after)
+        id = run_of(request.id, order)
         found = await self._find(id)
         if found is not None:
             # By an attempt of this step that crashed, or by a tick that is being filled in again.
             if found.program != definition.program:
                 return Fired("failed", ahead, f"the id {id!r} belongs to a run of {found.program!r}")
-            before = order.backfill and found.created_at < errand.at
+            before = order.backfill and found.created_at < request.at
             return Fired("existed" if before else "started", ahead)
-        verdict = await self._overlap(definition.spec.overlap, errand)
+        verdict = await self._overlap(definition.spec.overlap, request)
         if verdict is not None:
             return Fired(verdict, ahead)
         tick = {"tick": stamp(order.tick)} if order.tick is not None else {}
@@ -117,10 +117,10 @@ class Runs:
             _ = await self._starts.start(
                 Start(
                     EncodedInvocation(
-                        definition.program, definition.input.encode(), errand.id, order.tick, definition.rules
+                        definition.program, definition.input.encode(), request.id, order.tick, definition.rules
                     ),
                     id=id,
-                    tags={**definition.tags, "schedule": errand.id, **tick},
+                    tags={**definition.tags, "schedule": request.id, **tick},
                     queue=definition.queue or None,
                     key=definition.queue_key or None,
                     priority=definition.priority,
@@ -133,17 +133,17 @@ class Runs:
             return Fired("failed", ahead, str(error))
         return Fired("started", ahead)
 
-    async def _overlap(self, overlap: Overlap, errand: Errand) -> Literal["skipped", "waits"] | None:
+    async def _overlap(self, overlap: Overlap, request: FireRequest) -> Literal["skipped", "waits"] | None:
         """What becomes of an order in place of a start; None to start it."""
         if overlap == "allow":
             return None
-        previous = await self._open(errand.previous) if errand.previous else None
-        if errand.patient:
+        previous = await self._open(request.previous) if request.previous else None
+        if request.patient:
             return "waits" if previous is not None else None
-        if overlap == "buffer_one" and errand.busy:
+        if overlap == "buffer_one" and request.busy:
             return "skipped"
         if previous is None:
-            return "waits" if errand.busy else None
+            return "waits" if request.busy else None
         if overlap == "cancel_previous":
             await self._messages.cancel(previous.run_id, DUE)
         elif overlap == "terminate_previous":
@@ -214,10 +214,10 @@ def _between(spec: ScheduleSpec, start: float, end: float) -> list[float]:
 class Steps:
     """What a schedule does outside its body."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: ScheduledRuns) -> None:
         @step(name="fire", retry=_PATIENT)
-        async def fire(errand: Errand) -> Fired:
-            return await runs.carry_out(errand)
+        async def fire(request: FireRequest) -> Fired:
+            return await runs.fire(request)
 
         @step(name="previous_ended", retry=_PATIENT)
         async def ended(id: str) -> bool:
@@ -229,7 +229,7 @@ class Steps:
         self.ended: Callable[..., Coroutine[object, Any, bool]] = ended
 
 
-class Keeper:
+class ScheduleBody:
     """The body of one schedule."""
 
     def __init__(self, id: str, definition: Definition, book: Book, steps: Steps) -> None:
@@ -244,13 +244,13 @@ class Keeper:
         self.turns = 0
 
     async def turn(self) -> None:
-        """Do what is due, then wait for what comes next: a tick, a word from outside, the end of a run."""
+        """Do what is due, then wait for what comes next: a tick, a control signal, the end of a run."""
         self.turns += 1
         await self._catch_up(self._body.loop.now)
         self._publish()
-        control = await self._news()
+        control = await self._next_control()
         if control is not None:
-            await self._obey(control)
+            await self._apply(control)
 
     async def _catch_up(self, until: float) -> None:
         """Fire the ticks that are due by then, by the policy for those that were missed."""
@@ -272,9 +272,11 @@ class Keeper:
     async def _fire(self, order: Order, *, patient: bool = False) -> None:
         book = self.book
         busy = any(not waiting.backfill for waiting in book.backlog)
-        errand = Errand(self.id, self.definition, order, book.previous, busy, patient, book.after, self._body.loop.now)
+        request = FireRequest(
+            self.id, self.definition, order, book.previous, busy, patient, book.after, self._body.loop.now
+        )
         try:
-            fired = await self._steps.fire(errand)
+            fired = await self._steps.fire(request)
         except Exception as error:
             fired = Fired("failed", (), f"{type(error).__name__}: {error}")
             self._ahead = None
@@ -297,8 +299,8 @@ class Keeper:
             book.backlog = [order, *(book.backlog if order.backfill else others)]
         self._publish()
 
-    async def _news(self) -> Control | None:
-        """What somebody says, or None when a tick is due or the run before has ended and the next may start."""
+    async def _next_control(self) -> Control | None:
+        """The next control signal; None when a tick is due, or the previous run has ended and the next may start."""
         book = self.book
         deadline = self._ahead[0].at if self._ahead and not book.paused else None
         if not book.backlog:
@@ -328,7 +330,7 @@ class Keeper:
             self.book.trouble = str(error)
             return None
 
-    async def _obey(self, control: Control) -> None:
+    async def _apply(self, control: Control) -> None:
         if isinstance(control, Pause):
             await self._until_then(control, paused=True)
             self.book.paused = True
@@ -350,7 +352,7 @@ class Keeper:
         self._publish()
 
     async def _until_then(self, control: Pause | Change, *, paused: bool) -> None:
-        """Whoever looks sees at once what was said; but what was due until then counts by what held until then."""
+        """Publish the change at once; ticks that were due before it still follow the former definition."""
         self._said_paused = paused
         self._publish()
         await self._catch_up(min(control.at, self._body.loop.now))
@@ -390,15 +392,15 @@ class Keeper:
                 set_state(key, value)
 
 
-def schedule_program(runs: Runs) -> Workflow[..., None]:
+def schedule_program(runs: ScheduledRuns) -> Workflow[..., None]:
     """The program, for an engine whose runs these are."""
     steps = Steps(runs)
 
     @workflow(name=PROGRAM)
     async def schedule(id: str, definition: Definition, book: Book) -> None:
-        keeper = Keeper(id, definition, book, steps)
-        while keeper.turns < RENEWAL:
-            await keeper.turn()
-        continue_as(id, keeper.definition, keeper.book)
+        body = ScheduleBody(id, definition, book, steps)
+        while body.turns < RENEWAL:
+            await body.turn()
+        continue_as(id, body.definition, body.book)
 
     return schedule

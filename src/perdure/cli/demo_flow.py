@@ -1,4 +1,4 @@
-"""The order of `perdure demo`, written as anybody would write it. Nothing in it knows that it will be killed."""
+"""The order of `perdure demo`, written as any workflow is. Nothing in it knows that it will be killed."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _place(store: Store) -> Iterator[Check]:
 
 
 def _missing(store: Store) -> Check | None:
-    """A store that nobody has used yet is no failure."""
+    """A store that has never been used is no failure."""
     path = _path(store)
     if path is None or os.path.exists(path) or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         return None
@@ -179,7 +179,7 @@ async def _store(store: Store, programs: list[str] | None) -> list[Check]:
         if beside is not None:
             checks.append(await _leases(client, beside))
             if checks[-1].verdict == "fail":
-                return checks  # who lives is not known, and so not whose runs nobody advances
+                return checks  # without leases it is not known which owners are alive, and which runs are orphans
         try:
             checks += await _runs(client, programs)
         except PerdureError as error:
@@ -280,7 +280,7 @@ async def _journals(store: Store, open_runs: Sequence[RunRow]) -> Check:
 
 
 def _owners(open_runs: Sequence[RunRow], live: set[str], now: float) -> Check:
-    """Runs that should be moving, and that nobody moves."""
+    """Runs that should advance, and whose owner is not alive."""
     left = [
         run
         for run in open_runs

@@ -23,7 +23,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     """Ctrl-C."""
     PIPE_CLOSED = 141
-    """Whoever read the output went away."""
+    """The reader of the output closed its pipe."""
     TERMINATED = 143
     """SIGTERM."""
 

@@ -64,7 +64,7 @@ def retry_one(id: str, store: str, json: bool) -> None:
 
 
 def _begin(store: str, id: str, json: bool, done: str, work: Callable[[Client], Awaitable[RunHandle[Any]]]) -> None:
-    # Loaded when it is needed: whoever lists runs need not wait for what forks them.
+    # Imported here: commands that only list runs need not wait for what forks them.
     from perdure.client.client import Client
 
     async def begin() -> RunView | None:

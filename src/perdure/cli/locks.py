@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 @app.command(sort_key=1)
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
-    """List the locks that somebody holds."""
+    """List the locks that are held."""
     held = _ask(store, lambda client: client.locks.list())
     if json:
         write_json({"locks": held})
     elif not held:
-        note("nobody holds a lock")
+        note("no lock is held")
     else:
         rows = [(lock.key, lock.id or "", lock.owner, str(lock.token), when(lock.expires_at)) for lock in held]
         table(("key", "run", "owner", "token", "expires"), rows, cut=("expires",), fold=("key", "run", "owner"))
@@ -46,7 +46,7 @@ def release(
     if json:
         write_json({"released": released})
     elif released is None:
-        note(f"nobody holds the lock {key!r}")
+        note(f"the lock {key!r} is not held")
     else:
         note(f"the lock {key!r} was taken away from {released.owner}, and is free")
 
@@ -57,7 +57,7 @@ async def _release(client: Reader, key: str, force: bool) -> LockView | None:
         return await client.locks.force_release(key) if held is not None else None
     run = await client.get(held.owner.partition("/")[0])
     if run is None or not run.status.finished:
-        whose = f"run {run.id!r}, which is {run.status.value}" if run is not None else "somebody who is not a run"
+        whose = f"run {run.id!r}, which is {run.status.value}" if run is not None else "which is not a run"
         raise Problem(
             f"the lock {key!r} is held by {held.owner}, {whose}; it comes free {when(held.expires_at)} if its holder "
             "has died. With --force it is taken away now, and two may be inside"

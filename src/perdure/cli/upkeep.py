@@ -27,7 +27,7 @@ def prune(
         Parameter(help="How it must have ended: completed, failed, cancelled, bailed; may be repeated."),
     ] = None,
     archive: Annotated[str | None, Parameter(help="Write each run into a capsule in this directory first.")] = None,
-    grace: Annotated[str, Parameter(help="Leave blobs alone that somebody has put within this time.")] = "1h",
+    grace: Annotated[str, Parameter(help="Leave blobs alone that were put within this time.")] = "1h",
     dry_run: Annotated[bool, Parameter(negative="", help="Say what would go, and leave it as it is.")] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,

@@ -113,10 +113,10 @@ async def _work(
     signals = _Signals(loop, stop, grace)
     async with engine:
         note(_introduction(engine, target, queues, serves))
-        told = [loop.create_task(one.wait()) for one in (stop, engine.superseded)]
-        await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
+        signalled = [loop.create_task(one.wait()) for one in (stop, engine.superseded)]
+        await asyncio.wait(signalled, return_when=asyncio.FIRST_COMPLETED)
         if engine.superseded.is_set() and not stop.is_set():
-            # No error: whoever looks after processes would start it again, and it would take its name back.
+            # No error: a supervisor would start it again, and it would take its name back.
             note(f"stopping: another process has been started as {engine.name}")
         else:
             note(

@@ -77,7 +77,7 @@ class Capsules:
         kind = REDACTED if capsule.redacted else IMPORTED
         stands = state.parked.kind if state.parked is not None else ""
         if state.finished is None and stands not in (kind, REDACTED):
-            why = "it was imported, to be read and replayed; nothing executes it here until somebody resolves it"
+            why = "it was imported, to be read and replayed; nothing executes it here until it is resolved"
             if capsule.redacted:
                 why = "it was imported, to be read and replayed. Taken out of it: " + ", ".join(capsule.redacted)
             events: list[AnyEvent] = [RunReleased(state.owner)] if state.owner is not None else []

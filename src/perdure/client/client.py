@@ -399,7 +399,7 @@ class Client(Reader):
 
         Runs that have not ended are never removed. The id of a run that is gone is free for another one. With
         `archive` each run is first written into a capsule in that directory; one for which that fails is kept. Values
-        that went to the blob store go when no run refers to them and nobody has put them for `grace`; what was put
+        that went to the blob store go when no run refers to them and they were not put again for `grace`; what was put
         with `blobs.put` stays. Works in small commits beside engines that are at work; when it is broken off, what is
         left is pruned next time.
         """

@@ -1,4 +1,4 @@
-"""Make the journals of finished runs smaller. Only on request, and only by what nobody can need any more."""
+"""Make the journals of finished runs smaller. Only on request, and only by what no reader can need any more."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def compact(base: StoreClient, id: str, *, dry_run: bool = False) -> Compa
     before, after = _count(batches), _count(kept)
     if not dry_run and after != before:
         outcome = await base.store.journal.rewrite(root, before, kept)
-        # Nothing is appended to a finished run: somebody else has compacted it.
+        # Nothing is appended to a finished run: another caller has compacted it.
         assert isinstance(outcome, Appended) or _count(await base.store.journal.read(root)) == after
         base.states.forget(root)
     return CompactReport(row.id, before, after, _size(batches), _size(kept))

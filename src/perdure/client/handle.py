@@ -153,12 +153,12 @@ class RunHandle(Generic[R]):
                 return found[0]
         raise NoSuchRun(self.id)
 
-    async def _tell(self, tell: Callable[[str], Awaitable[T]]) -> T:
-        """Tell the run something; if it has gone on as another one, that one."""
+    async def _send(self, send: Callable[[str], Awaitable[T]]) -> T:
+        """Send the run something; if it has continued as another run, send it there."""
         while True:
             current = self._current or self.id
             try:
-                verdict = await tell(current)
+                verdict = await send(current)
             except NoSuchRun:
                 if not self._run_id or (await self._latest()).run_id == current:
                     raise
@@ -173,13 +173,13 @@ class RunHandle(Generic[R]):
 
     async def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask the run to end."""
-        return await self._tell(lambda run: self._by.messages.cancel(run, reason))
+        return await self._send(lambda run: self._by.messages.cancel(run, reason))
 
     async def signal(
         self, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Send the run a signal."""
-        return await self._tell(lambda run: self._by.messages.signal(run, name, payload, signal_id))
+        return await self._send(lambda run: self._by.messages.signal(run, name, payload, signal_id))
 
     async def feed(
         self, input: Any, input_id: str | None = None, name: str = INPUT
@@ -191,13 +191,13 @@ class RunHandle(Generic[R]):
         self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Answer an open approval of the run."""
-        return await self._tell(lambda run: self._by.messages.approve(run, name, payload, approval_id, by))
+        return await self._send(lambda run: self._by.messages.approve(run, name, payload, approval_id, by))
 
     async def reject(
         self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
         """Say no to an open approval of the run."""
-        return await self._tell(lambda run: self._by.messages.reject(run, name, reason, approval_id, by))
+        return await self._send(lambda run: self._by.messages.reject(run, name, reason, approval_id, by))
 
     async def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
         """What a step of the run, or all of them, show before they end; see `Client.stream`."""

@@ -45,7 +45,7 @@ class Locks:
         """Hold a lock for the length of a block, renewed as long as it lasts: `async with engine.locks.hold(key)`.
 
         Raises LockTimeout when it does not come free within `timeout` seconds, and LockLost at the end of a block
-        during which somebody else took it.
+        during which another owner took it.
         """
         check_key(key)
         seconds = check_ttl(ttl, key)
@@ -58,7 +58,7 @@ class Locks:
             raise LockLost(key, held.token)
 
     async def acquire(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView | HeldBy:
-        """Take a lock that is free, expired or already the owner's, without waiting. Nobody renews it but the owner."""
+        """Take a lock that is free, expired or already the owner's, without waiting. Only its owner renews it."""
         check_key(key)
         answer = await self._leases.acquire(lease_key(key), _owner(key, owner), check_ttl(ttl, key), self._clock.now())
         return answer if isinstance(answer, HeldBy) else _acquired(key, owner, answer)
@@ -79,10 +79,10 @@ class Locks:
         self.locker.changed(key)
 
     async def force_release(self, key: str) -> LockView | None:
-        """Take a lock away from whoever holds it, and say who that was; None when nobody does.
+        """Take a lock away from its holder, and return what it held; None when the lock is free.
 
         Its holder learns of it at its next renewal at the latest, and a run then waits until it has the lock again.
-        Until then two may be inside: only the token tells them apart.
+        Until then two holders may be inside: only the token tells them apart.
         """
         while (held := await self.get(key)) is not None:
             try:
@@ -94,12 +94,12 @@ class Locks:
         return None
 
     async def get(self, key: str) -> LockView | None:
-        """A lock that somebody holds, or None."""
+        """A lock that is held, or None."""
         lease = await self._leases.get(lease_key(check_key(key)), self._clock.now())
         return None if lease is None else await self._named(_view(lease))
 
     async def list(self) -> list[LockView]:
-        """Every lock that somebody holds, by key."""
+        """Every lock that is held, by key."""
         views = map(_view, await self._leases.live(PREFIX, self._clock.now()))
         return sorted([await self._named(view) for view in views], key=lambda view: view.key)
 
@@ -116,7 +116,7 @@ class Locks:
 
 def _owner(key: str, owner: str) -> str:
     if not isinstance(owner, str) or not owner:
-        raise InvalidLock(key, f"has owner={owner!r}, which names nobody", cure="give the name of who holds it")
+        raise InvalidLock(key, f"has owner={owner!r}, which is no name", cure="give the name of who holds it")
     return owner
 
 

@@ -22,7 +22,7 @@ from perdure.ports.upkeep import Ended
 BATCH, BATCH_BYTES = 100, 4 * 1024 * 1024
 # How many blobs are.
 BLOBS = 100
-# How long a blob is left alone that nothing refers to: somebody may have put it for an event that is on its way.
+# How long a blob without references is kept: a writer may have put it for an event that it is about to append.
 GRACE = 3600.0
 NOT_ARCHIVED = "it could not be archived"
 
@@ -105,7 +105,7 @@ class Pruner:
         gone = set(await self._base.store.upkeep.remove([run.run_id for run in runs])) if runs else set()
         for run in runs:
             self._base.states.forget(run.run_id)
-            # One that is not there any more was removed by somebody else who prunes.
+            # One that is not there any more was removed by another pruner.
             if run.run_id not in gone and await self._base.store.journal.head(run.run_id) is not None:
                 why = f"an earlier run under the id {run.id!r} stays, and would become its latest"
                 kept.append(KeptRun(run.id, run.run_id, why))

@@ -18,7 +18,7 @@ from perdure.kernel.state import fold
 
 # How many journals are read at a time.
 PAGE = 50
-# How often a run that goes on meanwhile is looked at anew.
+# How often a run that advances meanwhile is read again.
 TRIES = 5
 
 
@@ -43,7 +43,7 @@ class DamagedJournal:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What the rows of all `journals` came to. `busy` runs went on so quickly that nobody could compare.
+    """What the rows of all `journals` came to. `busy` runs advanced too quickly to be compared.
 
     `mended` are the journals whose rows were replaced; with `dry_run`: would be.
     """

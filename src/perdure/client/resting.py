@@ -29,7 +29,7 @@ class Rest:
         """What the run asks for as soon as it cannot go on; None where its end is to be waited for."""
         if run.root:
             raise UsageError(
-                f"{run.id!r} is a child, and goes on with the run at the top; wait for that one, {run.root}, to rest"
+                f"{run.id!r} is a child, and goes on with the run at the top; wait for its root, {run.root}, to rest"
             )
         run_id = run.run_id
         while True:

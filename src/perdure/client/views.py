@@ -260,10 +260,10 @@ def queue_view(stats: QueueStats, limits: Queue | None, now: float) -> QueueView
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorView:
-    """An orchestrator that lives, or that still owns runs which somebody has to take over.
+    """An orchestrator that is alive, or that still owns runs which another one has to take over.
 
-    `session` tells the processes apart that have had its name; `expires_at` is when it is taken for dead unless it
-    shows that it lives. `running` of its runs are under way, and `waiting` wait for something.
+    `session` identifies the process among those that have had its name; `expires_at` is when it is taken for dead
+    unless a heartbeat comes. `running` of its runs are under way, and `waiting` wait for something.
     """
 
     name: str

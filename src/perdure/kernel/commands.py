@@ -34,9 +34,9 @@ class StepSpec:
     asynchronous: bool = False
     # Whether `fn` yields what it makes, piece by piece; its result is the list of that.
     generator: bool = False
-    # When what it shows is written; None: as the engine says.
+    # When the chunks it emits are written; None: as the engine says.
     stream: StreamMode | None = None
-    # Seconds without a sign of life after which an attempt is given up.
+    # Seconds without a heartbeat after which an attempt is given up.
     heartbeat: float | None = None
     types: tuple[tuple[str, Any], ...] = ()
     returns: Any = Any
@@ -63,7 +63,7 @@ class RunStep(msgspec.Struct, frozen=True, gc=False):
     positional: int = 0
     keywords: tuple[str, ...] = ()
     source: str = ""
-    # For a remote step, and one whose inputs are recorded: where they lie apart, and why it cannot be called.
+    # For a remote step, and one whose inputs are recorded: the blob that has them, and why it cannot be called.
     blob: str = ""
     refused: Failure | None = None
     # For a remote step: what the body knows of patches.
@@ -116,7 +116,7 @@ class StartOptions(msgspec.Struct, frozen=True):
 
 
 class StartChild(msgspec.Struct, frozen=True, gc=False):
-    """Run another program, here or on its own. `input` is its encoded input, which `blob` names if it lies apart."""
+    """Run another program, here or on its own. `input` is its encoded input, offloaded to `blob` if it is large."""
 
     op: str
     program: str
