@@ -194,7 +194,7 @@ async def test_an_executor_of_the_user_that_breaks_says_what_to_do() -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         said = (await run(on_a_broken_executor(), executor=pool)).output
     assert len(said) == 2
-    assert all("ProcessPoolExecutor" in one and "make the engine anew" in one for one in said)
+    assert all("ProcessPoolExecutor" in one and "create a new engine" in one for one in said)
 
 
 SCRIPT = """
