@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from perdure import RunStatus, blocking
-from tests.crash.harness import PATIENCE, until
+from tests.crash.harness import Children, until
 
 FLOWS = """
 import time
@@ -135,18 +133,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return made
 
 
-def used(folder: Path, url: str, kind: str) -> dict[str, str]:
-    ended = subprocess.run(
-        [sys.executable, "used.py", url, kind], cwd=folder, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert ended.returncode == 0, ended.stderr
-    said: dict[str, str] = json.loads(ended.stdout)
+def used(children: Children, folder: Path, url: str, kind: str) -> dict[str, str]:
+    ended = children.python(folder, "used.py", url, kind)
+    assert ended.wait() == 0, ended.log
+    said: dict[str, str] = json.loads(ended.log)
     return said
 
 
 @pytest.mark.parametrize("kind", ["engine", "client", "process"])
-def test_what_blocks_says_at_once_what_to_do_in_a_forked_child(kind: str, url: str, folder: Path) -> None:
-    said = used(folder, url, kind)
+def test_what_blocks_says_at_once_what_to_do_in_a_forked_child(
+    children: Children, kind: str, url: str, folder: Path
+) -> None:
+    said = used(children, folder, url, kind)
     assert said.pop("close") == "worked: None"
     for what, answer in said.items():
         assert answer.startswith("UsageError"), what
@@ -154,18 +152,20 @@ def test_what_blocks_says_at_once_what_to_do_in_a_forked_child(kind: str, url: s
         assert "post_fork" in answer, what
 
 
-def test_so_does_a_handle(folder: Path, tmp_path: Path) -> None:
-    said = used(folder, f"sqlite:///{tmp_path}/x.db", "handle")
+def test_so_does_a_handle(children: Children, folder: Path, tmp_path: Path) -> None:
+    said = used(children, folder, f"sqlite:///{tmp_path}/x.db", "handle")
     assert all("after the fork" in answer for answer in said.values())
 
 
-def test_so_does_an_engine_that_is_awaited(url: str, folder: Path) -> None:
-    said = used(folder, url, "async")
+def test_so_does_an_engine_that_is_awaited(children: Children, url: str, folder: Path) -> None:
+    said = used(children, folder, url, "async")
     assert all("after the fork" in answer for answer in said.values()), said
 
 
-def test_a_file_of_sqlite_that_the_parent_has_open_is_not_opened_in_a_fork(folder: Path, tmp_path: Path) -> None:
-    [answer] = used(folder, f"sqlite:///{tmp_path}/x.db", "reopened").values()
+def test_a_file_of_sqlite_that_the_parent_has_open_is_not_opened_in_a_fork(
+    children: Children, folder: Path, tmp_path: Path
+) -> None:
+    [answer] = used(children, folder, f"sqlite:///{tmp_path}/x.db", "reopened").values()
     assert answer.startswith("UsageError")
     assert "before it forks" in answer
 
@@ -213,33 +213,25 @@ with blocking.Engine(sys.argv[1], [flow], name="heir", recovery=Recovery(lease=6
 
 
 @pytest.mark.parametrize("how", ["fork", "popen", "open fds", "multiprocessing fork", "multiprocessing forkserver"])
-def test_a_child_that_lives_on_does_not_delay_the_takeover_of_its_parents_runs(how: str, folder: Path) -> None:
+def test_a_child_that_lives_on_does_not_delay_the_takeover_of_its_parents_runs(
+    children: Children, how: str, folder: Path
+) -> None:
     url = f"sqlite:///{folder}/x.db"
     (folder / "parent.py").write_text(PARENT.replace("get_context(how)", "get_context(how.split()[1])"))
     (folder / "heir.py").write_text(HEIR)
-    child = 0
-    parent = subprocess.Popen([sys.executable, "parent.py", url, how], cwd=folder, stdout=subprocess.PIPE, text=True)
+    parent = children.python(folder, "parent.py", url, how)
+    child = int(until(lambda: parent.log.strip() or not parent.alive))
     try:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
         parent.kill()
-        parent.wait(PATIENCE)
         os.kill(child, 0)
         # A lease lasts for ten minutes: without the lock of a dead process as a witness, this would be in vain.
-        heir = subprocess.Popen([sys.executable, "heir.py", url], cwd=folder, stdout=subprocess.PIPE, text=True)
-        try:
-            until(lambda: (folder / "begun.txt").read_text().count("begun") == 2)
-            os.kill(child, 0)
-            (folder / "go").touch()
-            assert heir.communicate(timeout=PATIENCE)[0] == "done\n"
-        finally:
-            heir.kill()
-            heir.communicate()
+        heir = children.python(folder, "heir.py", url)
+        until(lambda: (folder / "begun.txt").read_text().count("begun") == 2)
+        os.kill(child, 0)
+        (folder / "go").touch()
+        assert (heir.wait(), heir.log) == (0, "done\n")
     finally:
-        parent.kill()
-        if child:
-            os.kill(child, signal.SIGKILL)  # it holds the other end of the pipe as well
-        parent.communicate()
+        os.kill(child, signal.SIGKILL)
     with blocking.connect(url) as client:
         view = client.get("it")
     assert view is not None

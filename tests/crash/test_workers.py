@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Engine, call, connect
-from tests.crash.harness import PATIENCE, audit, until, whole_lines
+from perdure import call, connect
+from tests.crash.harness import PATIENCE, Child, Children, audit, create, until, whole_lines
 
 FLOWS = """
 import asyncio
@@ -42,29 +39,24 @@ async def mail(to: str, seconds: float = 0.0) -> str:
 """
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> None:
+    """A store, and what the workers serve."""
+    (tmp_path / "flows.py").write_text(FLOWS)
+    asyncio.run(create(url(tmp_path)))
+
+
 @contextmanager
-def worker(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "perdure.cli", "worker", "flows.py", "--store", url(folder), *options]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env={**os.environ})
+def worker(children: Children, folder: Path, *options: str) -> Iterator[Child]:
+    child = children.python(folder, "-m", "perdure.cli", "worker", "flows.py", "--store", url(folder), *options)
     try:
-        yield process
+        yield child
     finally:
-        process.kill()
-        process.communicate()
+        child.kill()
 
 
 def url(folder: Path) -> str:
     return f"sqlite:///{folder}/q.db"
-
-
-def prepare(folder: Path) -> None:
-    (folder / "flows.py").write_text(FLOWS)
-
-    async def make() -> None:
-        async with Engine(url(folder), []):
-            pass
-
-    asyncio.run(make())
 
 
 async def put(folder: Path, *runs: tuple[str, float], **options: Any) -> None:
@@ -79,24 +71,22 @@ async def results(folder: Path, *ids: str) -> list[Any]:
         return [await handle.result(PATIENCE) for handle in handles]
 
 
-def test_a_worker_serves_its_queues_and_stops_in_good_order(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    with worker(tmp_path, "--queues", "emails", "--name", "w1", "--max-concurrency", "3") as process:
-        assert process.stderr is not None
-        said = process.stderr.readline()
-        assert "w1 serves the queue emails of mail in " in said
-        assert process.stderr.readline().strip() == "queue emails: 2 at once"
+def test_a_worker_serves_its_queues_and_stops_in_good_order(children: Children, tmp_path: Path) -> None:
+    with worker(children, tmp_path, "--queues", "emails", "--name", "w1", "--max-concurrency", "3") as process:
+        until(lambda: process.log.count("\n") >= 2)
+        said = process.log.splitlines()
+        assert "w1 serves the queue emails of mail in " in said[0]
+        assert said[1].strip() == "queue emails: 2 at once"
         asyncio.run(put(tmp_path, *((f"m{n}", 0.01) for n in range(5)), queue="emails", key="k"))
         asyncio.run(put(tmp_path, ("other", 0.0)))
         assert asyncio.run(results(tmp_path, *(f"m{n}" for n in range(5)))) == [f"m{n}" for n in range(5)]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-        assert "stopping" in process.stderr.read()
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+        assert "stopping" in process.log
     assert sorted((tmp_path / "sent.txt").read_text().split()) == [f"m{n}" for n in range(5)]
 
 
-def test_a_worker_that_is_told_to_stop_hands_over_what_is_under_way(tmp_path: Path) -> None:
-    prepare(tmp_path)
+def test_a_worker_that_is_told_to_stop_hands_over_what_is_under_way(children: Children, tmp_path: Path) -> None:
     asyncio.run(put(tmp_path, ("long", 30.0), queue="emails"))
 
     async def owner() -> str | None:
@@ -105,28 +95,26 @@ def test_a_worker_that_is_told_to_stop_hands_over_what_is_under_way(tmp_path: Pa
             assert view is not None
             return view.owner
 
-    with worker(tmp_path, "--name", "w1", "--grace", "0s") as process:
+    with worker(children, tmp_path, "--name", "w1", "--grace", "0s") as process:
         until(lambda: asyncio.run(owner()) == "w1")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 0
+        process.signal(signal.SIGINT)
+        assert process.wait() == 0
     assert asyncio.run(owner()) is None
-    with worker(tmp_path, "--name", "w2"):
+    with worker(children, tmp_path, "--name", "w2"):
         until(lambda: asyncio.run(owner()) == "w2")
 
 
-def test_what_a_killed_worker_left_is_taken_up_by_another(tmp_path: Path) -> None:
-    prepare(tmp_path)
+def test_what_a_killed_worker_left_is_taken_up_by_another(children: Children, tmp_path: Path) -> None:
     asyncio.run(put(tmp_path, ("a", 1.5), ("b", 1.5), ("c", 0.0), queue="emails"))
 
     async def running() -> int:
         async with connect(url(tmp_path)) as client:
             return len(await client.list(status="running"))
 
-    with worker(tmp_path) as first:
+    with worker(children, tmp_path) as first:
         until(lambda: asyncio.run(running()) == 2)
         first.kill()
-        first.wait(PATIENCE)
-    with worker(tmp_path):
+    with worker(children, tmp_path):
         assert asyncio.run(results(tmp_path, "a", "b", "c")) == ["a", "b", "c"]
 
 
@@ -161,14 +149,13 @@ async def mail(to: str, seconds: float = 0.0) -> str:
 """
 
 
-def test_a_worker_outlives_a_task_of_a_step_that_exits(tmp_path: Path) -> None:
-    prepare(tmp_path)
+def test_a_worker_outlives_a_task_of_a_step_that_exits(children: Children, tmp_path: Path) -> None:
     (tmp_path / "flows.py").write_text(EXITS)
     asyncio.run(put(tmp_path, ("a", 0.0), ("b", 0.0)))
-    with worker(tmp_path) as process:
+    with worker(children, tmp_path) as process:
         assert asyncio.run(results(tmp_path, "a", "b")) == ["builtins.SystemExit: 3 1"] * 2
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
 
 
 # --- remote steps ---------------------------------------------------------------------------------------------------
@@ -200,8 +187,8 @@ async def film(frames: int, seconds: float) -> list[int]:
 """
 
 
-def films(folder: Path, queue: str) -> Any:
-    return worker(folder, "--queues", queue)
+def films(children: Children, folder: Path, queue: str) -> AbstractContextManager[Child]:
+    return worker(children, folder, "--queues", queue)
 
 
 def lines(folder: Path) -> list[str]:
@@ -210,9 +197,8 @@ def lines(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("victims", [("gpu",), ("films",), ("gpu", "films")], ids="+".join)
 def test_a_remote_step_survives_the_death_of_its_worker_and_of_its_parent(
-    tmp_path: Path, victims: tuple[str, ...]
+    children: Children, tmp_path: Path, victims: tuple[str, ...]
 ) -> None:
-    prepare(tmp_path)
     (tmp_path / "flows.py").write_text(FILMS)
 
     async def start() -> None:
@@ -225,13 +211,12 @@ def test_a_remote_step_survives_the_death_of_its_worker_and_of_its_parent(
 
     asyncio.run(start())
     with ExitStack() as stack:
-        processes = {queue: stack.enter_context(films(tmp_path, queue)) for queue in ("gpu", "films")}
+        processes = {queue: stack.enter_context(films(children, tmp_path, queue)) for queue in ("gpu", "films")}
         until(lambda: sum(line.startswith("begin") for line in lines(tmp_path)) == 3)
         for queue in victims:
             processes[queue].kill()
-            processes[queue].wait(PATIENCE)
         for queue in victims:
-            stack.enter_context(films(tmp_path, queue))
+            stack.enter_context(films(children, tmp_path, queue))
         assert asyncio.run(result()) == [0, 2, 4]
     journal = audit(tmp_path / "q.db")["film"]
     assert sorted(journal.outcomes) == ["render:0", "render:1", "render:2"]
@@ -241,8 +226,7 @@ def test_a_remote_step_survives_the_death_of_its_worker_and_of_its_parent(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
-def test_remote_steps_survive_a_storm_of_kills(tmp_path: Path, seed: int) -> None:
-    prepare(tmp_path)
+def test_remote_steps_survive_a_storm_of_kills(children: Children, tmp_path: Path, seed: int) -> None:
     (tmp_path / "flows.py").write_text(FILMS)
     chance = random.Random(seed)
 
@@ -257,14 +241,15 @@ def test_remote_steps_survive_a_storm_of_kills(tmp_path: Path, seed: int) -> Non
 
     asyncio.run(start())
     with ExitStack() as stack:
-        running = [(queue, stack.enter_context(films(tmp_path, queue))) for queue in ("gpu", "gpu", "films", "films")]
+        running = [
+            (queue, stack.enter_context(films(children, tmp_path, queue))) for queue in ("gpu", "gpu", "films", "films")
+        ]
         while asyncio.run(finished()) < 20:
             time.sleep(chance.random())
             victim = chance.randrange(len(running))
             queue, process = running[victim]
             process.kill()
-            process.wait(PATIENCE)
-            running[victim] = queue, stack.enter_context(films(tmp_path, queue))
+            running[victim] = queue, stack.enter_context(films(children, tmp_path, queue))
     journals = audit(tmp_path / "q.db")
     for n in range(20):
         assert sorted(journals[f"film-{n}"].outcomes) == [f"render:{i}" for i in range(5)]
@@ -287,9 +272,8 @@ async def mail(to: str, seconds: float = 0.0) -> str:
 
 @pytest.mark.parametrize(("options", "lines"), [((), 2), (("--log-level", "warning"), 0)])
 def test_a_worker_logs_each_attempt_that_fails_unless_it_is_told_not_to(
-    tmp_path: Path, options: Sequence[str], lines: int
+    children: Children, tmp_path: Path, options: Sequence[str], lines: int
 ) -> None:
-    prepare(tmp_path)
     (tmp_path / "flows.py").write_text(FAILING)
     asyncio.run(put(tmp_path, ("m1", 0.0)))
 
@@ -299,21 +283,18 @@ def test_a_worker_logs_each_attempt_that_fails_unless_it_is_told_not_to(
             assert view is not None
             return view.status
 
-    with worker(tmp_path, *options) as process:
-        assert process.stderr is not None
+    with worker(children, tmp_path, *options) as process:
         until(lambda: asyncio.run(status()) == "failed")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-        said = [line for line in process.stderr.read().splitlines() if "run m1: send:0, attempt" in line]
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+        said = [line for line in process.log.splitlines() if "run m1: send:0, attempt" in line]
     assert len(said) == lines
     if lines:
         assert said[0].endswith("attempt 1 of 2 failed: ConnectionError: the line is dead; the next begins in 0.0 s")
         assert " INFO " in said[0]
 
 
-def test_a_level_that_there_is_not_is_explained(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    with worker(tmp_path, "--log-level", "loud") as process:
-        assert process.wait(PATIENCE) == 2
-        assert process.stderr is not None
-        assert "debug" in process.stderr.read()
+def test_a_level_that_there_is_not_is_explained(children: Children, tmp_path: Path) -> None:
+    with worker(children, tmp_path, "--log-level", "loud") as process:
+        assert process.wait() == 2
+        assert "debug" in process.log
