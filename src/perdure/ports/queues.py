@@ -7,17 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from perdure.kernel.policies.queues import (
-    CountRunning,
-    CountStarted,
-    FindLines,
-    FindPriority,
-    FindReady,
-    Line,
-    Queue,
-    Rate,
-    pick,
-)
+from perdure.kernel.policies.queues import Queue, QueueReader, pick
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -43,40 +33,15 @@ class QueueStats(msgspec.Struct, frozen=True):
     oldest: float | None
 
 
-class QueueReader(Protocol):
-    """How a store answers the questions of `pick`, about one queue at one moment."""
-
-    async def running(self, limit: int) -> int: ...
-
-    async def started(self, rate: Rate) -> tuple[int, float | None]: ...
-
-    async def next_priority(self, below: int | None) -> int | None: ...
-
-    async def lines(self, priority: int, left: int, served: int) -> Sequence[Line]: ...
-
-    async def next_ready(self) -> float | None: ...
-
-
 async def picks(reader: QueueReader, queue: Queue, room: int) -> Picks:
     """The runs that `pick` picks, from a store's answers."""
-    picking = pick(queue, room)
-    answer: object = None
+    picking, answer = pick(reader, queue, room), None
     while True:
         try:
             question = picking.send(answer)
         except StopIteration as done:
             return Picks(*done.value)
-        match question:
-            case CountRunning(limit):
-                answer = await reader.running(limit)
-            case CountStarted(rate):
-                answer = await reader.started(rate)
-            case FindPriority(below):
-                answer = await reader.next_priority(below)
-            case FindLines(priority, left, served):
-                answer = await reader.lines(priority, left, served)
-            case FindReady():
-                answer = await reader.next_ready()
+        answer = await question
 
 
 class Queues(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -114,71 +114,54 @@ class _Turns:
         return self._per_key is None or line.running + self._taken.get(line.key, 0) < self._per_key
 
 
-# --- what `pick` asks a store about the queue; counting may stop where a limit makes more not matter -----------------
+class QueueReader(Protocol):
+    """What `pick` asks a store about one queue at one moment. Counting may stop at a limit."""
+
+    def running(self, limit: int) -> Awaitable[int]:
+        """How many runs have begun and not finished."""
+
+    def started(self, rate: Rate) -> Awaitable[tuple[int, float | None]]:
+        """How many runs began in the window around now; and, if it is full, the start that must leave it first."""
+
+    def next_priority(self, below: int | None) -> Awaitable[int | None]:
+        """The highest priority of queued runs, below the one that was served last."""
+
+    def lines(self, priority: int, left: int, served: int) -> Awaitable[Sequence[Line]]:
+        """The keys of a priority that may have a turn, with as many of their runs as `left` may need.
+
+        `served` keys had a turn at a higher priority: they come last now, whatever the store knows of when they were
+        served. With enough other keys, the first run of each is enough.
+        """
+
+    def next_ready(self) -> Awaitable[float | None]:
+        """When the first of the runs may begin whose time has not come yet."""
 
 
-class CountRunning(msgspec.Struct, frozen=True):
-    """How many runs have begun and not finished? Beyond `limit` the number does not matter."""
-
-    limit: int
-
-
-class CountStarted(msgspec.Struct, frozen=True):
-    """How many runs began in the window around now; and, if it is full, which start must leave it first?"""
-
-    rate: Rate
-
-
-class FindPriority(msgspec.Struct, frozen=True):
-    """What is the highest priority of queued runs, below the one that was served last? None: there is none."""
-
-    below: int | None
-
-
-class FindLines(msgspec.Struct, frozen=True):
-    """Which keys of a priority may have a turn, with as many of their runs as they may need?
-
-    There is room for `left` runs, and `served` keys had a turn at a higher priority: they come last now, whatever the
-    store knows of when they were served. With enough other keys, the first run of each is enough.
-    """
-
-    priority: int
-    left: int
-    served: int
-
-
-class FindReady(msgspec.Struct, frozen=True):
-    """When may the first of the runs begin whose time has not come yet?"""
-
-
-Question = CountRunning | CountStarted | FindPriority | FindLines | FindReady
-
-
-def pick(queue: Queue, room: int) -> Generator[Question, Any, tuple[Sequence[str], float | None]]:
+def pick(reader: QueueReader, queue: Queue, room: int) -> Generator[Any, Any, tuple[Sequence[str], float | None]]:
     """The runs that begin next, at most `room`; and when to look again even if nothing happens.
 
-    Yields questions, and is sent the answers: `ports.queues.picks` does that.
+    Yields what the reader answers, and is sent what came of it: `ports.queues.picks` awaits in between.
     """
     if queue.concurrency is not None:
-        running: int = yield CountRunning(queue.concurrency)
+        running: int = yield reader.running(queue.concurrency)
         room = min(room, queue.concurrency - running)
     if queue.rate is not None and room > 0:
-        count: tuple[int, float | None] = yield CountStarted(queue.rate)
-        started, first = count
+        window: tuple[int, float | None] = yield reader.started(queue.rate)
+        started, first = window
         if first is not None:
             return (), first + queue.rate.seconds
         room = min(room, queue.rate.count - started)
     if room <= 0:
         return (), None
     turns = _Turns(room, queue.per_key)
-    priority: int | None = yield FindPriority(None)
+    priority: int | None = yield reader.next_priority(None)
     while priority is not None:
-        lines: Sequence[Line] = yield FindLines(priority, turns.left, turns.keys)
+        lines: Sequence[Line] = yield reader.lines(priority, turns.left, turns.keys)
         turns.serve(lines)
         if turns.left == 0:
             break
-        priority = yield FindPriority(priority)
-    ready: float | None = yield FindReady()
+        priority = yield reader.next_priority(priority)
+    ready: float | None = yield reader.next_ready()
     return turns.picked, ready
 
 
