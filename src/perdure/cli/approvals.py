@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
 
+from perdure.cli.clients import with_reader
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, pairs, value_text, when, write_json
-from perdure.client.reader import Reader
 from perdure.client.views import ApprovalView
 
 app = App(name="approvals", help="List open approvals.")
@@ -28,12 +26,7 @@ def ls(
     json: AsJson = False,
 ) -> None:
     """List every open approval, the oldest first, with the commands that answer it."""
-
-    async def ask() -> Sequence[ApprovalView]:
-        async with Reader(opened(store)) as client:
-            return await client.approvals(name=name, approver=approver, program=program)
-
-    found = asyncio.run(ask())
+    found = with_reader(opened(store), lambda c: c.approvals(name=name, approver=approver, program=program))
     if json:
         write_json({"approvals": found})
         return

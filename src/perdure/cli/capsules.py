@@ -8,12 +8,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from perdure.cli.clients import with_client
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl
 from perdure.cli.output import note, write_json
 from perdure.client.base import StoreClient
 from perdure.client.client import Client
-from perdure.client.compacting import CompactReport
 from perdure.client.gateway import StoreGateway
 from perdure.client.views import RunView
 from perdure.kernel.history.capsule import MOST_BYTES
@@ -42,11 +42,11 @@ def export(
 
         programs = {program.name: program for program in load(code).programs.values()}
 
-    async def ask() -> bytes:
+    async def export_run() -> bytes:
         async with _Knowing(open_store(store), programs) as client:
             return await client.export(id, redact=redact or ())
 
-    data = asyncio.run(ask())
+    data = asyncio.run(export_run())
     _write(output, data)
     if json:
         write_json({"id": id, "file": output, "bytes": len(data), "redacted": redact or []})
@@ -67,7 +67,7 @@ def import_(
     """
     data = _read(file)
 
-    async def ask() -> RunView:
+    async def import_run() -> RunView:
         opened = open_store(store)
         # A store of its own is a good place for a run from elsewhere, and need not exist yet.
         await opened.open(migrate=True)
@@ -75,7 +75,7 @@ def import_(
         async with Client(opened) as client:
             return await client.import_run(data)
 
-    view = asyncio.run(ask())
+    view = asyncio.run(import_run())
     if json:
         write_json(view)
     else:
@@ -94,12 +94,7 @@ def compact(
 
     Results, attempts, errors, owners, signals and answers stay. Events are numbered anew.
     """
-
-    async def ask() -> CompactReport:
-        async with Client(open_store(store)) as client:
-            return await client.compact(id, dry_run=dry_run)
-
-    report = asyncio.run(ask())
+    report = with_client(open_store(store), lambda client: client.compact(id, dry_run=dry_run))
     if json:
         write_json(report)
     else:

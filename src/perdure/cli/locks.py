@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
+from perdure.cli.clients import with_reader
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, table, when, write_json
@@ -22,7 +21,7 @@ T = TypeVar("T")
 @app.command(sort_key=1)
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List the locks that are held."""
-    held = _ask(store, lambda client: client.locks.list())
+    held = with_reader(opened(store), lambda client: client.locks.list())
     if json:
         write_json({"locks": held})
     elif not held:
@@ -42,7 +41,7 @@ def release(
     json: AsJson = False,
 ) -> None:
     """Take a lock away from a run that has ended, or with --force from anyone."""
-    released = _ask(store, lambda client: _release(client, key, force))
+    released = with_reader(opened(store), lambda client: _release(client, key, force))
     if json:
         write_json({"released": released})
     elif released is None:
@@ -64,11 +63,3 @@ async def _release(client: Reader, key: str, force: bool) -> LockView | None:
         )
     await client.locks.release(key, held.owner)
     return held
-
-
-def _ask(store: str, question: Callable[[Reader], Awaitable[T]]) -> T:
-    async def ask() -> T:
-        async with Reader(opened(store)) as client:
-            return await question(client)
-
-    return asyncio.run(ask())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from msgspec import to_builtins
 
+from perdure.cli.clients import with_client
 from perdure.cli.exits import Exit, Problem
 from perdure.cli.inputs import read
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
@@ -37,7 +37,7 @@ def signal(
 ) -> int:
     """Send a run a signal."""
     payload = None if input is None else read(input)
-    return _tell(store, id, json, "signal sent", lambda client: client.signal(id, name, payload, signal_id))
+    return _send(store, id, json, "signal sent", lambda client: client.signal(id, name, payload, signal_id))
 
 
 def approve(
@@ -78,22 +78,22 @@ def _answer(store: str, id: str, name: str, json: bool, done: str, tell: Callabl
             raise Problem(f"run {id!r} asks no question named {name!r} now; `perdure approvals ls` tells what is asked")
         return verdict
 
-    return _tell(store, id, json, f"{name} {done}", give)
+    return _send(store, id, json, f"{name} {done}", give)
 
 
 def cancel(id: RunId, /, *, reason: Reason = None, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
     """Ask a run to end; it may clean up first."""
-    return _tell(store, id, json, "told to end", lambda client: client.cancel(id, reason))
+    return _send(store, id, json, "told to end", lambda client: client.cancel(id, reason))
 
 
 def pause(id: RunId, /, *, reason: Reason = None, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
     """Let no new step of a run begin."""
-    return _tell(store, id, json, "paused", lambda client: client.pause(id, reason))
+    return _send(store, id, json, "paused", lambda client: client.pause(id, reason))
 
 
 def resume(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> int:
     """Let a paused run go on."""
-    return _tell(store, id, json, "goes on", lambda client: client.resume(id))
+    return _send(store, id, json, "goes on", lambda client: client.resume(id))
 
 
 def resolve(
@@ -110,15 +110,11 @@ def resolve(
     done = "failed by hand" if fail is not None else "is tried again" + (f" as version {version}" if version else "")
     if before is not None:
         done = f"goes on from before {before}" + (f" as version {version}" if version else "")
-    return _tell(store, id, json, done, lambda c: c.resolve(id, version=version, fail=fail, before=before))
+    return _send(store, id, json, done, lambda c: c.resolve(id, version=version, fail=fail, before=before))
 
 
-def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[Client], Awaitable[Any]]) -> int:
-    async def ask() -> Any:
-        async with Client(opened(store)) as client:
-            return await tell(client)
-
-    verdict = asyncio.run(ask())
+def _send(store: str, id: str, json: bool, done: str, send: Callable[[Client], Awaitable[Any]]) -> int:
+    verdict = with_client(opened(store), send)
     if isinstance(verdict, NotFound):
         raise NoSuchRun(id)
     ended = isinstance(verdict, Finished | AlreadyFinished)

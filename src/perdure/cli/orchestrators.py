@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from cyclopts import App
 
+from perdure.cli.clients import with_reader
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, table, write_json
-from perdure.client.client import Client
-from perdure.client.views import OrchestratorView
 
 app = App(name="orchestrators", help="Look at orchestrators.")
 
@@ -19,12 +16,7 @@ app = App(name="orchestrators", help="Look at orchestrators.")
 @app.command(sort_key=1)
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List the orchestrators that live, and those that are gone and still own runs."""
-
-    async def ask() -> Sequence[OrchestratorView]:
-        async with Client(opened(store)) as client:
-            return await client.orchestrators()
-
-    found = asyncio.run(ask())
+    found = with_reader(opened(store), lambda client: client.orchestrators())
     if json:
         write_json({"orchestrators": [asdict(one) for one in found]})
     elif not found:

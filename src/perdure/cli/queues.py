@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-
 from cyclopts import App
 
+from perdure.cli.clients import with_reader
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import note, span, table, write_json
-from perdure.client.reader import Reader
-from perdure.client.views import QueueView
 
 app = App(name="queues", help="Look at queues.")
 
@@ -18,12 +14,7 @@ app = App(name="queues", help="Look at queues.")
 @app.command(sort_key=1)
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List the queues that have runs which wait or are under way."""
-
-    async def ask() -> Sequence[QueueView]:
-        async with Reader(opened(store)) as client:
-            return await client.queues()
-
-    queues = asyncio.run(ask())
+    queues = with_reader(opened(store), lambda client: client.queues())
     if json:
         # Limits belong to the engines that serve a queue; the store does not know them.
         write_json(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, TypeVar
@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 from cyclopts import App, Parameter
 
 from perdure.cli.bulk import cancel, pause, resume, retry, signal
+from perdure.cli.clients import with_reader
 from perdure.cli.differences import diff
 from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
@@ -70,7 +71,7 @@ def ls(
     """List runs, newest first, and say why those that do not go on stand still."""
     tags = tags_of(tag or [])
 
-    async def ask(client: Reader) -> tuple[RunPage, dict[str, Why]]:
+    async def read(client: Reader) -> tuple[RunPage, dict[str, Why]]:
         page = await client.list(
             status=[s for given in status or [] for s in given.split(",")],
             program=program,
@@ -87,7 +88,7 @@ def ls(
         )
         return page, await client.reasons(page)
 
-    page, reasons = _ask(store, ask)
+    page, reasons = with_reader(opened(store), read)
     if json:
         runs = [{**as_dict(run), "why": reasons.get(run.run_id)} for run in page]
         write_json({"runs": runs, "cursor": page.cursor})
@@ -120,10 +121,10 @@ def ls(
 def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show a run as it stands."""
 
-    async def ask(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None]:
+    async def read(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None]:
         return await _view(client, id), await client.steps(id), await client.why(id)
 
-    view, steps, why = _ask(store, ask)
+    view, steps, why = with_reader(opened(store), read)
     if json:
         write_json({**as_dict(view), "why": why, "last_error": _last_error(steps)})
     else:
@@ -149,7 +150,7 @@ def steps(
 ) -> None:
     """Show the steps of a run, in the order they began."""
     wanted = [_step_status(one) for given in status or [] for one in given.split(",")]
-    begun = _ask(store, lambda client: client.steps(id))
+    begun = with_reader(opened(store), lambda client: client.steps(id))
     if inputs:
         told = arguments_of(store, id, module)
         begun = [replace(step, inputs=told.get(step.path, step.inputs)) for step in begun]
@@ -180,10 +181,10 @@ def journal(
 ) -> None:
     """Show the journal of a run: every event, numbered from 0. --json gives one event a line."""
 
-    async def ask(client: Reader) -> tuple[RunView, Sequence[Entry]]:
+    async def read(client: Reader) -> tuple[RunView, Sequence[Entry]]:
         return await _view(client, id), await client.journal(id, _number(start))
 
-    view, entries = _ask(store, ask)
+    view, entries = with_reader(opened(store), read)
     shown = Journal(view, json)
     for entry in entries:
         shown.write(entry)
@@ -279,17 +280,6 @@ class _Follower:
         else:
             why = f": {view.reason}" if view.reason else ""
             note(f"run {view.id!r} {'is ' if view.status is RunStatus.PARKED else ''}{view.status}{why}")
-
-
-# --- asking ---------------------------------------------------------------------------------------------------------
-
-
-def _ask(store: str, question: Callable[[Reader], Awaitable[T]]) -> T:
-    async def ask() -> T:
-        async with Reader(opened(store)) as client:
-            return await question(client)
-
-    return asyncio.run(ask())
 
 
 async def _view(client: Reader, id: str) -> RunView:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
 
+from perdure.cli.clients import with_client
 from perdure.cli.exits import Problem
 from perdure.cli.inputs import invocation, read
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
@@ -28,7 +28,7 @@ ScheduleId = Annotated[str, Parameter(help="The id of the schedule.")]
 @app.command(sort_key=1)
 def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """List schedules, with what they have done and when they fire next."""
-    found = _ask(store, lambda client: client.schedules())
+    found = with_client(opened(store), lambda client: client.schedules())
     if json:
         write_json({"schedules": found})
         return
@@ -98,7 +98,7 @@ def add(
         )
         return await handle.view()
 
-    view = _ask(store, make)
+    view = with_client(opened(store), make)
     if json:
         write_json(view)
     else:
@@ -116,19 +116,19 @@ def pause(
     json: AsJson = False,
 ) -> None:
     """Let a schedule fire nothing until it is resumed."""
-    _tell(store, id, json, "paused", lambda handle: handle.pause(reason))
+    _send(store, id, json, "paused", lambda handle: handle.pause(reason))
 
 
 @app.command(sort_key=4)
 def resume(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Let a paused schedule fire again."""
-    _tell(store, id, json, "goes on", lambda handle: handle.resume())
+    _send(store, id, json, "goes on", lambda handle: handle.resume())
 
 
 @app.command(sort_key=5)
 def trigger(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Start a run of a schedule now, and show its id."""
-    run = _ask(store, lambda client: _with(client, id, lambda handle: handle.trigger()))
+    run = with_client(opened(store), lambda client: _with(client, id, lambda handle: handle.trigger()))
     if json:
         write_json({"run": run})
     else:
@@ -147,7 +147,7 @@ def backfill(
 ) -> None:
     """Fire the ticks of a range that is past, and show the ids of their runs."""
     first, last = _moment(start), _moment(end)
-    runs = _ask(store, lambda client: _with(client, id, lambda handle: handle.backfill(first, last)))
+    runs = with_client(opened(store), lambda client: _with(client, id, lambda handle: handle.backfill(first, last)))
     if json:
         write_json({"runs": runs})
         return
@@ -167,7 +167,7 @@ def next_(
     json: AsJson = False,
 ) -> None:
     """Show when a schedule fires next."""
-    times = _ask(store, lambda client: _with(client, id, lambda handle: handle.next(count)))
+    times = with_client(opened(store), lambda client: _with(client, id, lambda handle: handle.next(count)))
     if json:
         write_json({"next": times})
         return
@@ -178,7 +178,7 @@ def next_(
 @app.command(sort_key=8)
 def delete(id: ScheduleId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """End a schedule; runs that it has started go on."""
-    _tell(store, id, json, "deleted", lambda handle: handle.delete())
+    _send(store, id, json, "deleted", lambda handle: handle.delete())
 
 
 def _invocation(target: str, input: str | None) -> Invocation[Any]:
@@ -235,8 +235,8 @@ def _counts(view: ScheduleView) -> str:
     return ", ".join(parts)
 
 
-def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[ScheduleHandle], Awaitable[None]]) -> None:
-    _ask(store, lambda client: _with(client, id, tell))
+def _send(store: str, id: str, json: bool, done: str, send: Callable[[ScheduleHandle], Awaitable[None]]) -> None:
+    with_client(opened(store), lambda client: _with(client, id, send))
     if json:
         write_json({"schedule": id, "answer": done})
     else:
@@ -245,11 +245,3 @@ def _tell(store: str, id: str, json: bool, done: str, tell: Callable[[ScheduleHa
 
 async def _with(client: Client, id: str, work: Callable[[ScheduleHandle], Awaitable[T]]) -> T:
     return await work(await client.schedule(id))
-
-
-def _ask(store: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    async def ask() -> T:
-        async with Client(opened(store)) as client:
-            return await work(client)
-
-    return asyncio.run(ask())

@@ -44,7 +44,7 @@ def upgrade_check(
         runs = [{name: getattr(run, name) for name in run.__struct_fields__} for run in found]
         write_json({"checked": sum(counts.values()), **{fit.value: counts[fit] for fit in Fit}, "runs": runs})
     else:
-        _tell(found)
+        _show(found)
         note(f"{sum(counts.values())} open runs: " + ", ".join(f"{counts[fit]} {_title(fit)}" for fit in Fit))
     return Exit.FAILED if found else Exit.OK
 
@@ -61,7 +61,7 @@ async def _check(
     return counts, found
 
 
-def _tell(found: Sequence[Checked]) -> None:
+def _show(found: Sequence[Checked]) -> None:
     """Runs with the same problem are told of once."""
     groups: dict[tuple[Fit, str, str, str], list[Checked]] = {}
     for run in found:

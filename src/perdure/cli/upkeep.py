@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from perdure.cli.clients import with_client
 from perdure.cli.exits import Exit
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, seconds
 from perdure.cli.output import note, table, write_json
-from perdure.client.client import Client
 from perdure.client.pruning import NOT_ARCHIVED, PruneReport
-from perdure.client.rebuilding import RebuildReport
 from perdure.stores.open import open_store
 
 # How many of what is wrong are told one by one.
@@ -39,20 +37,15 @@ def prune(
     """
     age, patience = seconds(older_than, "--older-than"), seconds(grace, "--grace")
     statuses = [one for given in status or ["completed"] for one in given.split(",")]
-
-    async def ask() -> PruneReport:
-        async with Client(open_store(store)) as client:
-            return await client.prune(age, statuses, dry_run, archive=archive, grace=patience)
-
-    report = asyncio.run(ask())
+    report = with_client(open_store(store), lambda c: c.prune(age, statuses, dry_run, archive=archive, grace=patience))
     if json:
         write_json(report)
     else:
-        _tell_pruned(report)
+        _show_pruned(report)
     return Exit.FAILED if any(kept.reason.startswith(NOT_ARCHIVED) for kept in report.kept) else Exit.OK
 
 
-def _tell_pruned(report: PruneReport) -> None:
+def _show_pruned(report: PruneReport) -> None:
     would = "would be " if report.dry_run else ""
     archived = f", {report.archived:,} of them archived" if report.archived else ""
     runs, blobs = _count(report.runs, "run"), _count(report.blobs, "blob")
@@ -74,12 +67,7 @@ def rebuild(
 
     Exits with 1 when a journal is damaged, and after a dry run that found differences.
     """
-
-    async def ask() -> RebuildReport:
-        async with Client(open_store(store)) as client:
-            return await client.rebuild(dry_run=dry_run)
-
-    report = asyncio.run(ask())
+    report = with_client(open_store(store), lambda client: client.rebuild(dry_run=dry_run))
     if json:
         write_json(report)
     else:
