@@ -16,7 +16,7 @@ from perdure.kernel.policies.versions import Programs
 from perdure.kernel.state import RunState
 from perdure.orchestrator.lifecycle import Lifecycle
 from perdure.orchestrator.observer import Wakeups
-from perdure.orchestrator.residency import LOADING, MAY_ENTER, Entered, EntryRequest, RunTable
+from perdure.orchestrator.residency import MAY_ENTER, Entered, EntryRequest, RunTable
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Full
 from perdure.ports.queues import Queues, Waiting
@@ -27,7 +27,6 @@ POLL_LIMIT = 64
 AGAIN_SECONDS, CLAIM_SECONDS = 1.0, 5.0
 # A moment that has come and changed nothing is waited for again at least this long.
 MIN_WAIT = 0.001
-_MAY_BEGIN = MAY_ENTER | {LOADING}
 
 
 class Turn(Enum):
@@ -126,12 +125,13 @@ class Admission:
         picks = await self._store.pick(queue, room, now, list(self._programs))
         if picks.until is not None:
             self._note(max(picks.until, now + MIN_WAIT))
-        fresh = [run_id for run_id in picks.run_ids if self._runs.state(run_id) in _MAY_BEGIN]
-        if not fresh:
+        # A run that is being loaded for another reason is polled for again when that finds it in its queue.
+        fresh = [run_id for run_id in picks.run_ids if self._runs.state(run_id) in MAY_ENTER]
+        admitted = (await self._enter(EntryRequest(fresh, admit=queue))).admitted if fresh else {}
+        if not admitted:
             self._wakeups.backlog = True
             return []
-        entered = await self._enter(EntryRequest(fresh, admit=queue))
-        full = await _refusals(entered.admitted.values())
+        full = await _refusals(admitted.values())
         for refused in full:
             if refused.until is not None:
                 self._note(max(refused.until, now + MIN_WAIT))
@@ -139,15 +139,10 @@ class Admission:
             self._wakeups.backlog = True  # another process was faster
         else:
             self._wakeups.queued()
-        return [run_id for run_id in fresh if _is_begun(entered.admitted.get(run_id))]
-
-
-def _is_begun(admitted: asyncio.Future[Full | None] | None) -> bool:
-    return admitted is None or (admitted.done() and admitted.result() is None)
+        return [run_id for run_id, one in admitted.items() if one.done() and one.result() is None]
 
 
 async def _refusals(admitted: Iterable[asyncio.Future[Full | None]]) -> list[Full]:
     """The refusals among admissions, when all are known: what has begun must be seen to count before the next poll."""
-    waiting = list(admitted)
-    done = (await asyncio.wait(waiting, timeout=CLAIM_SECONDS))[0] if waiting else set()
+    done, _ = await asyncio.wait(list(admitted), timeout=CLAIM_SECONDS)
     return [full for one in done if (full := one.result()) is not None]

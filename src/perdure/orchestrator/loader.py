@@ -249,7 +249,7 @@ class Loader:
                 return None
             if turn is not Turn.NOW:
                 replay.close()
-                self._await_turn(replay.state, turn)
+                self._await_turn(slot, replay.state, turn)
                 return None
             if replay.state.epoch == 0 and replay.state.kept is not None:
                 # Retried by a client that does not have the code: nothing may be executed that does not fit it.
@@ -505,6 +505,8 @@ class Loader:
 
     def _claim_of(self, one: Ready, slot: RunSlot, request: EntryRequest) -> Append | bool:
         """The claim that has to be written before a run is replayed; True: none; False: it is left where it is."""
+        if slot.state is not LOADING:
+            return False
         if not self._lost_its_owner(one):
             return True
         if self._quarantine.keeps(slot, one.batches, one.claim, on_trial=request.trial is not None):
@@ -512,7 +514,7 @@ class Loader:
         state = fold(one.run_id, one.batches)
         turn = turn_of(state, request.admit, self._clock.now())
         if turn is not Turn.NOW:
-            self._await_turn(state, turn)
+            self._await_turn(slot, state, turn)
             return False
         try:
             claim = self._claim(state, early=True, tried=request.trial or 0)
@@ -538,8 +540,9 @@ class Loader:
             version = self._programs.find(started.program, "").version
         return self._owner.claim(state, version, early=early, tried=tried)
 
-    def _await_turn(self, state: RunState, turn: Turn) -> None:
-        """See that a run is entered again when it may begin."""
+    def _await_turn(self, slot: RunSlot, state: RunState, turn: Turn) -> None:
+        """Leave a run where it is, and see that it is entered again when it may begin, which may be at once."""
+        self._runs.move(slot, ABSENT)
         if turn is Turn.AFTER_PARKING:
             # It fits the code again: it goes back into its queue.
             self._lifecycle.spawn(self._parking.resume(state))
