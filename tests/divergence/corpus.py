@@ -1,4 +1,4 @@
-"""Mutated workflows: what the code was, what it is, and what should be said about it.
+"""Mutated workflows: the old code, the new code, and the expected explanation.
 
 A text is the body of the workflow `order`, or a module that has one. `#!` marks the line that an explanation must name:
 in `before` that of the recorded op at which the run no longer fits (`#!3`: the third one of that line), in `after` that

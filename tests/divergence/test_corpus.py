@@ -1,4 +1,4 @@
-"""A corpus of changed workflows: what is unsafe is found before anything is executed, and said in the right words."""
+"""A corpus of changed workflows: unsafe changes are found before anything is executed, and explained."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def recorded(code: Code) -> tuple[MemoryStore, str]:
 
 
 def cuts(batches: Sequence[Batch]) -> list[list[Batch]]:
-    """What a crash may leave: the journal up to each append, without the last."""
+    """The journals that a crash may leave: up to each append, without the last."""
     kept = [batch for batch in batches if not any(isinstance(event, RunFinished) for event in batch.events)]
     return [kept[: n + 1] for n in range(len(kept))]
 
@@ -93,7 +93,7 @@ def events(batches: Sequence[Batch]) -> list[AnyEvent]:
 
 
 def reaches(batches: Sequence[Batch], before: Code, case: Case) -> bool:
-    """Whether the run has come to what has changed."""
+    """Whether the run has reached the change."""
     if not before.line:
         return any(getattr(event, "by", "") == "cancelled" for event in events(batches))
     ops = [op for op in map(recorded_op, events(batches)) if op is not None and op.source == before.source]
@@ -101,7 +101,7 @@ def reaches(batches: Sequence[Batch], before: Code, case: Case) -> bool:
 
 
 def replay(code: Code, batches: Sequence[Batch]) -> Divergence | None:
-    """Follow a journal with this code; why it does not fit, or None."""
+    """Replay a journal with this code; the reason why it does not fit, or None."""
     started, codec = batches[0].events[0], Codec()
     assert isinstance(started, RunStarted)
 

@@ -1,4 +1,4 @@
-"""Exceptions that are hard to record and to make again, for the tests of whatever handles exceptions."""
+"""Exceptions that are hard to record and to rebuild, for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rude(Exception):
 
 
 class Delegating(Exception):
-    """As urllib's HTTPError: what it has not is looked for in an attribute that cannot be kept."""
+    """Like urllib's HTTPError: missing attributes are looked up in an attribute that cannot be stored."""
 
     def __init__(self, message: str, inner: object) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ class Required(Exception):
 
 
 class Shy(Exception):
-    """Its properties raise, and its message is made of something that cannot be kept."""
+    """Its properties raise, and its message depends on something that cannot be stored."""
 
     def __init__(self, response: object) -> None:
         self.response, self.status = response, 503

@@ -45,13 +45,13 @@ BOOM = Failure("builtins.ValueError", "boom")
 
 
 def total(*values: int) -> int:
-    """The step of a table: the sum of what came before, and one."""
+    """The step of a table: the sum of the values before it, plus one."""
     return sum(values) + 1
 
 
 @dataclass(frozen=True)
 class Row:
-    """One op: a step, or a timer of so many seconds. `gives_up` names ops that do not matter once it is done."""
+    """One op: a step, or a timer in seconds. `gives_up` names ops that are cancelled once it is done."""
 
     op: str
     spec: StepSpec | float
@@ -82,7 +82,7 @@ class TableExecution:
         self.closed = False
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
-        """Take one fact in, and ask for every row whose time has come."""
+        """Apply one event, and return the commands of every row that is ready."""
         commands: list[Command] = []
         if isinstance(event, StepSucceeded):
             self._end(event.op, self._codec.decode(event.value, int, event.op), commands)
@@ -155,7 +155,7 @@ class Machine:
         self.record(self.started, RunClaimed("host-1", 1))
 
     def record(self, *events: AnyEvent) -> None:
-        """Take facts in, and do what follows from them."""
+        """Apply events, and do what follows from them."""
         for event in events:
             self._fold(event)
         self.pump()

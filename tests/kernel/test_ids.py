@@ -1,4 +1,4 @@
-"""Names: run ids that sort by age, ids that can be kept, op paths and keys that stay the same."""
+"""Names: run ids that sort by age, valid ids, stable op paths and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a journal says about locks: who holds what, whatever the batches; names that are refused; replay of tokens."""
+"""Locks in a journal: holders, however it is batched; invalid keys; replay of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following a journal with a program: the same commands again, or divergence before anything else happens."""
+"""Replay: the program repeats its commands, or diverges before anything else happens."""
 
 from __future__ import annotations
 

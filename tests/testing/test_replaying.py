@@ -1,4 +1,4 @@
-"""A recorded run is replayed step by step, with what the body knows at each of them."""
+"""A recorded run is replayed event by event, with the frames of the body at each."""
 
 from __future__ import annotations
 

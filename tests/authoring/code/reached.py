@@ -23,7 +23,7 @@ async def deep(n: int) -> int:
 
 
 class Proxy:
-    """Stands for something that is not there."""
+    """A proxy for something that does not exist."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("nothing to stand for")

@@ -1,4 +1,4 @@
-"""Which steps a workflow can be seen to call, and the rules that are refused because of it."""
+"""Which steps a workflow calls, and the rules that are refused because of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check_source` over a folder of small bodies: each says in a comment what is to be found on its line."""
+"""`check_source` over a folder of small bodies, with the expected findings in comments."""
 
 from __future__ import annotations
 

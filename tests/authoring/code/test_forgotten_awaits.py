@@ -274,7 +274,7 @@ async def test_a_value_used_before_its_await_is_named(program: Callable[[], Invo
 
 @workflow
 async def all_in_order() -> list[str]:
-    """Whatever is awaited in the end, however that is written."""
+    """Calls that are awaited in the end, however that is written."""
     first = charge("1")
     task = asyncio.create_task(charge("2"))
     both = asyncio.gather(charge("3"), charge("4"))

@@ -1,4 +1,4 @@
-"""What a body cannot do durably raises NotDurable, and names the line of the user's that did it."""
+"""What a body cannot do durably raises NotDurable, which names the line of the user's code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINES: dict[str, str] = {}
 
 
 def mark(name: str) -> None:
-    """The line after the call of this is the one that must be named."""
+    """Marks a place: the error must name the next line."""
     LINES[name] = f"test_not_durable.py:{sys._getframe(1).f_lineno + 1}"
 
 

@@ -1,4 +1,4 @@
-"""An option with a value that it cannot have is refused with a UsageError that names it, whatever the value is."""
+"""An invalid option is refused with a UsageError that names it, whatever the value is."""
 
 from __future__ import annotations
 

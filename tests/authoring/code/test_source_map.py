@@ -1,4 +1,4 @@
-"""What the code of a workflow can be seen to mention, and at which lines."""
+"""Which ops the code of a workflow mentions, and at which lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling changes apart, from a journal, from what the code asks for, and from what it source_map."""
+"""Classifying changes from a journal, the commands of the code, and its source map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two journals side by side."""
+"""The comparison of two journals."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def fork(batches: list[Batch], point: Point, now: float = 1000.0, **edits: Any) 
 
 
 def kept(batches: list[Batch]) -> list[AnyEvent]:
-    """What a fork has between its beginning and the mark of the fork."""
+    """The events of a fork between RunStarted and RunForked."""
     events = [event for batch in batches for event in batch.events]
     return [e for e in events if not isinstance(e, RunStarted | RunClaimed | RunReleased | RunForked)]
 

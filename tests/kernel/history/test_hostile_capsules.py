@@ -1,4 +1,4 @@
-"""Files that ask for more memory and time than they are worth, read by a process that has little of both."""
+"""Hostile files that would cost much memory and time, read by a process with little of both."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sealed(body: bytes, declared: int, size: int | None = None) -> bytes:
 
 
 def squeezed(part: bytes, times: int, before: bytes = b"", after: bytes = b"") -> tuple[bytes, int]:
-    """A repetition as zlib, made without having it in memory, nor squeezing it more than once; and how long it is."""
+    """Repeated data as a zlib stream, made without holding it in memory; and its length."""
     check = zlib.adler32(before)
     for _ in range(times):
         check = zlib.adler32(part, check)

@@ -1,4 +1,4 @@
-"""Which outcomes a run that failed is tried again without, and what it is given of those that it keeps."""
+"""Which outcomes the retry of a failed run withdraws, and which it keeps."""
 
 from __future__ import annotations
 

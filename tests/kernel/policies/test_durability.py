@@ -1,4 +1,4 @@
-"""Durability modes: when what has happened must reach the store."""
+"""Durability modes: when events must be committed."""
 
 from __future__ import annotations
 

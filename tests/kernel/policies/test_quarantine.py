@@ -1,4 +1,4 @@
-"""Which owners of a run got no further with it."""
+"""Which owners made no progress with a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def journal(*events: AnyEvent) -> list[Batch]:
 
 
 def takeover(number: int, owner: str = "b") -> list[AnyEvent]:
-    """A new owner, who makes the attempt again that was under way."""
+    """A new owner, which repeats the attempt that was running."""
     return [RunClaimed(owner, number, f"s{number}"), StepStarted("work:0", number)]
 
 

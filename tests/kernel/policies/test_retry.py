@@ -1,4 +1,4 @@
-"""How often a step is tried, and when the next try is due."""
+"""How many attempts a step gets, and when the next is due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordered rules: which one a step gets, what it makes of the step's policy, and which are refused."""
+"""Ordered rules: which one matches a step, how its policy is merged, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs in several versions: which of them a run belongs to."""
+"""Programs in several versions: which one executes a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cron expressions in time zones, checked against a clock that is looked at minute by minute."""
+"""Cron expressions in time zones, checked against a search of every minute."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def shows(expression: str, wall: datetime) -> bool:
 
 
 def by_looking(expression: str, where: str, start: datetime, end: datetime) -> list[datetime]:
-    """The same, found by looking at every minute."""
+    """The same, found by checking every minute."""
     zone = ZoneInfo(where)
     minute = timedelta(minutes=1)
     if any(field.startswith("*") for field in expression.split()[:2]):

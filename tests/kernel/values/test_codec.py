@@ -1,4 +1,4 @@
-"""The codec: what goes in comes out, by the annotation, or is refused with the path of what cannot be kept."""
+"""The codec: values round-trip by their annotation, or are refused with the path of what cannot be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Size policy: where a value of a given size goes, and how bytes are named."""
+"""Size limits: where a value of a given size goes, and the ids of blobs."""
 
 from __future__ import annotations
 

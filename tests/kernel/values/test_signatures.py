@@ -1,4 +1,4 @@
-"""What a program takes, as plain data: nothing is refused that the program would take."""
+"""Signatures as plain data: nothing is refused that the program would accept."""
 
 from __future__ import annotations
 

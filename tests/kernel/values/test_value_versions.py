@@ -1,4 +1,4 @@
-"""Types with versions: what is stored, and how old values become values of today."""
+"""Types with versions: how they are stored, and how old values are migrated."""
 
 from __future__ import annotations
 
