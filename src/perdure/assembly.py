@@ -25,8 +25,8 @@ from perdure.client.observing import Observers, OnCommit, OnComplete, check_on_c
 from perdure.client.pruning import PruneReport
 from perdure.client.schedules import Schedule
 from perdure.client.starts import moment_of
+from perdure.client.subscriptions import RunWaiters
 from perdure.client.views import RunResult
-from perdure.client.watch import Watch
 from perdure.config import EMBEDDED_LEASE, Limits, Recovery, Retention
 from perdure.engine.duties import FunctionDuty
 from perdure.engine.remote import RemoteStep, Report
@@ -277,7 +277,7 @@ class Engine(Client):
         if self._on_complete:
             self._completions = Observers("on_complete", self._on_complete, self._completion)
         self._base.set_watch(
-            Watch(
+            RunWaiters(
                 self.store,
                 orchestrator.active.__contains__,
                 orchestrator.runs.unreadable,
@@ -299,7 +299,6 @@ class Engine(Client):
         self._service = Service(
             orchestrator,
             self._ownership,
-            self._base.leases,
             self._base.queues,
             self._max_concurrency,
             self._service_config,

@@ -29,7 +29,8 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.client import pruning, watch
+from perdure.client import pruning
+from perdure.client.subscriptions import SubscriptionsConfig
 from perdure.kernel.history.capsule import decode_capsule
 from perdure.ports.store import Store
 from tests.engine.harness import FakeClock
@@ -383,13 +384,13 @@ async def test_a_run_whose_value_is_missing_is_not_archived_and_stays(
 # --- those who wait -----------------------------------------------------------------------------------------------
 
 
-async def test_whoever_waits_for_a_run_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "GONE_SECONDS", 0.0)
+async def test_whoever_waits_for_a_run_that_is_gone_is_told(tmp_path: Path) -> None:
     async with Engine(f"sqlite:///{tmp_path}/runs.db", PROGRAMS, clock=FakeClock()) as engine:
         run = await engine.start(early(), id="a")
         await run.outcome()
         pass_time(engine, 1)
         async with connect(engine.store.url) as client:
+            client.watch._config = SubscriptionsConfig(existence_interval=0.0)
             waiting = asyncio.ensure_future(client.watch.ended(run.run_id + "x"))
             with pytest.raises(NoSuchRun):
                 await waiting

@@ -43,7 +43,7 @@ async def test_a_caller_who_waits_is_told_when_the_engine_is_closed(local_url: s
     engine = await Engine(local_url).open()
     _ = await engine.locks.acquire("room", "somebody")
     waiting = asyncio.create_task(_hold(engine))
-    while not engine.locks.locker._outside:
+    while not engine.locks.locker._held_elsewhere:
         await asyncio.sleep(0)
     await engine.close()
     async with asyncio.timeout(PATIENCE):

@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Durability, Engine, connect, every, lock, set_state, step, workflow
 from perdure.client.client import Client
+from perdure.engine.change_feed import ChangeFeedConfig, change_feed
 from perdure.orchestrator.service import ServiceConfig
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
@@ -23,15 +24,17 @@ MODES: list[str | Durability] = ["sync", "async", "exit", "manual", every(1), ev
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines look for what others wrote all the time, so that they are often in the middle of it."""
-    config = ServiceConfig(poll_interval=0.001, change_interval=0.002)
-    monkeypatch.setattr(Engine, "_service_config", config)
+    monkeypatch.setattr(Engine, "_service_config", ServiceConfig(change_interval=0.002))
 
 
 async def result_while_told(
     store: Store, url: str, run: Callable[[Engine], Coroutine[Any, Any, Any]], *programs: Any
 ) -> Any:
     """What a run comes to while a client elsewhere sends it signals that nobody waits for."""
+    feed = change_feed(store, config=ChangeFeedConfig(poll_interval=0.001))
     async with Engine(store, programs) as engine:
+        assert engine._service is not None
+        assert engine._service._changes._feed is feed
         running = asyncio.ensure_future(run(engine))
         # Elsewhere, except where the store is in this process only.
         client = Client(store) if isinstance(store, MemoryStore) else connect(url)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, Recovery, StoreUnavailable, lock, sleep, step, wait_signal, workflow
-from perdure.orchestrator.service import ServiceConfig
+from perdure.engine.change_feed import ChangeFeedConfig, change_feed
 from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Leases, Renewal
 from perdure.stores.postgres.notifications import Notifications
 from perdure.testing.simulation import Simulation
@@ -128,9 +128,8 @@ def test_an_engine_with_nothing_to_do_gives_six_heartbeats_a_minute_and_asks_twe
 
     async def scenario() -> None:
         leases = Counted(sim.store.leases)
-        polling = sim.engine(PROGRAMS, name="a", leases=leases, recovery=Recovery())
-        polling._service_config = ServiceConfig(poll_interval=0.5)
-        async with polling as engine:
+        async with sim.engine(PROGRAMS, name="a", leases=leases, recovery=Recovery()) as engine:
+            change_feed(engine.store)._config = ChangeFeedConfig(poll_interval=0.5)
             for program in (asleep, waiting):
                 _ = await engine.start(program(), id=program.name)
             await sim.advance(MINUTE)  # what was started leaves memory

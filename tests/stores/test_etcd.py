@@ -396,7 +396,7 @@ async def test_locks_are_where_the_leases_are_and_come_free_at_once(tmp_path: Pa
                 return "inside"
 
         waiting = asyncio.ensure_future(inside())
-        while not two.locks.locker._outside:
+        while not two.locks.locker._held_elsewhere:
             await asyncio.sleep(0)
         await one.locks.release("account:7", owner="one")
         async with asyncio.timeout(PATIENCE):

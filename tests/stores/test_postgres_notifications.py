@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from perdure import Engine, connect, step, wait_signal, workflow
-from perdure.client import watch
+from perdure.client.subscriptions import SubscriptionsConfig
 from perdure.kernel.events import ChunkAppended, RunClaimed, SignalReceived, StepStarted
 from perdure.ports.journal import Append
 from perdure.ports.leases import Renewal
@@ -181,19 +181,19 @@ async def test_a_signal_from_another_process_wakes_a_run(postgres_url: str) -> N
 
 
 async def test_who_follows_a_run_of_another_process_sees_steps_that_are_told_to_nobody(
-    store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    store: PostgresStore, postgres_url: str
 ) -> None:
-    # What is asked for in any case does not count here.
-    monkeypatch.setattr(watch, "POLL_SECONDS", 3600.0)
     run = History("r1")
     await write_all(store, run.begin_as("me"))
     async with connect(postgres_url) as client:
+        # What is asked for in any case does not count here.
+        client._base.news._config = SubscriptionsConfig(longest=3600.0)
         following = client.follow("r1")
         seen = [(await anext(following)).seq for _ in range(run.state.next_seq)]
         for number in range(3):
             coming = asyncio.ensure_future(anext(following))
             async with asyncio.timeout(PATIENCE):
-                while not [one for one in client._base.news.followed["r1"] if one._waiter is not None]:
+                while not [one for one in client._base.news.followed["r1"] if one.is_waiting]:
                     await asyncio.sleep(0)
             await write_all(store, run.then(*steps(number)))
             async with asyncio.timeout(PATIENCE):

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from perdure.client.locks import Locks
-from perdure.client.news import News
 from perdure.client.signatures import Signatures
 from perdure.client.state_cache import StateCache
-from perdure.client.watch import Watch
+from perdure.client.subscriptions import JournalFollowers, RunWaiters
 from perdure.config import Limits
 from perdure.engine.large_values import Payloads
 from perdure.engine.locks import Locker
@@ -56,12 +55,12 @@ class StoreClient:
         decide(reuse, None)
         self.reuse: Reuse = reuse
         self.leases = store.leases
-        self.news = News(store)
+        self.news = JournalFollowers(store)
         self.signatures = Signatures(store, self.clock)
         self.states = StateCache()
         # The limits of queues, where they are known.
         self.queues: dict[str, Queue] = {}
-        self._watch: Watch | None = None
+        self._watch: RunWaiters | None = None
         self._locks: Locks | None = None
         self._last_run_id = ""
         # The process in which it is open.
@@ -75,7 +74,7 @@ class StoreClient:
         self._pid = os.getpid()
         await self.store.open(migrate=migrate)
         self.signatures = Signatures(self.store, self.clock)
-        locker = Locker(self.leases, self.clock, self.store.version)
+        locker = Locker(self.store, self.clock)
         self._locks = Locks(self.leases, self.clock, locker, self.store.runs)
 
     async def disconnect(self) -> None:
@@ -111,13 +110,13 @@ class StoreClient:
         check_process(self._pid, self._kind)
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> RunWaiters:
         """Who waits for which run."""
         self.check_open()
         assert self._watch is not None
         return self._watch
 
-    def set_watch(self, watch: Watch | None) -> None:
+    def set_watch(self, watch: RunWaiters | None) -> None:
         """Open for callers, whose waits this watch resolves; None: not open any more."""
         self._watch = watch
 

@@ -11,6 +11,7 @@ from perdure.client.base import KeptBlobs, StoreClient
 from perdure.client.gateway import RunGateway, StoreGateway
 from perdure.client.locks import Locks
 from perdure.client.queries import Queries, RunFilters
+from perdure.client.subscriptions import RunWaiters
 from perdure.client.views import (
     ApprovalView,
     Chunk,
@@ -21,7 +22,6 @@ from perdure.client.views import (
     RunView,
     StepView,
 )
-from perdure.client.watch import Watch
 from perdure.client.why import Why
 from perdure.config import Limits
 from perdure.errors import UsageError
@@ -58,7 +58,7 @@ class Reader:
         """Connect. `async with` and `await` do this too."""
         if not self._base.is_open:  # `async with` of what was awaited before finds it open
             await self._base.connect()
-            self._base.set_watch(Watch(self.store))
+            self._base.set_watch(RunWaiters(self.store))
         return self
 
     async def close(self) -> None:
@@ -86,7 +86,7 @@ class Reader:
         return self.open().__await__()
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> RunWaiters:
         """Who waits for which run."""
         return self._base.watch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -51,10 +51,10 @@ class FunctionDuty(Generic[R]):
 
 
 class Duties:
-    """Performs the duties of one orchestrator."""
+    """Performs the duties of `subject`: an orchestrator, or a store that is polled."""
 
-    def __init__(self, orchestrator: str, clock: Clock) -> None:
-        self._orchestrator, self._clock = orchestrator, clock
+    def __init__(self, subject: str, clock: Clock) -> None:
+        self._subject, self._clock = subject, clock
         # By the name of the duty: how it failed the last time, unless it succeeded.
         self._failures: dict[str, str] = {}
         self._waiters: dict[str, list[asyncio.Future[Any]]] = {}
@@ -69,12 +69,10 @@ class Duties:
             report = await duty.run_once(self._clock.now())
         except PerdureError as error:
             if self._is_new(duty.name, error):
-                log.warning("orchestrator %s: %s failed, and is retried: %s", self._orchestrator, duty.name, error)
+                log.warning("%s: %s failed, and is retried: %s", self._subject, duty.name, error)
         except Exception as error:
             if self._is_new(duty.name, error):
-                log.exception(
-                    "orchestrator %s: %s failed with an unexpected error, and is retried", self._orchestrator, duty.name
-                )
+                log.exception("%s: %s failed with an unexpected error, and is retried", self._subject, duty.name)
         else:
             self._failures.pop(duty.name, None)
             for waiter in self._waiters.pop(duty.name, ()):
@@ -93,3 +91,12 @@ class Duties:
         failure = f"{type(error).__name__}: {error}"
         known, self._failures[name] = self._failures.get(name), failure
         return known != failure
+
+
+async def cancelled(tasks: Collection[asyncio.Task[None]], again: float = 3.0) -> None:
+    """Cancel tasks and wait for their end. Libraries lose a cancellation now and then: `again` seconds later it is sent
+    again."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=again)

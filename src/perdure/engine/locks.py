@@ -1,7 +1,7 @@
-"""Locks of one process: taken in turn, renewed while they are held, given back. The leases of the store are the truth.
+"""Locks of one process: acquired in turn, renewed while they are held, released. The leases of the store are the truth.
 
-Whoever waits here is told at once when a holder in this process lets go, in the order of asking. What other processes
-do shows in the store's version, which costs no statement, so that waiting for a lock that nobody touches is idle.
+A waiter is woken at once when a holder in this process releases its lock, in the order of asking. What other processes
+release, the change feed notifies of, so that waiting for a lock that does not come free is idle.
 """
 
 from __future__ import annotations
@@ -11,24 +11,33 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from perdure.engine.change_feed import Subscription, change_feed
 from perdure.errors import LockTimeout, NotOwner, StoreUnavailable, UsageError
 from perdure.kernel.policies.lock_keys import PREFIX, lease_key
 from perdure.ports.clock import Clock
-from perdure.ports.leases import Acquired, HeldBy, Leases, Renewal
+from perdure.ports.leases import Acquired, HeldBy, Renewal
+from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
 
-# How often the store's version is looked at while somebody else holds a lock, and how often at most its leases are.
-WATCH_SECONDS = 0.05
-LOOK_SECONDS = 0.1
-# How long to wait at most before a lock that somebody holds is asked for again, whatever the clocks say.
-ASK_AGAIN_SECONDS = 30.0
+# How long after the store was out of reach a lock is asked for again.
 RETRY_SECONDS = 0.2
-# So many locks are asked for one by one; for more, all that are held are read.
-FEW = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LocksConfig:
+    """Durations are in seconds."""
+
+    refresh_interval: float = 0.125
+    """How often at most locks that other processes hold are read because the store has changed."""
+    longest_wait: float = 30.0
+    """How long a waiter waits at most before it asks for a held lock again, whatever the clocks say."""
+    few: int = 10
+    """So many locks are read one by one; for more, all that are held are read."""
 
 
 class Hold:
@@ -49,16 +58,28 @@ class Hold:
 class Locker:
     """Takes locks for the runs, steps and callers of one process."""
 
-    def __init__(self, leases: Leases, clock: Clock, version: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        config: LocksConfig = LocksConfig(),  # noqa: B008 - frozen
+    ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._leases, self._clock, self._version = leases, clock, version
+        self._leases, self._clock, self._config = store.leases, clock, config
         self._holds: dict[str, Hold] = {}
-        # Those who wait for a lock, by its key; only the first of them asks the store.
+        # The waiters for a lock, by its key; only the first of them asks the store.
         self._queues: dict[str, deque[asyncio.Event]] = {}
-        # Locks that somebody outside holds and somebody here waits for.
-        self._outside: set[str] = set()
-        self._seen: object = None
-        self._watching: asyncio.Task[None] | None = None
+        # Locks that other processes hold and waiters here want.
+        self._held_elsewhere: set[str] = set()
+        self._changes = Subscription(
+            change_feed(store),
+            "reading locks that other processes hold",
+            self._wake_free,
+            interval=config.refresh_interval,
+            wanted=lambda: bool(self._held_elsewhere),
+            leases=PREFIX,
+            on_freed=self._lease_ended,
+        )
         self._renewal: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -99,18 +120,18 @@ class Locker:
                 if isinstance(found, Hold):
                     return found
                 if key not in self._holds:
-                    self._look_outside(key)
+                    self._wait_for_release(key)
                 left = self._left(deadline)
                 if left is not None and left <= 0:
                     raise TimeoutError
-                wait = max(0.001, min(found.expires - self._clock.now(), ASK_AGAIN_SECONDS))
+                wait = max(0.001, min(found.expires - self._clock.now(), self._config.longest_wait))
                 with suppress(TimeoutError):
                     await _wait(turn, wait if left is None else min(wait, left))
         except TimeoutError:
             raise LockTimeout(key, timeout or 0.0) from None
         finally:
             if queue[0] is turn:
-                self._outside.discard(key)
+                self._held_elsewhere.discard(key)
             queue.remove(turn)
             self._wake(key)
             if not queue and self._queues.get(key) is queue:
@@ -223,7 +244,8 @@ class Locker:
                 turn.set()
         if self._renewal is not None:
             self._renewal.cancel()
-        tasks = [task for task in (self._watching, *self._tasks) if task is not None]
+        await self._changes.close()
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
@@ -292,63 +314,26 @@ class Locker:
         hold.on_lost()
         self._wake(hold.key)
 
-    # --- what others do -------------------------------------------------------------------------------------------
+    # --- what other processes do ----------------------------------------------------------------------------------
 
-    def _look_outside(self, key: str) -> None:
-        self._outside.add(key)
-        # It may have come free between the answer and now: look once in any case.
-        self._seen = object()
-        if self._watching is None or self._watching.done():
-            self._watching = self.loop.create_task(self._watch())
+    def _wait_for_release(self, key: str) -> None:
+        self._held_elsewhere.add(key)
+        self._changes.start()
+        # It may have come free between the answer and now.
+        self._changes.notify()
 
-    async def _watch(self) -> None:
-        looked = -LOOK_SECONDS
-        listening = self.loop.create_task(self._listen())
-        try:
-            while self._outside:
-                await asyncio.sleep(WATCH_SECONDS)
-                if self.loop.time() - looked >= LOOK_SECONDS:
-                    looked = self.loop.time()
-                    await self.look()
-        finally:
-            listening.cancel()
+    def _lease_ended(self, name: str) -> None:
+        for key in [key for key in self._held_elsewhere if lease_key(key) == name]:
+            self._wake(key)
 
-    async def _listen(self) -> None:
-        """Hear of locks that come free, from leases that tell: what is kept beside the store shows in no version."""
-        while True:
-            try:
-                async for name in self._leases.watch(PREFIX):
-                    for key in [key for key in self._outside if lease_key(key) == name]:
-                        self._wake(key)
-            except StoreUnavailable:
-                pass
-            except Exception:
-                log.exception("an unexpected error while locks are watched; they are polled meanwhile")
-            await asyncio.sleep(RETRY_SECONDS * 5)
-
-    def look_soon(self) -> None:
-        """As `look`, in the background."""
-        if self._outside:
-            self._spawn(self.look())
-
-    async def look(self) -> None:
-        """See whether a lock that somebody here waits for has come free elsewhere, if anything was written at all."""
-        current = self._version()
-        if current == self._seen or not self._outside:
-            return
-        self._seen = current
-        try:
-            for key in await self._free(list(self._outside)):
-                self._wake(key)
-        except StoreUnavailable:
-            self._seen = object()
-        except Exception:
-            log.exception("an unexpected error while locks are looked at; they are looked at again")
-            self._seen = object()
+    async def _wake_free(self) -> None:
+        """Wake the waiters for locks that have come free."""
+        for key in await self._free(list(self._held_elsewhere)):
+            self._wake(key)
 
     async def _free(self, keys: Sequence[str]) -> list[str]:
         now = self._clock.now()
-        if len(keys) <= FEW:
+        if len(keys) <= self._config.few:
             return [key for key in keys if await self._leases.get(lease_key(key), now) is None]
         live = {lease.key for lease in await self._leases.live(PREFIX, now)}
         return [key for key in keys if lease_key(key) not in live]

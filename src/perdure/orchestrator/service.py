@@ -1,13 +1,14 @@
 """Schedule the background duties of an orchestrator. What a duty does is in a file of its own; only this one loops.
 
-The next due moment is known ahead, and writes of other processes change the store's version, which is read without a
-statement; so an idle engine sends one statement every few seconds, and most of those are heartbeats.
+The next due moment is known ahead, and the change feed notices without a statement what other processes write; so an
+idle engine sends one statement every few seconds, and most of those are heartbeats.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from perdure.engine.duties import Duties, Duty, FunctionDuty
+from perdure.engine.change_feed import Subscription, change_feed
+from perdure.engine.duties import Duties, Duty, FunctionDuty, cancelled
 from perdure.kernel.policies.queues import Queue
 from perdure.orchestrator.admission import Admission
 from perdure.orchestrator.deadlines import Deadlines, DeadlinesConfig
@@ -25,7 +27,7 @@ from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.orphans import Orphans, OrphansConfig
 from perdure.orchestrator.recovery import recover
 from perdure.orchestrator.timers import Timers, TimersConfig, TimersReport
-from perdure.ports.leases import ORCHESTRATOR, Leases, orchestrator_name
+from perdure.ports.leases import ORCHESTRATOR, orchestrator_name
 
 log = logging.getLogger("perdure")
 
@@ -39,18 +41,14 @@ class ServiceConfig:
     timers: TimersConfig = field(default_factory=TimersConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     orphans: OrphansConfig = field(default_factory=OrphansConfig)
-    poll_interval: float = 0.05
-    """How often the store's version is read."""
-    change_interval: float = 0.1
+    change_interval: float = 0.125
     """How often at most the store is queried because it has changed."""
     registration_wait: float = 0.5
     """How long opening an engine waits at most for its registration to be stored."""
     restart: float = 1.0
     """How long after an error in scheduling a duty it is scheduled again."""
-    lease_watch_retry: float = 5.0
-    """How long after leases could not be watched they are watched again."""
     cancel_again: float = 3.0
-    """Libraries lose a cancellation now and then: a task that goes on for so long after one is cancelled again."""
+    """How long after a cancellation that got lost the next one is sent."""
 
 
 class Service:
@@ -60,14 +58,13 @@ class Service:
         self,
         orchestrator: Orchestrator,
         membership: Membership,
-        leases: Leases,
         queues: Mapping[str, Queue],
         capacity: int,
         config: ServiceConfig = ServiceConfig(),  # noqa: B008 - frozen
     ) -> None:
-        self._orchestrator, self._membership, self._leases, self._config = orchestrator, membership, leases, config
+        self._orchestrator, self._membership, self._config = orchestrator, membership, config
         self._wake = orchestrator.wakeups.changed
-        self.duties = Duties(orchestrator.name, orchestrator.clock)
+        self.duties = Duties(f"orchestrator {orchestrator.name}", orchestrator.clock)
         self.heartbeat = Heartbeat(orchestrator, membership, config.heartbeat)
         self.timers = Timers(orchestrator, membership, config.timers)
         self.deadlines = Deadlines(orchestrator, membership, config.deadlines)
@@ -88,7 +85,17 @@ class Service:
         self._registration = FunctionDuty("registering its programs", membership.register)
         # Set when its programs are registered, or could not be.
         self._registered = asyncio.Event()
-        self._version: object = object()
+        # Whether the store has changed since it was last queried.
+        self._changed = False
+        self._changes = Subscription(
+            change_feed(orchestrator.store),
+            "noticing changes",
+            self._notice,
+            interval=config.change_interval,
+            on_poll=self._read_clock,
+            leases=ORCHESTRATOR if orchestrator.recovery.enabled else "",
+            on_freed=self._lease_ended,
+        )
         self._periodic: list[tuple[Duty[object], float, float]] = []
         self._heart: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -122,9 +129,10 @@ class Service:
     def start(self, *, look: bool = True) -> None:
         """Begin with the rest. Without `look`, nothing is searched for in the store."""
         if look:
+            self._changes.start()
             self._tasks.append(self._schedule(self._watch_store))
         if look and self._orchestrator.recovery.enabled:
-            self._tasks += [self._schedule(self._take_over), self._schedule(self._watch_leases)]
+            self._tasks.append(self._schedule(self._take_over))
         self._tasks += [self._schedule(partial(self._repeat, *periodic)) for periodic in self._periodic]
 
     def _schedule(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
@@ -138,7 +146,8 @@ class Service:
 
     async def stop_taking_runs(self) -> None:
         """Load no more runs. Heartbeats go on, for as long as steps do."""
-        await self._cancel(set(self._tasks))
+        await self._changes.close()
+        await cancelled(set(self._tasks), self._config.cancel_again)
 
     async def release_due(self) -> None:
         """While the engine closes: have other orchestrators load its runs that become due."""
@@ -147,13 +156,9 @@ class Service:
     async def stop(self) -> None:
         """End, and wait until no duty is being performed."""
         self._stopping = True
-        await self._cancel({*self._tasks, *([self._heart] if self._heart is not None else [])})
-
-    async def _cancel(self, pending: set[asyncio.Task[None]]) -> None:
-        while pending:
-            for task in pending:
-                task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=self._config.cancel_again)
+        await self._changes.close()
+        tasks = {*self._tasks, *([self._heart] if self._heart is not None else [])}
+        await cancelled(tasks, self._config.cancel_again)
 
     # --- when each duty is performed ------------------------------------------------------------------------------
 
@@ -175,7 +180,7 @@ class Service:
                     continue
                 await self.duties.perform(self._registration)
                 if report.resumed:
-                    self._version = object()
+                    self._changes.notify()
                     again = FunctionDuty("resuming", partial(recover, orchestrator, self._membership, startup=True))
                     orchestrator.spawn(self.duties.perform(again))
         except asyncio.CancelledError:
@@ -190,49 +195,39 @@ class Service:
             await self.orphans.wait()
             report = await self.duties.perform(self.orphans)
             if report is not None and report.owner_gone:
-                self._store_changed()
+                self._changes.notify()
 
-    async def _watch_leases(self) -> None:
-        """Search for orphans as soon as a lease ends, where the backend notifies of that."""
-        watching = FunctionDuty("watching leases", self._notify_orphans)
-        while True:
-            await self.duties.perform(watching)
-            await asyncio.sleep(self._config.lease_watch_retry)
+    def _lease_ended(self, key: str) -> None:
+        if orchestrator_name(key) != self._orchestrator.name:
+            self.orphans.notify()
 
-    async def _notify_orphans(self) -> None:
-        async for key in self._leases.watch(ORCHESTRATOR):
-            if orchestrator_name(key) != self._orchestrator.name:
-                self.orphans.notify()
+    def _read_clock(self) -> None:
+        """The wall clock may jump, which no timer of the event loop notices."""
+        upcoming, now = self._upcoming(), self._orchestrator.clock.now()
+        if (upcoming is not None and upcoming <= now) or self.admission.due(now):
+            self._wake.set()
 
-    def wake(self) -> None:
-        """Look at once whether a duty is due."""
-        self._wake.set()
-
-    def _store_changed(self) -> None:
-        """The store may hold something new, whatever its version says."""
-        self._version = object()
+    async def _notice(self) -> None:
+        self._changed = True
         self._wake.set()
 
     async def _watch_store(self) -> None:
         """Perform the duties that follow from what the store holds: when it has changed, or when one of them is due."""
-        orchestrator, config = self._orchestrator, self._config
-        store, clock = orchestrator.store, orchestrator.clock
+        orchestrator, clock, loop = self._orchestrator, self._orchestrator.clock, asyncio.get_running_loop()
         catching_up = FunctionDuty("reading what other processes wrote", orchestrator.catch_up.poll)
-        loop = asyncio.get_running_loop()
-        looked = -config.change_interval
+        queried = -math.inf
         while True:
             if not orchestrator.at_work:
-                await asyncio.sleep(config.poll_interval)
+                self._wake.clear()
+                await self._wake.wait()
                 continue
-            now, current = clock.now(), store.version()
-            changed = current != self._version and loop.time() - looked >= config.change_interval
-            stale = loop.time() - looked >= orchestrator.recovery.check_interval
-            upcoming = self._upcoming()
+            now, upcoming = clock.now(), self._upcoming()
+            changed, self._changed = self._changed, False
+            stale = loop.time() - queried >= orchestrator.recovery.check_interval
             if changed or stale:
-                # Only here: a change that is noticed while a run is due concerns the runs in memory as well.
-                self._version, looked = current, loop.time()
+                queried = loop.time()
                 if orchestrator.active and await self.duties.perform(catching_up) is None:
-                    self._version = object()
+                    self._changes.notify()
             if changed or stale or (upcoming is not None and upcoming <= now):
                 # If the store has not changed, no orchestrator has left it; `orphans` knows which of them are alive.
                 await self._load(peers_changed=changed or not orchestrator.recovery.enabled)
@@ -240,8 +235,9 @@ class Service:
             if self.admission.due(now):
                 await self.duties.perform(self._admit(None))
                 continue
-            moments = [at for at in (upcoming, self.admission.next_poll) if at is not None]
-            wait = min(config.poll_interval, max(0.001, min(moments, default=now + config.poll_interval) - now))
+            moments = [at - now for at in (upcoming, self.admission.next_poll) if at is not None]
+            wait = min(moments, default=math.inf)
+            wait = max(0.001, min(wait, queried + orchestrator.recovery.check_interval - loop.time()))
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -258,7 +254,7 @@ class Service:
         self.deadlines.stale |= peers_changed
         report = await self.duties.perform(self.timers)
         if report is None or await self.duties.perform(self.deadlines) is None:
-            self._version = object()
+            self._changes.notify()
         await self.duties.perform(self._admit(report))
 
     def _admit(self, report: TimersReport | None) -> Duty[object]:

@@ -11,18 +11,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from perdure.assembly import Engine
-from perdure.client import watch
 from perdure.client.client import Client
 from perdure.client.views import RunResult
 from perdure.config import Recovery
-from perdure.engine import locks
+from perdure.engine.change_feed import ChangeFeed, ChangeFeedConfig, change_feed
 from perdure.engine.steps import StepRunner
 from perdure.errors import StoreUnavailable, UsageError
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.program import Program
-from perdure.orchestrator.service import ServiceConfig
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.simulation.checks import check_journal, unfinished
 from perdure.testing.simulation.executor import VirtualExecutor
@@ -44,7 +42,6 @@ CALM = Recovery(lease=3600.0, check_interval=3600.0)
 BRISK = Recovery(lease=6.0, check_interval=4.0, quarantine=0)
 # How often an engine looks for what others wrote. In a scenario it is told.
 CALM_WATCH, BRISK_WATCH = 600.0, 0.5
-CHANGE_INTERVAL = 0.2
 DOWNTIMES = (0.0, 0.1, 2.0, 10.0)
 
 
@@ -83,9 +80,9 @@ class Simulation:
         self._plan = FaultPlan(self.faults)
         self._playing: Machine | None = None
         self._engines = 0
-        self._opened: list[Engine] = []
-        self._told: object = None
-        self._service_config = ServiceConfig()
+        self._notified: object = None
+        self._poll_interval = CALM_WATCH
+        self._feeds: list[tuple[Machine, ChangeFeed]] = []
 
     # --- scenarios ------------------------------------------------------------------------------------------------
 
@@ -96,8 +93,8 @@ class Simulation:
         """
         with self._world_in_force(CALM_WATCH):
             machine = self.world.machine("scenario")
-            self._playing, self._opened = machine, []
-            self.world.on_tick = self._tell
+            self._playing, self._feeds = machine, []
+            self.world.on_tick = self._notify
             task = machine.loop.create_task(scenario)
             task.add_done_callback(lambda _: self.world.stop())
             try:
@@ -120,30 +117,32 @@ class Simulation:
         self._engines += 1
         options.setdefault("name", f"engine-{self._engines}")
         options.setdefault("recovery", CALM)
-        engine = self._engine(self._playing, programs, options)
-        self._opened.append(engine)
-        return engine
+        return self._engine(self._playing, programs, options)
 
     def client(self) -> Client:
         """A client of the store of this simulation, for use in a scenario: `async with sim.client() as client`."""
         if self._playing is None:
             raise UsageError("sim.client() works inside a scenario: sim.play(scenario())")
-        store = SimulatedStore(self.store, self._playing, self._plan, self.monitor)
-        return Client(store, clock=self._playing.clock)
+        return self._client(self._playing)
 
-    def _tell(self) -> None:
-        """Let engines look at once when anybody has written: they look so rarely here."""
+    def _client(self, machine: Machine) -> Client:
+        client = Client(SimulatedStore(self.store, machine, self._plan, self.monitor), clock=machine.clock)
+        self._set_polling(machine, client)
+        return client
+
+    def _set_polling(self, machine: Machine, client: Client) -> None:
+        """Have an engine or client poll its store as often as this world wants."""
+        config = ChangeFeedConfig(poll_interval=self._poll_interval)
+        self._feeds.append((machine, change_feed(client.store, machine.loop, config)))
+
+    def _notify(self) -> None:
+        """Have engines and clients poll at once when the store has changed: they poll so rarely here."""
         version = self.store.version()
-        if version == self._told or self._playing is None:
+        if version == self._notified or self._playing is None:
             return
-        self._told = version
-        for engine in self._opened:
-            if engine._service is not None:
-                self._playing.loop.call_soon(engine._service.wake)
-                self._playing.loop.call_soon(engine._base.opened_locks.locker.look_soon)
-                # Later than it may look again, for 10.1 - 10.0 is less than 0.1, and too soon would be never. After an
-                # eighth of a second, which is exact: what is due on a full second then stays due on it.
-                self._playing.loop.call_later(CHANGE_INTERVAL * 1.25, engine._service.wake)
+        self._notified = version
+        for machine, feed in self._feeds:
+            machine.loop.call_soon(feed.poll)
 
     async def advance(self, duration: float | timedelta = 0.0, /, **parts: float) -> None:
         """Let time go by: `await sim.advance(90)`, `await sim.advance(hours=2)`, with the names of `timedelta`."""
@@ -216,8 +215,7 @@ class Simulation:
         if events._get_running_loop() is not None:
             raise UsageError("a simulation has event loops of its own: call it from a plain function")
         executor_for = StepRunner._executor_for
-        intervals = (watch.WATCH_SECONDS, locks.WATCH_SECONDS)
-        self._service_config = ServiceConfig(poll_interval=watch_seconds, change_interval=CHANGE_INTERVAL)
+        self._poll_interval = watch_seconds
 
         def virtual(runner: StepRunner, spec: StepSpec) -> Any:
             executor = runner._executor
@@ -225,12 +223,10 @@ class Simulation:
 
         with seeded_entropy(self._entropy):
             setattr(StepRunner, "_executor_for", virtual)  # noqa: B010 - mypy refuses to see a method replaced
-            watch.WATCH_SECONDS = locks.WATCH_SECONDS = watch_seconds
             try:
                 yield
             finally:
                 setattr(StepRunner, "_executor_for", executor_for)  # noqa: B010
-                watch.WATCH_SECONDS, locks.WATCH_SECONDS = intervals
 
     def _engine(self, machine: Machine, programs: Iterable[Program], options: dict[str, Any]) -> Engine:
         engine = Engine(
@@ -240,7 +236,7 @@ class Simulation:
             executor=VirtualExecutor(machine, self.faults, self.monitor),
             **options,
         )
-        engine._service_config = self._service_config
+        self._set_polling(machine, engine)
         # Bodies are let go by their own loops: collected as they are, they would act like plain functions.
         before = machine.on_end
 
@@ -336,8 +332,7 @@ class Storm:
     async def _send(self, machine: Machine, sending: Sending) -> None:
         sim = self._sim
         try:
-            client = Client(SimulatedStore(sim.store, machine, sim._plan, sim.monitor), clock=machine.clock)
-            await sending.go_on(await client.open())
+            await sending.go_on(await sim._client(machine).open())
             self._stop_when_done()
         except Exception as error:
             sim.monitor.accuse(f"{machine.name}: {error!r}")
