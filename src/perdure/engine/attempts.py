@@ -1,6 +1,6 @@
 """The attempts of one run's steps: what is planned, what is under way, and what it came to.
 
-The driver says when an attempt begins and hears when it ends; an attempt knows its driver, and this module does not.
+The driver says when an attempt begins, and is called when it ends; an attempt knows its driver, this module does not.
 When a journal has to be read again, the next driver goes on with the same attempts. Never decides what follows from an
 outcome, and never records it.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
-from perdure.engine.executor_call import Told
+from perdure.engine.executor_call import RemoteError
 from perdure.engine.step_context import AttemptOwner, StepContext
 from perdure.engine.steps import Attempt
 from perdure.engine.streams import Channel
@@ -293,7 +293,7 @@ class Attempts:
             bailed, error = None, not_kept
         except BaseException as broken:
             broken = contained(broken)
-            # A StepBailed that was made by hand may lack anything. The step has failed, and its caller is told.
+            # A StepBailed that was made by hand may lack anything. The step has failed, and says so.
             bailed = None
             error = UsageError(
                 f"{op} raised a StepBailed that says no reason or no output ({broken!r:.200}); "
@@ -301,7 +301,7 @@ class Attempts:
             )
         if bailed is not None:
             return bailed
-        if type(error) is Told:
+        if type(error) is RemoteError:
             failure = error.failure
             error = rebuild(failure, codec, spec.errors)
         else:
@@ -316,13 +316,13 @@ class Attempts:
         event = failed(self._state, call, failure, retryable, now)
         if log.isEnabledFor(logging.INFO):
             assert self._state.started is not None
-            log.info("%s", _told(self._state.started.id, event, failure, now))
+            log.info("%s", _log_line(self._state.started.id, event, failure, now))
         return event
 
     def _bailed(self, call: Call, error: BaseException) -> StepFailed | None:
         """The outcome of a step that asked for the end of its run. Raises when what it gave cannot be kept."""
         op = call.command.op
-        if type(error) is Told and error.failure.type == _BAILED:
+        if type(error) is RemoteError and error.failure.type == _BAILED:
             failure = error.failure
             output = msgspec.json.decode(failure.args, type=tuple[str, Raw])[1] if failure.args else NULL
         elif type(error) is StepBailed:
@@ -344,7 +344,7 @@ class Attempts:
         if channel is not None:
             channel.settle(succeeded)
 
-    def look_at_channels(self) -> None:
+    def record_channels(self) -> None:
         """Record what could not be recorded while the run had not caught up with its journal."""
         for channel in list(self.channels.values()):
             channel.look()
@@ -377,7 +377,7 @@ class Attempts:
         self.channels = {}
 
 
-def _told(id: str, event: AttemptFailed | StepFailed | StepSkipped, failure: Failure, now: float) -> str:
+def _log_line(id: str, event: AttemptFailed | StepFailed | StepSkipped, failure: Failure, now: float) -> str:
     """A failed attempt in one line, for an operator: of which run, how it failed, and what follows."""
     number, follows = f"attempt {event.attempt}", "the step has failed"
     if isinstance(event, AttemptFailed):
@@ -387,6 +387,6 @@ def _told(id: str, event: AttemptFailed | StepFailed | StepSkipped, failure: Fai
         follows = "the step is skipped"
     said = str(failure).partition("\n")[0]
     said = said if len(said) <= 200 else f"{said[:199]}…"
-    # What others have written in an error does nothing to a terminal.
+    # The text of an error must do nothing to a terminal.
     error = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in said)
     return f"run {id}: {event.op}, {number} failed: {error}; {follows}"

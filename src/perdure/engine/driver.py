@@ -55,7 +55,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.engine.attempts import Attempts, Handoff
-from perdure.engine.large_values import LYING_APART, as_kept
+from perdure.engine.large_values import OFFLOADABLE, as_kept
 from perdure.engine.outbox import Outbox
 from perdure.engine.runtime import Services
 from perdure.engine.step_context import StepContext
@@ -150,7 +150,7 @@ class Driver:
     def record(self, *events: AnyEvent) -> None:
         """Fold facts, advance the program, and have it all written."""
         for event in events:
-            self._fold(event, as_kept(event) if type(event) in LYING_APART else event)
+            self._fold(event, as_kept(event) if type(event) in OFFLOADABLE else event)
         self._pump(None)
 
     def succeed(self, old: Driver) -> None:
@@ -184,7 +184,7 @@ class Driver:
             self._act()
             self._set_alarm()
         # What attempts emitted meanwhile was not recorded.
-        self.attempts.look_at_channels()
+        self.attempts.record_channels()
         return True
 
     def adopt(self, *events: AnyEvent, admit: Queue | None = None) -> None:
@@ -378,7 +378,7 @@ class Driver:
         while True:
             if planned is not None:
                 for event in planned.events:
-                    self._fold(event, as_kept(event) if type(event) in LYING_APART else event)
+                    self._fold(event, as_kept(event) if type(event) in OFFLOADABLE else event)
                 if planned.calls or planned.cancels:
                     self.attempts.plan(planned)
                 if planned.starts or planned.abandoned:

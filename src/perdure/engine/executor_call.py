@@ -36,7 +36,7 @@ class Raised(Exception):
         super().__init__(error)
 
 
-class Told(Exception):
+class RemoteError(Exception):
     """What a step raised in another process. Its class may not survive the way here, so it comes as a failure."""
 
     def __init__(self, failure: bytes) -> None:
@@ -44,7 +44,7 @@ class Told(Exception):
         super().__init__(failure)
 
     @classmethod
-    def of(cls, error: BaseException) -> Told:
+    def of(cls, error: BaseException) -> RemoteError:
         """What there is to say of an error, in the process where it was raised."""
         return cls(msgspec.json.encode(describe(error.error if type(error) is Raised else error, Codec())))
 
@@ -117,7 +117,7 @@ class GeneratorJob(Job):
 
 
 def follow_parent() -> None:
-    """End with the process that made this one, also when it is killed: a step nobody waits for must not go on."""
+    """End with the process that made this one, also when it is killed: a step without an engine must not go on."""
     import multiprocessing
 
     def follow() -> None:
@@ -172,8 +172,8 @@ class _Named:
         try:
             return context.run(_call, fn, self._args, self._kwargs)
         except BaseException as error:
-            told = Told.of(error)
-        raise told
+            remote = RemoteError.of(error)
+        raise remote
 
 
 def _call(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.engine.executor_call import Raised, Told
+from perdure.engine.executor_call import Raised, RemoteError
 from perdure.errors import StepTimeout
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.plan import Call
@@ -31,18 +31,18 @@ async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: 
     assert call.failed is not None
     assert fallback is not None
     original = rebuild(call.failed, codec, spec.errors)
-    told = FailedStep(spec.name, command.op, tuple(args), kwargs, call.attempt, original)
+    failed = FailedStep(spec.name, command.op, tuple(args), kwargs, call.attempt, original)
     try:
         asked = StepSpec(spec.name, fallback, asynchronous=inspect.iscoroutinefunction(fallback))
-        made = await _within(spec.timeout, command.op, lambda begun: execute(asked, [told], {}, begun))
+        made = await _within(spec.timeout, command.op, lambda begun: execute(asked, [failed], {}, begun))
         if isinstance(made, RetryWith | Instead):
             other, args, kwargs = made.spec if isinstance(made, Instead) else spec, list(made.args), made.kwargs
             made = await _within(other.timeout, command.op, lambda begun: execute(other, args, kwargs, begun))
-    except Told as error:
+    except RemoteError as error:
         failure = error.failure
         if failure.cause is None:
             failure = msgspec.structs.replace(failure, cause=call.failed)
-        raise Told(msgspec.json.encode(failure)) from None
+        raise RemoteError(msgspec.json.encode(failure)) from None
     except Exception as error:
         set_cause(error.error if type(error) is Raised else error, original)
         raise

@@ -30,8 +30,8 @@ from perdure.ports.blobs import Blobs
 # How long a store that cannot take anything is left alone before the next try.
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 
-# Events whose value the program needs where it was asked for, and that may lie apart in the journal.
-LYING_APART = frozenset({ChildStarted, ChildFinished, StepSucceeded})
+# Events whose value the program gets whole, and that the journal may have offloaded.
+OFFLOADABLE = frozenset({ChildStarted, ChildFinished, StepSucceeded})
 
 log = logging.getLogger("perdure")
 
@@ -51,7 +51,7 @@ class Payloads:
         return where == "inline"
 
     async def offload(self, data: bytes, what: str) -> str:
-        """Store a value apart and return its blob's id."""
+        """Put a value into the blob store and return its blob's id."""
         log.warning(
             "%s is %s bytes as JSON; it is kept in the blob store. Pass references to large data between steps",
             what,
@@ -73,7 +73,7 @@ class Payloads:
                 wait = min(wait * 2, LAST_RETRY)
 
     async def load(self, blob: str, value: Raw) -> Raw:
-        """The value itself, wherever it lies."""
+        """The value itself, from the event or the blob store."""
         if not blob:
             return value
         data = await self._blobs.get(blob)
@@ -112,14 +112,14 @@ class Payloads:
 
 
 def _blob(event: AnyEvent) -> str:
-    """Where a value lies that the program will see."""
+    """The blob of a value that the program will see; empty where the event has the value."""
     if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
         return event.blob
     return event.input_blob if isinstance(event, ChildStarted) else ""
 
 
 def as_kept(event: AnyEvent) -> AnyEvent:
-    """An event as the journal keeps it: without a value that lies apart."""
+    """An event as the journal keeps it: without a value that is offloaded."""
     if not _blob(event):
         return event
     field = "input" if isinstance(event, ChildStarted) else "value"

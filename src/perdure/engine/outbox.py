@@ -67,7 +67,7 @@ class Outbox:
         state.changed.clear()
         # The limits of its queue, while the run has not begun.
         self.admit: Queue | None = None
-        # Whether somebody asked for what is here to be written, and it has not been taken since.
+        # Whether the driver wants this appended, and the writer has not taken it since.
         self.wanted = False
 
     @property
@@ -130,7 +130,7 @@ class Outbox:
         return append
 
     def follow(self) -> None:
-        """Others have appended, and the state knows of it; nothing was here that they came before."""
+        """Another writer has appended, and the state has caught up; nothing was waiting here."""
         self.committed = self._state.next_seq
         self._row_key = row_key(self._state)
         self._state.changed.clear()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from perdure.engine.executor_call import Job, Told, follow_parent
+from perdure.engine.executor_call import Job, RemoteError, follow_parent
 from perdure.engine.threads import Outcome, Threads
 from perdure.errors import NotSerializable, ProcessDied, UsageError
 from perdure.inherited import CPU_PROCESS, GUARD, UNGUARDED
@@ -159,7 +159,7 @@ class _Child:
             if kind == _RETURNED:
                 return value
             if kind == _RAISED:
-                raise Told(value)
+                raise RemoteError(value)
             if kind == _UNSENT:
                 raise NotSerializable(f"the result of {label}", *value)
             if job.begun is not None:
@@ -222,7 +222,7 @@ def serve(connection: Connection) -> None:
         except EOFError:
             return
         except Exception as error:  # its arguments cannot be made again here
-            connection.send((_RAISED, Told.of(error).data))
+            connection.send((_RAISED, RemoteError.of(error).data))
             continue
         try:
             call: Callable[[], Any] = job.found()
@@ -234,10 +234,10 @@ def serve(connection: Connection) -> None:
                 raise
             except BaseException as error:
                 connection.send((_UNSENT, _why_unsent(value, error)))
-        except Told as told:
-            connection.send((_RAISED, told.data))
+        except RemoteError as remote:
+            connection.send((_RAISED, remote.data))
         except BaseException as error:
-            connection.send((_RAISED, Told.of(error).data))
+            connection.send((_RAISED, RemoteError.of(error).data))
 
 
 def _why_unsent(value: object, error: BaseException) -> tuple[str, str]:

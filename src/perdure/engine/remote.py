@@ -35,7 +35,7 @@ Outcome = StepSucceeded | StepFailed | StepSkipped
 Report = Callable[[str, Outcome], Awaitable[str]]
 
 # A store that is out of reach is waited for: what was done must not be lost.
-_UNTIL_HEARD = Retry(attempts=1_000_000, initial=0.5, factor=2.0, max=30.0, jitter=True, on=(StoreUnavailable,))
+_UNTIL_REPORTED = Retry(attempts=1_000_000, initial=0.5, factor=2.0, max=30.0, jitter=True, on=(StoreUnavailable,))
 _REPORT = "<report>:0"
 
 
@@ -70,7 +70,7 @@ class RemoteStepRun:
             call, inputs = self._call, self._inputs
             return [RunStep(self._op, self._spec, inputs, inputs_hash(inputs), call.positional, call.keywords)]
         if isinstance(event, CancelRequested):
-            # Whoever cancels it has told the parent.
+            # The client that cancels it has appended to the parent as well.
             self._cancelled = True
             under_way = _REPORT if self._outcome is not None else self._op
             return [CancelOp(under_way), Finish(RunStatus.CANCELLED, reason=event.reason)]
@@ -79,7 +79,7 @@ class RemoteStepRun:
         if self._outcome is None:
             self._outcome = self._translated(event)
             return [self._reporting(self._outcome)]
-        if isinstance(event, StepFailed):  # it could not be told: this run stands for what came of it
+        if isinstance(event, StepFailed):  # it could not be reported: this run shows the outcome
             return [Finish(RunStatus.FAILED, error=event.error)]
         if isinstance(self._outcome, StepSucceeded):
             return [Finish(RunStatus.COMPLETED, bytes(event.value) if isinstance(event, StepSucceeded) else b"null")]
@@ -100,7 +100,7 @@ class RemoteStepRun:
         async def report() -> str:
             return await self._report(self._parent, outcome)
 
-        spec = StepSpec("report", report, retry=_UNTIL_HEARD, asynchronous=True)
+        spec = StepSpec("report", report, retry=_UNTIL_REPORTED, asynchronous=True)
         return RunStep(_REPORT, spec, b"[]", inputs_hash(msgspec.json.encode(outcome)))
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class Services:
         self.thread = threading.get_ident()
         self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
         self.on_commit = on_commit
-        # Told when code of the engine raised in a callback of a run: the run cannot go on as it is in memory.
+        # Called when code of the engine raised in a callback of a run: the run cannot go on as it is in memory.
         self.on_broken = on_broken
         # Called with the id of a remote step's run that is no longer waited for.
         self.on_abandoned = on_abandoned

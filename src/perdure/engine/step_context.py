@@ -1,4 +1,4 @@
-"""What a step can know about the attempt it is in, and what it can tell others before that ends."""
+"""What a step can know about the attempt it is in, and what it can emit before that ends."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class StepContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for this attempt any more: a step in a thread should look, and stop."""
+        """Whether the outcome of this attempt no longer counts: a step in a thread should check, and stop."""
         return self._cancelled
 
     @property
@@ -151,16 +151,16 @@ class StepContext:
     # --- showing what there is before the end ---------------------------------------------------------------------
 
     def emit(self, chunk: Any) -> None:
-        """Show a chunk to whoever follows this step with `engine.stream()`, once it is durable.
+        """Emit a chunk: readers of `engine.stream()` get it once it is durable.
 
-        In a later attempt, what an earlier one emitted goes on when `.chunks` has been looked at, and is declared void
+        In a later attempt, what an earlier one emitted stays valid when `.chunks` has been read, and is declared void
         otherwise. In a thread this waits while the store is behind.
         """
         self.channel("emit()").emit(chunk)
 
     @property
     def chunks(self) -> list[Any]:
-        """What earlier attempts emitted and is still valid. Whoever looks goes on from there."""
+        """What earlier attempts emitted and is still valid. An attempt that reads it continues from there."""
         return self.channel(".chunks").chunks()
 
     def restart(self) -> None:
@@ -193,7 +193,7 @@ class StepContext:
         return channel
 
     def cancel(self) -> None:
-        """Tell the attempt that nobody waits for it any more."""
+        """Cancel the attempt: its outcome no longer counts."""
         self._cancelled = True
         if self._channel is not None:
             self._channel.cancel()

@@ -325,7 +325,7 @@ class StepRunner:
         return self._call(job, spec, attempt)
 
     async def _contained(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call an async step. One that calls sys.exit() fails; it does not take the engine and others with it."""
+        """Call an async step. One that calls sys.exit() fails; it does not end the engine."""
         if self._deadline.expired():  # the process was stopped between the launch and now
             self._deadline.enforce()
             raise asyncio.CancelledError
@@ -416,7 +416,7 @@ class StepRunner:
             done(attempt, None, asyncio.CancelledError())
 
     def close(self) -> None:
-        """Let go of the pools. Threads that are still busy are left behind, and processes are ended."""
+        """Close the pools. Threads that are still busy are left running, and processes are ended."""
         self._closed = True
         for pool in (self._threads, self._processes):
             if pool is not None:

@@ -1,7 +1,7 @@
 """What attempts show before they have an outcome: chunks and progress. Decides when it is recorded, and keeps it whole.
 
 An attempt writes into its channel from any thread. What is in there is recorded through the run's driver like every
-other fact, in callbacks of the loop, and seen by others once it is durable. While an append of the run is on its way
+other fact, in callbacks of the loop, and seen by readers once it is durable. While an append of the run is on its way
 the channel collects: what came meanwhile goes into the next one together. An attempt that is faster than the store
 waits, where it can: a generator on the loop, and anything in a thread.
 """
@@ -30,7 +30,7 @@ MOST_CHUNKS = 1024
 MOST_BYTES = 1024 * 1024
 # Progress is recorded about so often; the latest wins.
 PROGRESS_SECONDS = 1.0
-# A generator that never waits for anything lets others have the loop this often.
+# A generator that never waits for anything yields to other tasks this often.
 TURN_SECONDS = 0.005
 
 Report = ChunkAppended | StepProgressed
@@ -88,7 +88,7 @@ class Channel:
         self._next = shown.count if shown is not None else 0
         self._valid = len(self._before)
         self.last_progress = shown.progress if shown is not None else None
-        # What this attempt showed that is valid; of that, what is not recorded; and what is, and not durable yet.
+        # `_own`: valid chunks of this attempt. `_pending`: not recorded yet. `_sent`: recorded, not durable yet.
         self._own: list[Raw] = []
         self._pending: list[Raw] = []
         self._mark = False
@@ -147,7 +147,7 @@ class Channel:
                 self._schedule()
 
     def chunks(self) -> list[Any]:
-        """What earlier attempts have shown; whoever asks goes on from there."""
+        """What earlier attempts have emitted; an attempt that asks continues from there."""
         with self._lock:
             self._looked = True
             before = list(self._before)
@@ -175,7 +175,7 @@ class Channel:
             raise PayloadTooLarge(f"the progress of {self._op}", len(data), self._services.payloads.limits.blob)
         with self._lock:
             if self._closed:
-                return  # nobody waits for it any more
+                return  # the attempt was cancelled, or has ended
             first, self._progress = self._progress is None, Raw(data)
             self.last_progress = self._progress
             if first and not self._scheduled:
@@ -198,7 +198,7 @@ class Channel:
         await waiter
 
     def cancel(self) -> None:
-        """Nobody waits for the attempt any more."""
+        """The outcome of the attempt no longer counts."""
         with self._lock:
             self._cancelled = True
             self._wake()

@@ -49,7 +49,7 @@ class Threads:
         self._busy: dict[Item, None] = {}
         self._size = self._idle = self._blocked = self._made = 0
         self._closed = False
-        # Counts calls that began or ended: a pool in which it stands still is stalled.
+        # Counts calls that began or ended: a pool in which it does not change is stalled.
         self._moves = 0
         self._watch: asyncio.TimerHandle | None = None
 

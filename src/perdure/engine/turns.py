@@ -1,7 +1,7 @@
-"""Whose turn it is to append where many write to one journal: a writer that keeps losing asks the others to wait.
+"""Whose turn it is to append where many write to one journal: a writer that keeps losing asks the rest to wait.
 
-A lease on the journal's next append, taken by a writer that has lost its compare-and-swap again and again, and looked
-for by callers who find that the owner has not written for a while. It is a request, and fences nothing: the
+A lease on the journal's next append, taken by a writer that has lost its compare-and-swap again and again, and read
+by callers who find that the owner has not written for a while. It is a request, and fences nothing: the
 compare-and-swap alone decides which append is written.
 """
 
@@ -30,7 +30,7 @@ class Turns:
 
     def __init__(self, leases: Leases, clock: Clock, owner: str) -> None:
         self._leases, self._clock, self.owner = leases, clock, owner
-        # How many appends in a row each journal has refused; empty unless others write to the same ones.
+        # How many appends in a row each journal has refused; empty unless other processes write to the same ones.
         self.lost: dict[str, int] = {}
         self._held: set[str] = set()
 
@@ -39,7 +39,7 @@ class Turns:
         self.lost[run_id] = self.lost.get(run_id, 0) + 1
 
     async def take(self, run_id: str) -> None:
-        """Have the others wait, if too many appends were lost. Call it before the journal is read again."""
+        """Have the other writers wait, if too many appends were lost. Call it before the journal is read again."""
         lost = self.lost.get(run_id, 0)
         if lost < LOSSES:
             return
@@ -57,7 +57,7 @@ class Turns:
         return run_id in self._held
 
     async def give_back(self, run_id: str) -> None:
-        """Let the others write again."""
+        """Let the other writers append again."""
         self._held.discard(run_id)
         try:
             await self._leases.release(TURN + run_id, self.owner)

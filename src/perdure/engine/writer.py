@@ -18,7 +18,7 @@ log = logging.getLogger("perdure")
 
 
 class Source(Protocol):
-    """Whoever has something to append: a driver."""
+    """What has something to append: a driver."""
 
     run_id: str
 
@@ -44,7 +44,7 @@ class Writer:
         self._journal = journal
         self._on_conflict = on_conflict
         self._on_refused = on_refused
-        # Told when a source raises: it has nothing to write any more, and the others go on.
+        # Called when a source raises: it appends nothing more, and the other sources go on.
         self._on_broken = on_broken
         self._deadline = deadline
         self._dirty: dict[Source, None] = {}
@@ -145,7 +145,7 @@ class Writer:
         self._next()
 
     def _refused(self, sources: list[Source], error: Exception) -> None:
-        """Nothing was written. New runs are refused; the others keep what they have and try again."""
+        """Nothing was written. New runs are refused; the other sources keep their appends and retry."""
         self._busy = False
         if not isinstance(error, StoreUnavailable) and len(sources) > 1:
             # One of them cannot be written, and must not hold up the rest: find out which.

@@ -9,7 +9,7 @@ from perdure.kernel.state import IMPORTED, POISONED, REDACTED
 
 
 def kept_parked(batches: Sequence[Batch]) -> bool:
-    """Whether a run stands still until a person says otherwise, whatever code there is."""
+    """Whether a run stays parked until it is resolved, whatever code there is."""
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, RunParked):

@@ -47,7 +47,7 @@ class StepSpec:
     fallback: Callable[..., Any] | None = None
     # The queue from which another process takes it.
     queue: str = ""
-    # Whether the journal keeps its arguments, for people to look at.
+    # Whether the journal keeps its arguments, to be inspected.
     record_inputs: bool = False
     # Of a remote step: the policy that options of the call and rules gave it, which its worker is sent.
     sent: tuple[tuple[str, Any], ...] = ()

@@ -53,7 +53,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The run is told to end, and will not complete unless it refuses to."""
+    """The run is asked to end, and will not complete unless its code refuses to."""
 
 
 class AlreadyFinished(msgspec.Struct, frozen=True):

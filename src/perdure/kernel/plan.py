@@ -87,7 +87,7 @@ class Plan(msgspec.Struct, gc=False):
     starts: list[Start] = msgspec.field(default_factory=list)
     # Whether the caller asked that everything so far be durable before anything else takes effect.
     barrier: bool = False
-    # The ids of runs elsewhere that nobody waits for any more.
+    # The ids of runs of remote steps that were given up.
     abandoned: list[str] = msgspec.field(default_factory=list)
     # Whether something that is due must wait for room.
     held: bool = False
@@ -112,7 +112,7 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
                 continue
             calls.append(Call(command, 1))
             if command.spec.at_most_once:
-                # Whoever comes after a crash must know that it began.
+                # The owner after a crash must know that it began.
                 result.barrier = True
         elif isinstance(command, StartTimer):
             events.append(WaitOpened(command.op, "timer", command.due, command.source))
@@ -125,7 +125,7 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         elif isinstance(command, CancelOp):
             if command.op in state.children:
                 events.append(CancelRequested(command.reason, command.op, given_up=True))
-                # The child hears of it when this is folded, and may no longer want what follows: that stays a wish.
+                # The child is cancelled when this is folded, and may no longer want what follows: that stays a wish.
                 break
             _cancel(state, command.op, "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
@@ -146,8 +146,8 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         _drop_begun("", result)
         _finish(state, finish, now, result)
     else:
-        # One at a time: whoever waits for it may no longer want the others. The innermost first: with a child ends what
-        # it left under way.
+        # One at a time: its parent may then cancel the others. The innermost first: with a child ends what it left
+        # under way.
         if ends:
             _finish_child(state, max(ends, key=lambda end: end.op.count("/")), now, result)
     return result
@@ -326,7 +326,7 @@ def _give_up_open(state: RunState, prefix: str, result: Plan) -> None:
 
 def _finish(state: RunState, command: Finish, now: float, result: Plan) -> None:
     if is_late(state, now):
-        # The body may end before the alarm of its deadline rings: the deadline wins, whichever of them is heard first.
+        # The body may end before the alarm of its deadline rings: the deadline wins, whichever comes first.
         assert state.started is not None
         command = _too_late(state.started.id, state.started.deadline, FINISH)
     _give_up_open(state, "", result)
@@ -411,7 +411,7 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
 
 
 def is_late(state: RunState, now: float) -> bool:
-    """Whether the deadline of a run has passed, in whatever status it is. One that was imported is only looked at."""
+    """Whether the deadline of a run has passed, in whatever status it is. An imported run does not expire."""
     if state.finished is not None or state.started is None or state.imported:
         return False
     return state.started.deadline is not None and state.started.deadline <= now
@@ -428,7 +428,7 @@ def adopt(state: RunState, open_steps: Mapping[str, RunStep]) -> Plan:
     """What a new owner does about attempts that were under way when the last one died.
 
     Such an attempt is counted and made again under the same idempotency key; one that must not run twice is declared
-    unknown, and the program is told.
+    unknown, which the program gets as an error.
     """
     result = Plan([], [], [])
     for op, open_op in state.ops.items():

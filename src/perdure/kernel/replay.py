@@ -119,13 +119,13 @@ class Replay:
         self._recorded: dict[str, Raw] = {}
         # Commands whose events are not in the journal yet, in the order they were made.
         self.wishes: Wishes = {}
-        # Those of them that are steps and wait for room, apart, so that nobody need walk over them again and again.
+        # Those of them that are steps and are held back, apart, so that they are not walked over again and again.
         self.held: dict[str, RunStep] = {}
-        # Wishes that carry a value which may have to lie apart.
+        # Wishes with a value that may have to be offloaded.
         self.bulky: set[str] = set()
         # Steps that have begun and have no outcome: an attempt after the first needs the command again.
         self.open_steps: dict[str, RunStep] = {}
-        # What was given up though the program did not: right only where the end of whoever asked for it follows.
+        # Cancellations recorded without a CancelOp; valid only if the enclosing run or child ends next.
         self._given_up: list[StepFailed | WaitResolved] = []
 
     def fold(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> None:
@@ -174,16 +174,16 @@ class Replay:
         elif isinstance(event, StateSet):
             self._match(event)
         elif isinstance(event, ValueRecorded) and event.kind == "lock":
-            # The owner's word, not an answer to a wish: the run has its lock again, under a new token.
+            # The owner's event, not a wish: the run has its lock again, under a new token.
             self._advance(event, at)
         elif isinstance(event, ValueRecorded) and event.kind == PATCH:
-            # Known beforehand: code that no longer asks for it goes the way it marks all the same.
+            # Patch marks are read before replay; code that dropped `patched()` still takes the new branch.
             self.wishes.pop(event.op, None)
         elif isinstance(event, ValueRecorded):
             self._match(event)
             self._advance(event, at)
         elif isinstance(event, RunClaimed):
-            # The body begins with the first claim; later claims are no business of the program.
+            # The body begins with the first claim; the program does not see later ones.
             if event.epoch == 1:
                 self._take(self.execution.advance(event, at), "", self._rules, at)
         elif isinstance(event, RunStarted):
@@ -230,14 +230,14 @@ class Replay:
         return self._family.programs.find(child.program, child.version)
 
     def close(self) -> None:
-        """Let go of the program, and of its children."""
+        """Close the program, and its children."""
         self._close_children("")
         self.execution.close()
 
-    # --- the program hears of it ----------------------------------------------------------------------------------
+    # --- the program advances -------------------------------------------------------------------------------------
 
     def _advance(self, event: OfOp, at: float, decoded: Any = UNDECODED) -> None:
-        """Tell whoever asked for an op what came of it."""
+        """Advance the program, or the child, that asked for an op with its outcome."""
         path = self.state.child_of(event.op) if self._children else ""
         if path:
             child, rules = self._children[path]
@@ -267,10 +267,10 @@ class Replay:
             wishes[command.op] = command
 
     def _give_up(self, command: Command, at: float) -> None:
-        # Wished for and given up in one breath: neither ever happened.
+        # Wished for and given up in the same round: neither is ever recorded.
         wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
         if type(wished) is StartChild and not wished.detached:
-            # Whoever waits for a child waits for its end.
+            # What awaits a child waits for its end.
             self._advance(ChildFinished(command.op, RunStatus.CANCELLED), at)
         elif wished is None and command.op in self.state.ops:
             self.wishes[CancelKey(command.op)] = command
@@ -349,7 +349,7 @@ class Replay:
         del self.wishes[event.op]
 
     def _check_given_up(self, event: AnyEvent, at: float) -> None:
-        """Whether what was given up ends with whoever asked for it; else it was the program that gave it up."""
+        """Check that the end of the run or child follows the cancellations that were recorded without a CancelOp."""
         if isinstance(event, RunFinished):
             self._given_up.clear()
             return
@@ -357,11 +357,11 @@ class Replay:
             self._given_up = [one for one in self._given_up if not one.op.startswith(event.op + "/")]
             return
         if isinstance(event, StepFailed | WaitResolved):
-            return  # others are given up with it, before that end
+            return  # more of them, before that end
         given_up, self._given_up = self._given_up, []
         if not isinstance(event, RunClaimed):
             self._diverge(given_up_op(given_up[0]))
-        # The end was not written with it: whoever takes over tells the program.
+        # The end was not written with them: after a takeover the program gets them as outcomes.
         for one in given_up:
             self._advance(one, at)
 

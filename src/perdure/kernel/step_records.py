@@ -1,4 +1,4 @@
-"""The steps of a run, told from its journal."""
+"""The steps of a run, read from its journal."""
 
 from __future__ import annotations
 

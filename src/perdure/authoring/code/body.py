@@ -152,7 +152,7 @@ class Body:
         self._encode_input = encode_input
         self.run_id = run_id
         self._version, self._past = version, past
-        # Which of its patches the body has asked about, and what it was told: the same for as long as it lives.
+        # What `patched()` has returned, by patch: the same for as long as the body lives.
         self._patches: dict[str, bool] = {}
         self.codec = codec
         self._make = make
@@ -247,7 +247,7 @@ class Body:
             self._resolve_with(event.op, None)
 
     def close(self) -> None:
-        """Let go of the coroutines; nothing of them runs any more but their own clean-up."""
+        """Close the coroutines; nothing of them runs any more but their own clean-up."""
         self.loop.shut()
         self._futures.clear()
         self._timers.clear()
@@ -474,7 +474,7 @@ class Body:
         return future
 
     def wait(self, wait: Wait, deadline: float | None, **question: Any) -> OpFuture:
-        """Wish to be told when a signal or an answer has come."""
+        """Wish for a signal or an answer."""
         if self.loop.closing:
             return self._refuse()
         op = self.loop.scope().path(wait.name)
@@ -502,7 +502,7 @@ class Body:
             held = BodyLock(key, op, scope, await future)
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._unlock(op)  # it came in the very moment that nobody wanted it any more
+                self._unlock(op)  # it was acquired just as the wait was cancelled
             raise
         self.locks[op] = held
         return held
@@ -589,7 +589,7 @@ class Body:
 
     def check_size(self, op: str, what: str, size: int) -> None:
         """Raise PayloadTooLarge for a value that the journal does not take."""
-        # What it took once it takes again: the limits may be others by now.
+        # A value that the journal holds already is within the limits, whatever they are by now.
         if size > self.codec.limit and not self._past.took(op):
             raise PayloadTooLarge(what, size, self.codec.limit)
 
@@ -628,7 +628,7 @@ class Body:
 
     @property
     def patches(self) -> dict[str, bool]:
-        """What the body was told of the patches that it asked about, for its steps to ask."""
+        """What `patched()` has returned, for steps of the body."""
         return self._patches
 
     def run_context(self) -> RunContext:
@@ -640,7 +640,7 @@ class Body:
         return found if found.version else msgspec.structs.replace(found, version=self._version)
 
     def cancel_op(self, op: str) -> None:
-        """Give an op up: nobody in the body waits for it any more."""
+        """Give an op up: the body no longer waits for it."""
         if self._futures.pop(op, None) is None and self._timers.pop(op, None) is None:
             return
         if not self.loop.closing:
@@ -668,7 +668,7 @@ class Body:
     def _refuse(self) -> OpFuture:
         """What an op gives a body that is leaving memory: an exception, or nothing to go on with.
 
-        A body that swallows whatever it is given would ask for ever; it gets a future that nobody resolves, and stays.
+        A body that swallows every exception would ask for ever; it gets a future that is never resolved, and stays.
         """
         self._refusals += 1
         if self._refusals <= 10:
@@ -680,7 +680,7 @@ class Body:
         return (task.source if type(task) is BodyTask else "") or user_line(inspect.currentframe())
 
 
-# What each event does to the body; the others are none of its business.
+# What each event does to the body; it does not see the others.
 _APPLY: dict[type[Any], Callable[[Body, Any, Any], None]] = {
     RunClaimed: Body._apply_run_claimed,
     StepSucceeded: Body._apply_step_succeeded,

@@ -1,4 +1,4 @@
-"""Runs that a workflow begins: awaited, side by side, or let go; and the next incarnation of its own."""
+"""Runs that a workflow begins: awaited, side by side, or detached; and the next incarnation of its own."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def child(
 ) -> Coroutine[object, Never, Any]:
     """Begin a child run, with an id of its own if you like; awaiting it gives what it returns.
 
-    It lives in the journal of this run, ends with it, and is asked to end when nobody waits for it any more. With
+    It lives in the journal of this run, ends with it, and is asked to end when its awaiter is cancelled. With
     `detached=True` it is a run of its own, which goes its own way; awaiting it gives its run_id once it has begun, and
     it takes the options of `start`.
     """
@@ -111,7 +111,7 @@ def child(
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
     """End this run here, and go on as a new incarnation under the same id, with these arguments and an empty journal.
 
-    For workflows without an end. Signals that nobody has taken go along.
+    For workflows without an end. Signals that no wait has taken go along.
     """
     body = require_body("continue_as()")
     if len(args) == 1 and isinstance(args[0], Invocation) and not kwargs:

@@ -1,6 +1,6 @@
 """An asyncio event loop without I/O: what a workflow body runs on.
 
-It runs what is ready and returns. Time stands still between two events of the journal; timers are durable waits; tasks
+It runs what is ready and returns. Time does not move between two events of the journal; timers are durable waits; tasks
 are numbered in the order they are created, so that sets of them iterate the same way on every replay. Everything a body
 could suspend on besides that raises NotDurable.
 """
@@ -70,7 +70,7 @@ class OpFuture(asyncio.Future[Any]):
 
     _number: int
     _op: str | None = None
-    # Where it was called, and whether something has awaited it, as far as can be told without work on every await:
+    # Where it was called, and whether something has awaited it, as far as is known without work on every await:
     # what awaits it now is among its callbacks, and what did so in vain has taken its callback back.
     site: Site = ("", None, False, False)
     awaited = False
@@ -112,7 +112,7 @@ class ChildFuture(OpFuture):
         return True
 
     def ended(self, value: Any, error: BaseException | None) -> None:
-        """The child has ended. Whoever asked it to end gets what they asked for, whatever it came to."""
+        """The child has ended. What cancelled it gets CancelledError, whatever the child returned."""
         self._op = None
         if self.done():
             return
@@ -363,7 +363,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
     ) -> BodyTask:
         if self.closing:
             if isinstance(coro, Coroutine):
-                coro.close()  # or Python would complain that nobody awaited it
+                coro.close()  # or Python would warn that it was never awaited
             raise Closing
         if _called_from(_AS_COMPLETED):
             what = "asyncio.as_completed over coroutines, which starts them in no fixed order (pass it tasks instead),"
@@ -414,7 +414,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         return self.closing
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Exceptions that nobody asked for have no effect, on the first execution as on a replay."""
+        """Exceptions that are never retrieved have no effect, on the first execution as on a replay."""
 
 
 class Closing(BaseException):
@@ -495,7 +495,7 @@ class Guard(Coroutine[Any, Any, Any]):
 def _close(coro: Coroutine[Any, Any, Any]) -> None:
     """Close a coroutine wherever it stands, also where it awaits on its way out."""
     with warnings.catch_warnings():
-        # `finally: await gather(a(), b())` makes coroutines that get no further: nobody need hear that.
+        # `finally: await gather(a(), b())` makes coroutines that get no further: no warning is due.
         warnings.simplefilter("ignore", RuntimeWarning)
         for _ in range(100):
             try:
@@ -512,7 +512,7 @@ def _keep_for_ever(coro: Coroutine[Any, Any, Any]) -> None:
     """Leave a coroutine that will not be closed where it stands.
 
     One that swallows even GeneratorExit would be closed again by the garbage collector, outside of any loop that could
-    stop it, and would never let go of the process. What it holds is lost; it is a fault in the workflow.
+    stop it, and would never return. What it holds is lost; it is a fault in the workflow.
     """
     if getattr(coro, "cr_frame", None) is not None:
         import ctypes

@@ -54,7 +54,7 @@ class Saga:
         # Other exceptions end the body on purpose, or take it out of memory: nothing has gone wrong.
         if error is None or not self._undo or not is_any_of(error, (Exception, asyncio.CancelledError)):
             return
-        # In a task of its own, which nobody cancels: giving up half-way would leave half of it done.
+        # In a task of its own, which is never cancelled: giving up half-way would leave half of it done.
         task = asyncio.get_running_loop().create_task(compensate(self._undo))
         cancelled: asyncio.CancelledError | None = None
         while not task.done():
@@ -78,7 +78,7 @@ def saga() -> Saga:
         await ship(order)              # when this fails, refund(payment) is called, durably
 
     Compensations run in reverse, on any exception and when the run is cancelled; the exception goes on afterwards. One
-    that fails does not keep the others from running: CompensationFailed tells of all that did.
+    that fails does not keep the others from running: CompensationFailed names all that did.
     """
     return Saga()
 
@@ -110,7 +110,7 @@ async def compensate(undo: Sequence[_Compensation]) -> list[tuple[str, Exception
             await compensation.run()
         except Exception as error:
             failures.append((compensation.name, error))
-        except asyncio.CancelledError as error:  # nobody cancels this task: it was cancelled from within
+        except asyncio.CancelledError as error:  # this task is never cancelled from outside
             failures.append((compensation.name, PerdureError(f"CancelledError: {error}")))
     return failures
 

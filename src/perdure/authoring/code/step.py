@@ -168,7 +168,7 @@ def step(
     `heartbeat`: give an attempt up that does not call `step_context().heartbeat()` or emit anything for so long.
     `stream`: when the chunks that it emits or yields are written: "immediate", "on_complete" or `batched(20, 0.5)`;
     left out, as `Engine(stream=...)` says.
-    `queue`: have it executed by whoever takes it from that queue: an engine that was given it as one of its `steps`.
+    `queue`: have it executed by an engine that takes it from that queue, one that was given it as one of its `steps`.
     `record_inputs`: keep its arguments in the journal, for `steps(id)` to show where the code is not at hand.
     """
     mode = None if stream is None else stream_mode(stream)

@@ -27,8 +27,8 @@ async def wait_signal(name: str, timeout: float | timedelta | None = None, *, ty
 def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any = None) -> Coroutine[Any, Any, Any]:
     """Wait for a signal of this name, and return what it carries. Signals that came before are taken in their order.
 
-    Raises SignalTimeout, which is a TimeoutError, when none comes in time. Whoever sends one that is not of `type` is
-    told so while the run waits; one that had come before, and is not, raises NotDecodable here.
+    Raises SignalTimeout, which is a TimeoutError, when none comes in time. The sender of one that is not of `type` gets
+    SignalRejected while the run waits; one that had come before, and is not, raises NotDecodable here.
     """
     return to_await(_wait_signal(name, timeout, type), sys._getframe(1), "wait_signal(...)")
 
@@ -119,8 +119,8 @@ def approval(
 ) -> Coroutine[Any, Any, Any]:
     """Ask a person, and return the answer. `request` is what they are shown, `schema` the type of the answer.
 
-    `approvers` may answer, anyone if there are none; `escalate=(after, people)` lets others answer too after a while.
-    Raises SignalTimeout when no answer comes in time, and ApprovalRejected when somebody says no.
+    `approvers` may answer, anyone if there are none; `escalate=(after, people)` lets more people answer after a while.
+    Raises SignalTimeout when no answer comes in time, and ApprovalRejected when a person rejects it.
     """
     asked = _approval(name, request, schema, timeout, approvers, escalate)
     return to_await(asked, sys._getframe(1), "approval(...)")
