@@ -113,7 +113,7 @@ async def test_an_engine_sets_no_store_up_where_it_may_not(url: str) -> None:
 
 async def test_settings_of_the_session_in_the_url_go_before_ours(postgres_url: str) -> None:
     async with opened(f"{postgres_url}?application_name=shop&jit=on") as store:
-        rows = await store._database.ask("select current_setting('application_name'), current_setting('jit')")
+        rows = await store._database.query("select current_setting('application_name'), current_setting('jit')")
         assert [tuple(row) for row in rows] == [("shop", "on")]
 
 

@@ -24,7 +24,7 @@ async def plan_of(store: SqliteStore, filter: RunFilter, monkeypatch: pytest.Mon
         patch.setattr(store._database, "read", read)
         await store.runs.list(filter)
     [(sql, bindings)] = asked
-    return [str(row[-1]) for row in store._database.ask("explain query plan " + sql, bindings)]
+    return [str(row[-1]) for row in store._database.query("explain query plan " + sql, bindings)]
 
 
 @pytest.mark.parametrize(

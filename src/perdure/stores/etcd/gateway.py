@@ -71,7 +71,7 @@ class Gateway:
         for _ in range(3):
             token = await self._enter()
             try:
-                found, again = await self._ask(path, body, token)
+                found, again = await self._call_members(path, body, token)
                 return Reply(found, repeated or again)
             except Refused as error:
                 # A token lives for some minutes, and ends when etcd is restarted or its users are changed.
@@ -126,7 +126,7 @@ class Gateway:
             if not self._token:
                 who = {"name": self.address.user, "password": self.address.password}
                 try:
-                    found, _ = await self._ask("auth/authenticate", who, "")
+                    found, _ = await self._call_members("auth/authenticate", who, "")
                 except Refused as error:
                     if "not enabled" in error.message:
                         reason = "it has no authentication; leave user and password out of the URL"
@@ -141,7 +141,7 @@ class Gateway:
 
     # --- one member after the other -------------------------------------------------------------------------------
 
-    async def _ask(self, path: str, body: dict[str, Any], token: str) -> tuple[dict[str, Any], bool]:
+    async def _call_members(self, path: str, body: dict[str, Any], token: str) -> tuple[dict[str, Any], bool]:
         tried: dict[str, str] = {}
         begun = False
         left = len(self._base) + 1

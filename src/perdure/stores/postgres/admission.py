@@ -58,7 +58,7 @@ async def admit(connection: Connection, fill: Callable[[str], str], prepared: Se
     if not begins:
         return {}
     count = await _count(connection, fill, begins)
-    return {row.run_id: full for queue, row in begins if (full := count.take(queue, row)) is not None}
+    return {row.run_id: full for queue, row in begins if (full := count.admit(queue, row)) is not None}
 
 
 class _Count:
@@ -69,7 +69,7 @@ class _Count:
         self.of_key: dict[tuple[str, str], int] = {}
         self.starts: dict[str, list[float]] = {}
 
-    def take(self, queue: Queue, row: RunRow) -> Full | None:
+    def admit(self, queue: Queue, row: RunRow) -> Full | None:
         """Count a run that begins, or return why it may not."""
         key = (row.queue, row.queue_key)
         if queue.concurrency is not None and self.running.get(row.queue, 0) >= queue.concurrency:

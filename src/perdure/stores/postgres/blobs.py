@@ -23,12 +23,12 @@ class PostgresBlobs:
     async def put(self, data: bytes) -> str:
         """Store the bytes durably and return their id."""
         id = blob_id(data)
-        await self._database.ask(_PUT, id, data)
+        await self._database.query(_PUT, id, data)
         return id
 
     async def get(self, blob_id_: str) -> bytes | None:
         """The bytes, or None. Raises Corrupt when they are not what was put."""
-        rows = await self._database.ask(_GET, blob_id_)
+        rows = await self._database.query(_GET, blob_id_)
         if not rows:
             return None
         data: bytes = rows[0][0]

@@ -208,15 +208,15 @@ class Database:
 
     # --- small questions and answers ------------------------------------------------------------------------------
 
-    async def ask(self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS) -> list[Row]:
+    async def query(self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS) -> list[Row]:
         """Run an idempotent statement, over any free connection, and retry it when the connection ends."""
-        rows, _ = await self.insist(sql, *arguments, patience=patience)
+        rows, _ = await self.query_reporting(sql, *arguments, patience=patience)
         return rows
 
-    async def insist(
+    async def query_reporting(
         self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS, by: Connection | None = None
     ) -> tuple[list[Row], bool]:
-        """As `ask`; also returns whether an earlier try may have taken effect before the one that was answered."""
+        """As `query`; also returns whether an earlier try may have taken effect before the one that was answered."""
         deadline = time.monotonic() + patience
         pause, again, collisions = FIRST_PAUSE, False, 0
         # Even if the first answer took all the time there was, try one new connection.
@@ -279,7 +279,7 @@ class Database:
                     else:
                         self._idle.append(connection)
 
-    async def several(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def retry_transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run an idempotent transaction, over any free connection, and retry it when the connection ends."""
         chance = True
         for _ in range(COLLISIONS):

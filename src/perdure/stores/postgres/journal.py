@@ -335,7 +335,7 @@ class PostgresJournal:
     async def _landed(self, prepared: list[Prepared]) -> bool:
         """Whether an earlier try was written, now that the server refuses this one."""
         wanted = by_column(((one.events[-1][0], one.events[-1][1]) for one in prepared), 2)
-        rows = await self._database.ask(_ENTRIES, *wanted)
+        rows = await self._database.query(_ENTRIES, *wanted)
         ours = {(one.events[-1][0], *one.events[-1][1:2], *one.events[-1][3:]) for one in prepared}
         return any(tuple(row) in ours for row in rows)
 
@@ -347,7 +347,7 @@ class PostgresJournal:
         entries = by_column((entry[1:] for entry in one.events), 4)
         database = self._database
         more = (database.channel, database.notifications.for_work(), [blob for blob, _ in one.uses])
-        rows, again = await database.insist(
+        rows, again = await database.query_reporting(
             _REWRITE, run_id, expected_next, one.next_seq, one.at, one.size, *entries, *more
         )
         if rows:
@@ -360,7 +360,7 @@ class PostgresJournal:
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
-        rows = await self._database.ask(_READ, run_id, start, limit)
+        rows = await self._database.query(_READ, run_id, start, limit)
         return cut(
             batches_of(run_id, ((*row[:3], row[3].encode(), row[4]) for row in rows), start, limit is None),
             start,
@@ -372,7 +372,7 @@ class PostgresJournal:
         journals: dict[str, list[Batch] | Exception] = {}
         if not run_ids:
             return journals
-        rows = await self._database.ask(_READ_MANY, list(run_ids))
+        rows = await self._database.query(_READ_MANY, list(run_ids))
         for run_id, found in groupby(rows, key=itemgetter(0)):
             try:
                 entries = ((*row[1:4], row[4].encode(), row[5]) for row in found)
@@ -384,10 +384,10 @@ class PostgresJournal:
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
         """The next number of each of these journals that exists."""
         self._database.notifications.follow(run_ids)
-        rows = await self._database.ask(_HEADS, list(run_ids))
+        rows = await self._database.query(_HEADS, list(run_ids))
         return dict(rows)
 
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends."""
-        rows = await self._database.ask(_HEAD, run_id)
+        rows = await self._database.query(_HEAD, run_id)
         return Head(*rows[0]) if rows else None

@@ -70,18 +70,18 @@ class PostgresLeases:
         """Take a lease that is free, expired, or already yours."""
         if abs(now - self._swept) >= SWEEP_SECONDS:
             self._swept = now
-            await self._ask(_SWEEP, now)
+            await self._query(_SWEEP, now)
         while True:
-            if rows := await self._ask(_ACQUIRE, key, owner, now, ttl):
+            if rows := await self._query(_ACQUIRE, key, owner, now, ttl):
                 if key.startswith(ORCHESTRATOR):
                     self._database.names_held.add(orchestrator_name(key))
                     # Notify the others of a new orchestrator, so that they miss it even if it dies before its first
                     # heartbeat.
                     notifications = self._database.notifications
                     beat = f"{notifications.for_heartbeat()}{key} {ttl!r}"
-                    await self._ask(_NOTIFY_BOTH, self._database.channel, notifications.for_work(), beat)
+                    await self._query(_NOTIFY_BOTH, self._database.channel, notifications.for_work(), beat)
                 return Acquired(owner, *rows[0])
-            if rows := await self._ask(_HOLDER, key):
+            if rows := await self._query(_HOLDER, key):
                 holder, expires = rows[0]
                 if holder not in ("", owner) and expires > now:
                     return HeldBy(holder, expires)
@@ -95,7 +95,7 @@ class PostgresLeases:
         beat = all(one.key.startswith(ORCHESTRATOR) for one in renewals)
         told = (self._database.channel, self._database.notifications.for_heartbeat()) if beat else ()
         # Over the listening connection: if that is dead, this notices it.
-        rows, _ = await self._database.insist(
+        rows, _ = await self._database.query_reporting(
             _BEAT if beat else _RENEW_ALL, *wishes, now, *told, patience=PATIENCE_SECONDS, by=self._database.listener
         )
         renewed = {row[0] for row in rows}
@@ -109,36 +109,36 @@ class PostgresLeases:
         if rows:
             notifications.changed()
             return
-        holder = await self._ask(_HOLDER, key)
+        holder = await self._query(_HOLDER, key)
         if again and holder and not holder[0][0]:
             return  # released by the try whose reply was lost
         raise NotOwner(key, owner, (holder[0][0] or None) if holder else None)
 
     async def release_all(self, owner: str) -> int:
         """Release every lease of `owner`."""
-        rows = await self._ask(_RELEASE_ALL, owner)
+        rows = await self._query(_RELEASE_ALL, owner)
         if rows:
             notifications = self._database.notifications
             notifications.changed()
-            await self._ask(_NOTIFY, self._database.channel, notifications.for_leases([key for (key,) in rows]))
+            await self._query(_NOTIFY, self._database.channel, notifications.for_leases([key for (key,) in rows]))
         return len(rows)
 
     async def get(self, key: str, now: float) -> Lease | None:
         """The lease in force, or None."""
-        rows = await self._ask(_GET, key, now)
+        rows = await self._query(_GET, key, now)
         return Lease(*rows[0]) if rows else None
 
     async def live(self, prefix: str, now: float) -> Sequence[Lease]:
         """The leases in force whose key begins with `prefix`."""
-        return [Lease(*row) for row in await self._ask(_LIVE, now, prefix)]
+        return [Lease(*row) for row in await self._query(_LIVE, now, prefix)]
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` whose lease was released, or not renewed in time."""
         return self._database.notifications.ended_leases(prefix)
 
-    async def _ask(self, sql: str, *arguments: object) -> list[Row]:
+    async def _query(self, sql: str, *arguments: object) -> list[Row]:
         rows, _ = await self._insist(sql, *arguments)
         return rows
 
     async def _insist(self, sql: str, *arguments: object) -> tuple[list[Row], bool]:
-        return await self._database.insist(sql, *arguments, patience=PATIENCE_SECONDS)
+        return await self._database.query_reporting(sql, *arguments, patience=PATIENCE_SECONDS)

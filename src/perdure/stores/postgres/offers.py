@@ -82,7 +82,7 @@ class Offers:
         self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str], queues: list[str] | None
     ) -> Sequence[Due]:
         """Due runs, without those that were just offered to another store."""
-        rows = await self._ask(_DUE, now, list(programs), list(skip), queues, limit)
+        rows = await self._query(_DUE, now, list(programs), list(skip), queues, limit)
         return [Due(*row[:5]) for row in rows if row[0] is not None]
 
     async def owned(
@@ -90,17 +90,17 @@ class Offers:
     ) -> Sequence[str]:
         """Runs of these owners, without those that were just offered to another store."""
         own = list(self._database.names_held)
-        rows = await self._ask(_OWNED, list(owners), status.value, list(programs), queues, limit, more=(own,))
+        rows = await self._query(_OWNED, list(owners), status.value, list(programs), queues, limit, more=(own,))
         return [row[0] for row in rows if row[0] is not None]
 
-    async def _ask(self, sql: str, *arguments: object, more: tuple[object, ...] = ()) -> list[Row]:
-        rows = await self._database.ask(sql, *arguments, self.taker, OFFER_SECONDS, *more)
+    async def _query(self, sql: str, *arguments: object, more: tuple[object, ...] = ()) -> list[Row]:
+        rows = await self._database.query(sql, *arguments, self.taker, OFFER_SECONDS, *more)
         if rows[0][-1]:
             self._orphans |= sql is _OWNED
             self.look_again()
         self._asked += 1
         if self._asked % 100 == 0:
-            await self._database.ask(_FORGET)
+            await self._database.query(_FORGET)
         return rows
 
     def look_again(self) -> None:

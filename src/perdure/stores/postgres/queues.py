@@ -130,13 +130,13 @@ class PostgresQueues:
     async def waiting(self, names: Sequence[str] | None) -> Sequence[Waiting]:
         """The queues that have queued runs."""
         wanted = None if names is None else list(names)
-        return [Waiting(*row) for row in await self._database.ask(WAITING, wanted)]
+        return [Waiting(*row) for row in await self._database.query(WAITING, wanted)]
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """The runs that may begin now, highest priority first and key by key; without the picks of other stores."""
         found = Picks(())
         for _ in range(TRIES):
-            rows = await self._database.ask(_HELD, queue.name, self._offers.taker)
+            rows = await self._database.query(_HELD, queue.name, self._offers.taker)
             held = Held([run_id for run_id, _ in rows], [key for _, key in rows])
             reader = await _Reader.of(self._database, queue, now, list(programs), held)
             found = await picks(reader, queue, room)
@@ -151,12 +151,12 @@ class PostgresQueues:
         return Picks((), found.until)
 
     async def _take(self, queue: Queue, run_ids: Sequence[str]) -> set[str]:
-        rows = await self._database.ask(_TAKE, queue.name, self._offers.taker, list(run_ids), OFFER_SECONDS)
+        rows = await self._database.query(_TAKE, queue.name, self._offers.taker, list(run_ids), OFFER_SECONDS)
         return {run_id for run_id, _ in rows}
 
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""
-        return [QueueStats(*row) for row in await self._database.ask(_STATS)]
+        return [QueueStats(*row) for row in await self._database.query(_STATS)]
 
 
 class _Reader:
@@ -165,7 +165,7 @@ class _Reader:
     def __init__(
         self, database: Database, queue: Queue, now: float, programs: list[str], held: Held, found: Row
     ) -> None:
-        self._ask, self._queue, self._now, self._programs, self._held = database.ask, queue, now, programs, held
+        self._query, self._queue, self._now, self._programs, self._held = database.query, queue, now, programs, held
         self._running: int = found[0]
         self._started: int = found[1]
         self._nth: float | None = found[2]
@@ -176,7 +176,7 @@ class _Reader:
     async def of(cls, database: Database, queue: Queue, now: float, programs: list[str], held: Held) -> _Reader:
         rate = queue.rate
         per, count = (rate.seconds, rate.count) if rate is not None else (0.0, 0)
-        [found] = await database.ask(_ROOM, queue.name, queue.concurrency or 0, now - per, now + per, count, now)
+        [found] = await database.query(_ROOM, queue.name, queue.concurrency or 0, now - per, now + per, count, now)
         return cls(database, queue, now, programs, held, found)
 
     async def running(self, limit: int) -> int:
@@ -187,18 +187,18 @@ class _Reader:
 
     async def next_priority(self, below: int | None) -> int | None:
         if below is not None:
-            [(self._priority,)] = await self._ask(_NEXT_PRIORITY, self._queue.name, below)
+            [(self._priority,)] = await self._query(_NEXT_PRIORITY, self._queue.name, below)
         return self._priority
 
     async def lines(self, priority: int, left: int, served: int) -> Sequence[Line]:
         name, now, programs, held = self._queue.name, self._now, self._programs, self._held
         wanted = (name, priority, self._queue.per_key, now, programs, left + served)
-        found = await self._ask(_KEYS, *wanted, held.run_ids, held.keys)
+        found = await self._query(_KEYS, *wanted, held.run_ids, held.keys)
         if len(found) - served >= left or not found:
             return [Line(key, at, [head], running) for key, at, running, head in found]
         keys = [key for key, _, _, _ in found]
         runs: dict[str, list[str]] = dict(
-            await self._ask(_LINES, name, priority, now, programs, left, keys, held.run_ids)
+            await self._query(_LINES, name, priority, now, programs, left, keys, held.run_ids)
         )
         return [Line(key, at, runs[key], running) for key, at, running, _ in found]
 

@@ -97,7 +97,7 @@ class PostgresRuns:
 
     async def get(self, run_id: str) -> RunRow | None:
         """One run, or None."""
-        rows = await self._database.ask(_GET, run_id)
+        rows = await self._database.query(_GET, run_id)
         return run_row(rows[0]) if rows else None
 
     async def find(self, id: str) -> tuple[RunRow, Head] | None:
@@ -119,7 +119,7 @@ class PostgresRuns:
 
     async def _find_all(self, wanted: dict[str, asyncio.Future[tuple[RunRow, Head] | None]]) -> None:
         try:
-            for row in await self._database.ask(_FIND, [*wanted]):
+            for row in await self._database.query(_FIND, [*wanted]):
                 found = wanted.pop(row[1])
                 try:
                     found.set_result(run_and_head(row))
@@ -143,7 +143,7 @@ class PostgresRuns:
             statement = _LIST_TREE
         elif list(filter.status) == [RunStatus.PARKED]:
             statement = _LIST_PARKED
-        rows = await self._database.ask(
+        rows = await self._database.query(
             statement,
             filter.cursor,
             [status.value for status in filter.status] if filter.status else None,
@@ -175,16 +175,16 @@ class PostgresRuns:
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
-        return [owner for (owner,) in await self._database.ask(OWNERS)]
+        return [owner for (owner,) in await self._database.query(OWNERS)]
 
     async def programs(self) -> Sequence[str]:
         """The names of the programs of all runs that are not finished."""
-        return [program for (program,) in await self._database.ask(PROGRAMS)]
+        return [program for (program,) in await self._database.query(PROGRAMS)]
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""
         self._database.notifications.follow(run_ids)
-        return [run_row_or_damage(row) for row in await self._database.ask(_FINISHED, list(run_ids))]
+        return [run_row_or_damage(row) for row in await self._database.query(_FINISHED, list(run_ids))]
 
 
 class PostgresTimers:
@@ -205,19 +205,19 @@ class PostgresTimers:
         if skip:
             # Other orchestrators are alive, and find the same runs.
             return await self._offers.due(now, limit, programs, skip, _list(queues))
-        rows = await self._database.ask(_DUE, now, list(programs), list(skip), _list(queues), limit)
+        rows = await self._database.query(_DUE, now, list(programs), list(skip), _list(queues), limit)
         return [Due(*row) for row in rows]
 
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """The next due moment, and the queues with queued runs."""
-        rows = await self._database.ask(_AHEAD, list(programs), list(skip), _list(queues))
+        rows = await self._database.query(_AHEAD, list(programs), list(skip), _list(queues))
         found: dict[str | None, Any] = dict(rows)
         waiting = [Waiting(name, first) for name, first in found.items() if name is not None]
         return Ahead(found[None], waiting)
 
     async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
         """Runs of these programs whose deadline has passed, and the next deadline."""
-        rows = await self._database.ask(_LATE, now, list(programs), list(skip), limit)
+        rows = await self._database.query(_LATE, now, list(programs), list(skip), limit)
         found = sorted((deadline, run_id) for run_id, deadline in rows if run_id is not None)
         ahead = next(deadline for run_id, deadline in rows if run_id is None)
         return Late([run_id for _, run_id in found], ahead)

@@ -90,31 +90,31 @@ class PostgresUpkeep:
 
     async def loads(self) -> Sequence[Load]:
         """How many unfinished root runs each owner has."""
-        return [Load(*row) for row in await self._database.ask(_LOADS)]
+        return [Load(*row) for row in await self._database.query(_LOADS)]
 
     async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
         """Root runs of these statuses that ended before that moment, by run_id."""
-        rows = await self._database.ask(_ENDED, before, [status.value for status in statuses], after, limit)
+        rows = await self._database.query(_ENDED, before, [status.value for status in statuses], after, limit)
         return [
             Ended(run_id, id, program, RunStatus(status), at, size) for run_id, id, program, status, at, size in rows
         ]
 
     async def remove(self, run_ids: Sequence[str]) -> Sequence[str]:
         """Remove runs that have ended, with everything that belongs to them."""
-        return [run_id for (run_id,) in await self._database.ask(_REMOVE, list(run_ids))]
+        return [run_id for (run_id,) in await self._database.query(_REMOVE, list(run_ids))]
 
     async def collect(self, age: float, limit: int, *, dry_run: bool = False) -> Collected:
         """Remove blobs that no journal refers to and that were last put over `age` seconds ago."""
-        found = await self._database.ask(_UNUSED if dry_run else _COLLECT, age, limit)
+        found = await self._database.query(_UNUSED if dry_run else _COLLECT, age, limit)
         return Collected(len(found), sum(size for _, size in found))
 
     async def keep(self, blob_id: str) -> None:
         """Never collect this blob."""
-        await self._database.ask(_KEEP, blob_id)
+        await self._database.query(_KEEP, blob_id)
 
     async def journals(self, after: str, limit: int) -> Sequence[str]:
         """The run_ids of all journals, in order."""
-        return [run_id for (run_id,) in await self._database.ask(_JOURNALS, after, limit)]
+        return [run_id for (run_id,) in await self._database.query(_JOURNALS, after, limit)]
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
         """Replace the rows of a journal's run and its children."""
@@ -133,4 +133,4 @@ class PostgresUpkeep:
                 raise Corrupt(f"the row of run_id {run_id}", f"another run has its id: {error}", run_id) from error
             return True
 
-        return await self._database.several(replace)
+        return await self._database.retry_transaction(replace)

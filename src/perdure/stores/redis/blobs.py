@@ -27,7 +27,7 @@ class RedisBlobs:
 
     async def get(self, blob_id_: str) -> bytes | None:
         """The bytes, or None. Raises Corrupt when they are not what was put."""
-        data: bytes | None = await self._server.ask("HGET", f"{self._server.address.prefix}blob:{blob_id_}", "d")
+        data: bytes | None = await self._server.query("HGET", f"{self._server.address.prefix}blob:{blob_id_}", "d")
         if data is not None and blob_id(data) != blob_id_:
             raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
         return data

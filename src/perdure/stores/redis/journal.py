@@ -124,7 +124,7 @@ class RedisJournal:
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends."""
         key = f"{self._server.address.prefix}head:{run_id}"
-        return head_of(await self._server.ask("HMGET", key, "n", "t", "s"))
+        return head_of(await self._server.query("HMGET", key, "n", "t", "s"))
 
 
 def _prepare(append: Append, texts: Texts) -> tuple[Any, ...]:

@@ -61,7 +61,7 @@ class RedisLeases:
 
     async def get(self, key: str, now: float) -> Lease | None:
         """The lease in force, or None."""
-        text = await self._server.ask("HGET", f"{self._server.address.prefix}leases", key)
+        text = await self._server.query("HGET", f"{self._server.address.prefix}leases", key)
         if text is None:
             return None
         epoch, expires, owner = text.decode().split(" ", 2)

@@ -65,7 +65,7 @@ class Notifications:
     async def poll(self) -> None:
         """Read the counter. A lower number than before means that the server has lost data."""
         before = self._count
-        answer = await self._server.ask("HGET", f"{self._server.address.prefix}meta", "commits")
+        answer = await self._server.query("HGET", f"{self._server.address.prefix}meta", "commits")
         commits = int(answer or 0)
         if commits < before:
             self._count, self._losses = commits, self._losses + 1
@@ -121,7 +121,7 @@ class Notifications:
         commits, ended, beat = (self._server.channel + name for name in (b"commits", b"ended", b"beat"))
         connection = await self._server.connect()
         try:
-            self._server.tell("SUBSCRIBE")
+            self._server.traced("SUBSCRIBE")
             await connection.send_command("SUBSCRIBE", commits, ended, beat, check_health=False)
             for _ in range(3):
                 async with asyncio.timeout(self._server.address.timeout):

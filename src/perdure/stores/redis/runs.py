@@ -34,7 +34,7 @@ class RedisRuns:
 
     async def get(self, run_id: str) -> RunRow | None:
         """One run, or None."""
-        text = await self._server.ask("GET", self._key(f"row:{run_id}"))
+        text = await self._server.query("GET", self._key(f"row:{run_id}"))
         return unpack(run_id, text) if text is not None else None
 
     async def find(self, id: str) -> tuple[RunRow, Head] | None:
@@ -85,12 +85,12 @@ class RedisRuns:
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
-        fields = await self._server.ask("HKEYS", self._key("loads"))
+        fields = await self._server.query("HKEYS", self._key("loads"))
         return sorted({owner.decode() for _, owner in (field.split(b"\0", 1) for field in fields) if owner})
 
     async def programs(self) -> Sequence[str]:
         """The names of the programs of all runs that are not finished."""
-        return sorted(name.decode() for name in await self._server.ask("HKEYS", self._key("programs")))
+        return sorted(name.decode() for name in await self._server.query("HKEYS", self._key("programs")))
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""

@@ -138,7 +138,7 @@ class Server:
             "protocol": 2,
         }
         connection = SSLConnection(**options, **address.tls_options) if address.tls else Connection(**options)
-        self.tell("CONNECT")
+        self.traced("CONNECT")
         try:
             async with asyncio.timeout(address.timeout):
                 await connection.connect()  # type: ignore[no-untyped-call]
@@ -167,7 +167,7 @@ class Server:
             if self._look is None:
                 self._look = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._looked)
             try:
-                self.tell(label or str(command[0]))
+                self.traced(label or str(command[0]))
                 async with asyncio.timeout(self.address.timeout):
                     await connection.send_command(*command, check_health=False)
                     answer = await connection.read_response()
@@ -269,7 +269,7 @@ class Server:
         except LostReply as lost:
             raise self.unreachable(lost) from lost
 
-    async def ask(self, *command: bytes | str | int) -> Any:
+    async def query(self, *command: bytes | str | int) -> Any:
         """Send a command that only reads."""
         try:
             try:
@@ -285,7 +285,7 @@ class Server:
         for connection in connections:
             await connection.disconnect(nowait=True)
 
-    def tell(self, command: str) -> None:
+    def traced(self, command: str) -> None:
         """Report a command to the tracer."""
         if self.callback is not None:
             self.callback(command)

@@ -46,12 +46,12 @@ class Setup(msgspec.Struct, frozen=True):
 
 async def read_setup(server: Server) -> Setup:
     """Read the settings of a server."""
-    told = _fields(await server.ask("INFO", "everything"))
+    told = _fields(await server.query("INFO", "everything"))
     fsync = saves = ""
     try:
-        answer = await server.ask("CONFIG", "GET", "appendfsync")
+        answer = await server.query("CONFIG", "GET", "appendfsync")
         fsync = answer[1].decode() if answer else ""
-        answer = await server.ask("CONFIG", "GET", "save")
+        answer = await server.query("CONFIG", "GET", "save")
         saves = answer[1].decode() if answer else ""
     except StoreUnavailable:
         pass  # hosted servers hide their settings: assume the least

@@ -24,7 +24,7 @@ class RedisUpkeep:
 
     async def loads(self) -> Sequence[Load]:
         """How many unfinished root runs each owner has, by name; None comes first."""
-        told = await self._server.ask("HGETALL", f"{self._server.address.prefix}loads")
+        told = await self._server.query("HGETALL", f"{self._server.address.prefix}loads")
         counts: dict[str, list[int]] = {}
         for place, count in zip(told[::2], told[1::2], strict=True):
             status, _, owner = place.decode().partition("\0")
@@ -69,7 +69,7 @@ class RedisUpkeep:
     async def journals(self, after: str, limit: int) -> Sequence[str]:
         """The run_ids of all journals, in order."""
         key = f"{self._server.address.prefix}journals"
-        found = await self._server.ask("ZRANGEBYLEX", key, f"({after}", "+", "LIMIT", 0, limit)
+        found = await self._server.query("ZRANGEBYLEX", key, f"({after}", "+", "LIMIT", 0, limit)
         return [run_id.decode() for run_id in found]
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:

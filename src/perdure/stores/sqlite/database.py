@@ -427,7 +427,7 @@ class Database:
                 )
             held.use_log(self._connect())
 
-    def ask(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
+    def query(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """Run a small query on the loop: a few rows by index."""
         if self._reader is None:
             raise StoreUnavailable(self.url, "it is closed")
@@ -437,7 +437,7 @@ class Database:
             return self._reader.execute(sql, bindings).fetchall()
         except (apsw.Error, UnicodeDecodeError) as error:
             if self._moved():
-                return self.ask(sql, bindings)
+                return self.query(sql, bindings)
             self._reraise(error)
 
     async def read(self, sql: str, bindings: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:

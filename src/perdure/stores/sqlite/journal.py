@@ -127,18 +127,18 @@ class SqlJournal:
 
     async def _rows(self, sql: str, bindings: tuple[Any, ...], journals: int) -> list[tuple[Any, ...]]:
         """Read small journals on the loop: handing the query to a thread takes longer, at times far longer."""
-        if journals <= FEW and (found := self._database.ask(sql, (*bindings, SMALL))):
+        if journals <= FEW and (found := self._database.query(sql, (*bindings, SMALL))):
             return found
         return await self._database.read(sql, (*bindings, None))
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
         """The next number of each of these journals that exists."""
         wanted = as_json(run_ids)
-        return dict(self._database.ask(_HEADS, (wanted,)))
+        return dict(self._database.query(_HEADS, (wanted,)))
 
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends."""
-        rows = self._database.ask(_HEAD, (run_id,))
+        rows = self._database.query(_HEAD, (run_id,))
         return Head(*rows[0]) if rows else None
 
 

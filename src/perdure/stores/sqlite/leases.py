@@ -137,12 +137,12 @@ class SqlLeases:
 
     async def get(self, key: str, now: float) -> Lease | None:
         """The lease in force, or None."""
-        rows = self._database.ask(_GET, (key,))
+        rows = self._database.query(_GET, (key,))
         return next((lease for lease in map(_lease, rows) if self._in_force(lease, now)), None)
 
     async def live(self, prefix: str, now: float) -> Sequence[Lease]:
         """The leases in force whose key begins with `prefix`."""
-        rows = self._database.ask(_LIVE, (now, prefix))
+        rows = self._database.query(_LIVE, (now, prefix))
         return [lease for lease in map(_lease, rows) if self._in_force(lease, now)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
@@ -154,7 +154,7 @@ class SqlLeases:
             current = self._presence.version()
             if current != seen:
                 seen, before = current, known
-                rows = self._database.ask(_LIVE, (0.0, prefix))
+                rows = self._database.query(_LIVE, (0.0, prefix))
                 known = {lease.key: lease.owner for lease in map(_lease, rows) if lease.key.startswith(WITNESSED)}
                 for key in before.keys() - known.keys():
                     yield key
@@ -168,7 +168,7 @@ class SqlLeases:
         return bool(lease.owner) and lease.expires > now and not self._presence.is_dead(lease.owner)
 
     def _holder(self, key: str) -> str | None:
-        rows = self._database.ask(_GET, (key,))
+        rows = self._database.query(_GET, (key,))
         return (rows[0][1] or None) if rows else None
 
     async def _write(self, transaction: Any) -> Any:

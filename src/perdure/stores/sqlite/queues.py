@@ -101,7 +101,7 @@ class SqlQueues:
     async def waiting(self, names: Sequence[str] | None) -> Sequence[Waiting]:
         """The queues that have queued runs."""
         wanted = as_json(names)
-        return [Waiting(*row) for row in self._database.ask(_WAITING, (wanted,))]
+        return [Waiting(*row) for row in self._database.query(_WAITING, (wanted,))]
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """The runs that may begin now, highest priority first and key by key."""
@@ -116,33 +116,33 @@ class _Reader:
     """One queue at one moment, for runs of some programs."""
 
     def __init__(self, database: Database, queue: Queue, now: float, programs: Sequence[str]) -> None:
-        self._ask, self._name, self._now = database.ask, queue.name, now
+        self._query, self._name, self._now = database.query, queue.name, now
         self._wanted = {"queue": queue.name, "now": now, "per_key": queue.per_key, "programs": as_json(programs)}
 
     async def running(self, limit: int) -> int:
-        [(running,)] = self._ask(_RUNNING, (self._name, limit))
+        [(running,)] = self._query(_RUNNING, (self._name, limit))
         return int(running)
 
     async def started(self, rate: Rate) -> tuple[int, float | None]:
         window = (self._name, self._now - rate.seconds, self._now + rate.seconds)
-        [(started,)] = self._ask(_STARTED, (*window, rate.count))
-        return started, self._ask(_NTH_START, (*window, rate.count - 1))[0][0] if started >= rate.count else None
+        [(started,)] = self._query(_STARTED, (*window, rate.count))
+        return started, self._query(_NTH_START, (*window, rate.count - 1))[0][0] if started >= rate.count else None
 
     async def next_priority(self, below: int | None) -> int | None:
         bindings = {"queue": self._name, "below": ABOVE_ALL if below is None else below}
-        priority: int | None = self._ask(_NEXT_PRIORITY, bindings)[0][0]
+        priority: int | None = self._query(_NEXT_PRIORITY, bindings)[0][0]
         return priority
 
     async def lines(self, priority: int, left: int, served: int) -> Sequence[Line]:
         wanted = {**self._wanted, "priority": priority}
-        found = self._ask(_KEYS, {**wanted, "limit": left + served})
+        found = self._query(_KEYS, {**wanted, "limit": left + served})
         if len(found) - served >= left:
             return [Line(key, at, [head], running) for key, at, running, head in found]
-        runs = {key: self._ask(_LINE, {**wanted, "key": key, "limit": left}) for key, _, _, _ in found}
+        runs = {key: self._query(_LINE, {**wanted, "key": key, "limit": left}) for key, _, _, _ in found}
         return [Line(key, at, [run_id for (run_id,) in runs[key]], running) for key, at, running, _ in found]
 
     async def next_ready(self) -> float | None:
-        ready: float | None = self._ask(_NEXT_READY, (self._name, self._now))[0][0]
+        ready: float | None = self._query(_NEXT_READY, (self._name, self._now))[0][0]
         return ready
 
 

@@ -103,12 +103,12 @@ class SqlRuns:
 
     async def get(self, run_id: str) -> RunRow | None:
         """One run, or None."""
-        rows = self._database.ask(_GET, (run_id,))
+        rows = self._database.query(_GET, (run_id,))
         return run_row(rows[0]) if rows else None
 
     async def find(self, id: str) -> tuple[RunRow, Head] | None:
         """The latest incarnation under a caller's id, or None."""
-        rows = self._database.ask(_FIND, (id,))
+        rows = self._database.query(_FIND, (id,))
         return run_and_head(rows[0]) if rows else None
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
@@ -160,7 +160,7 @@ class SqlRuns:
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """Those `run_ids` that have ended or are parked; a damaged row is returned as its error."""
-        return [run_row_or_damage(row) for row in self._database.ask(_FINISHED, (as_json(run_ids),))]
+        return [run_row_or_damage(row) for row in self._database.query(_FINISHED, (as_json(run_ids),))]
 
 
 class SqlTimers:
@@ -179,18 +179,18 @@ class SqlTimers:
     ) -> Sequence[Due]:
         """Runs of these programs and queues due at `now`, earliest first."""
         bindings = (now, as_json(programs), as_json(skip), as_json(queues), limit)
-        rows = self._database.ask(_DUE, bindings)
+        rows = self._database.query(_DUE, bindings)
         return [Due(run_id, program, owner, at, bool(waiting)) for run_id, program, owner, at, waiting in rows]
 
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """The next due moment, and the queues with queued runs."""
-        rows = self._database.ask(_AHEAD, (as_json(programs), as_json(skip), as_json(queues)))
+        rows = self._database.query(_AHEAD, (as_json(programs), as_json(skip), as_json(queues)))
         found = dict(rows)
         return Ahead(found.pop(None), [Waiting(name, first) for name, first in found.items()])
 
     async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
         """Runs of these programs whose deadline has passed, and the next deadline."""
         names = as_json(programs)
-        found = self._database.ask(_LATE, (now, names, as_json(skip), limit))
-        [(ahead,)] = self._database.ask(_NEXT_DEADLINE, (now, names))
+        found = self._database.query(_LATE, (now, names, as_json(skip), limit))
+        [(ahead,)] = self._database.query(_NEXT_DEADLINE, (now, names))
         return Late([run_id for (run_id,) in found], ahead)
