@@ -125,7 +125,7 @@ class Walk(RuleBasedStateMachine):
     @rule(run_id=st.sampled_from(RUNS))
     def damage(self, run_id: str) -> None:
         legal = UNREADABLE in TRANSITIONS[self.model[run_id]]
-        self.runs.mark_unreadable(Corrupt("it", "damaged", run_id), run_id)
+        self.runs.mark_unreadable(run_id, Corrupt("it", "damaged", run_id))
         if legal:
             self.model[run_id] = UNREADABLE
             assert run_id in self.runs.unreadable

@@ -46,7 +46,6 @@ from perdure.orchestrator.residency import (
     ACTIVE,
     LOADING,
     MAY_ENTER,
-    PARKED_HERE,
     REGAINING_LOCKS,
     STARTING,
     SUSPECT,
@@ -63,8 +62,6 @@ from perdure.ports.store import Store
 
 T = TypeVar("T")
 
-# How long a store that is out of reach is left alone before the next try.
-AGAIN_SECONDS = 1.0
 # How often a claim is tried again at once that lost to another append.
 CLAIM_TRIES = 3
 
@@ -143,11 +140,14 @@ class Loader:
             self._runs.move(slot, LOADING)
             if request.admit is not None:
                 slot.admitted = admitted[slot.run_id] = self._lifecycle.loop.create_future()
-        read = False
+        read = ended = False
         try:
             count = await self._bring({slot.run_id: slot for slot in slots}, request)
-            read = True
+            read = ended = True
             return Entered(count, admitted)
+        except Exception:
+            ended = True
+            raise
         finally:
             for slot in slots:
                 if slot.state is LOADING:
@@ -155,7 +155,7 @@ class Loader:
                     self._runs.move(slot, ABSENT if read or slot.suspect is None else SUSPECT)
                 if slot.state is not SUSPECT:
                     slot.suspect = None
-                if slot.again:
+                if slot.again and ended:  # else the loop is about to end
                     slot.again = False
                     self._enter_soon(slot.run_id)
             self._runs.settled.set()
@@ -317,8 +317,7 @@ class Loader:
 
     def _park(self, state: RunState, error: Exception) -> None:
         """Park a run that the code of this process cannot continue."""
-        if self._runs.may(state.run_id, PARKED_HERE):
-            self._runs.move(self._runs.slot(state.run_id), PARKED_HERE)
+        self._runs.mark_parked(state.run_id)
         self._lifecycle.spawn(self._parking.park(state, error))
 
     # --- replay ---------------------------------------------------------------------------------------------------
@@ -404,8 +403,7 @@ class Loader:
             return work(one)
         except BaseException as raised:
             error = contained(raised)
-            if self._runs.may(one.run_id, PARKED_HERE):
-                self._runs.move(self._runs.slot(one.run_id), PARKED_HERE)
+            self._runs.mark_parked(one.run_id)
             self._lifecycle.spawn(self._parking.park_unread(one.run_id, f"{type(error).__name__}: {error}"))
             return None
 
@@ -438,8 +436,7 @@ class Loader:
             self._observer.finished(row(fold(one.run_id, one.batches)))
             return False
         if kept_parked(one.batches):
-            if self._runs.may(one.run_id, PARKED_HERE):
-                self._runs.move(self._runs.slot(one.run_id), PARKED_HERE)
+            self._runs.mark_parked(one.run_id)
             return False
         if owner not in (None, self._owner.name) and owner not in dead:
             self._locks.forget(one.run_id)

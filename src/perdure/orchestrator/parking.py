@@ -29,7 +29,7 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.residency import PARKED_HERE, RunTable
+from perdure.orchestrator.residency import RunTable
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
 from perdure.ports.store import Store
@@ -77,9 +77,7 @@ class Parking:
         await self.park_as(state, _parked(error))
 
     async def park_as(self, state: RunState, parked: RunParked) -> None:
-        """Park a run for a known reason, and leave it to another process to try it again."""
-        if self._runs.may(state.run_id, PARKED_HERE):
-            self._runs.move(self._runs.slot(state.run_id), PARKED_HERE)
+        """Park a run for a known reason."""
         if state.parked is not None and state.parked.reason == parked.reason:
             return
         if await self._append(extend(state, [parked], self._clock.now())):
@@ -122,7 +120,7 @@ class Parking:
 
     def mark_unreadable(self, run_id: str, damage: Corrupt) -> None:
         """Leave a run alone for the life of this process: nothing can be appended to it. Callers get the error."""
-        self._runs.mark_unreadable(damage, run_id)
+        self._runs.mark_unreadable(run_id, damage)
         self._on_parked(damage)
 
     async def park_broken(

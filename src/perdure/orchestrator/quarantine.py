@@ -156,6 +156,7 @@ class Quarantine:
             if waits and await self._locks.kept_out(suspect.state):
                 harmless.append(slot)
             elif suspect.tried == 1 and len(suspect.owners) >= self._limit:
+                self._runs.mark_parked(slot.run_id)
                 await self._parking.park_as(suspect.state, poisoned(suspect.state, suspect.owners))
         await self._load(harmless, tried=0)
 

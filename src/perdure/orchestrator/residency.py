@@ -278,9 +278,14 @@ class RunTable:
             raise IllegalTransition(slot.run_id, slot.state, STARTING)
         slot.driver = self.drivers[slot.run_id] = driver
 
-    def mark_unreadable(self, damage: Corrupt, run_id: str) -> None:
+    def mark_parked(self, run_id: str) -> None:
+        """Remember that a run does not fit the code of this process: a search need not try it again."""
+        if PARKED_HERE in TRANSITIONS[self.state(run_id)]:
+            self.move(self.slot(run_id), PARKED_HERE)
+
+    def mark_unreadable(self, run_id: str, damage: Corrupt) -> None:
         """Remember that a run cannot be read, unless it was read meanwhile: it must not be tried again and again."""
-        if self.may(run_id, UNREADABLE):
+        if UNREADABLE in TRANSITIONS[self.state(run_id)]:
             self.unreadable[run_id] = damage
             self.move(self.slot(run_id), UNREADABLE)
 
