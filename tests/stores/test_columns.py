@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -120,6 +122,47 @@ def part(statement: str, start: str, end: str) -> str:
 def assigned(statement: str) -> set[str]:
     changes = statement.partition(" set ")[2].partition(" where ")[0]
     return {change.partition(" = ")[0].strip() for change in changes.split(", ")}
+
+
+# In a process of its own: the statements are made when their modules are imported.
+ONE_MORE = """
+from typing import Annotated
+import apsw
+from perdure.kernel import projection
+from perdure.kernel.projection import Changes, RunRow, columns_of
+
+class Wider(RunRow, frozen=True):
+    colour: Annotated[str, Changes.IN_ALL] = ""
+
+projection.RunRow, projection.COLUMNS = Wider, columns_of(Wider)
+
+from perdure.stores.postgres import appends, rows, upkeep
+from perdure.stores.sqlite import journal
+from perdure.stores.sqlshared import rows as sql
+from tests.stores.test_columns import FULL, assigned
+
+row = Wider(*(getattr(FULL, name) for name in RunRow.__struct_fields__), "red")
+bindings = sql.run_bindings(row)
+db = apsw.Connection(":memory:")
+db.execute("create table perdure_runs (" + ", ".join(sql.TABLE) + ", primary key (run_id))")
+db.execute(journal.INSERT_RUN, bindings)
+[stored] = db.execute(sql.RUN)
+assert sql.run_row(stored) == row
+db.execute("update perdure_runs set colour = 'blue'")
+assert not isinstance(sql.run_row_or_damage(next(iter(db.execute(sql.RUN)))), Wider)
+for changes in (journal._UPDATE_RUN, journal._PUT_CHILD):
+    assert "colour" in assigned(changes)
+for statement in (rows.RUN, rows.RUN_AND_HEAD, upkeep._INSERT_ROWS):
+    assert "colour" in statement
+assert appends.GROUP.count("colour") == 9, appends.GROUP.count("colour")
+assert f"${18 + len(sql.TABLE)}::text <> ''" in appends.GROUP
+"""
+
+
+def test_a_column_more_is_one_line() -> None:
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", ONE_MORE], cwd=root, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_scripts_of_redis_know_the_places_of_an_index() -> None:

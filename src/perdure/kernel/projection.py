@@ -95,7 +95,12 @@ def _column(name: str, annotation: Any) -> Column:
     return Column(name, kind, bool(of), changes)
 
 
-COLUMNS = tuple(_column(name, hint) for name, hint in get_type_hints(RunRow, include_extras=True).items())
+def columns_of(row: type[RunRow]) -> tuple[Column, ...]:
+    """The columns that the fields of a row describe."""
+    return tuple(_column(name, hint) for name, hint in get_type_hints(row, include_extras=True).items())
+
+
+COLUMNS = columns_of(RunRow)
 
 
 def row_key(state: RunState) -> tuple[object, ...]:
