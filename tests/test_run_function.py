@@ -14,9 +14,9 @@ import pytest
 from msgspec import Raw
 
 import perdure
-from perdure.engine.outbox import extend
 from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted
 from perdure.kernel.state import RunState
+from perdure.ports.appends import extend
 from perdure.ports.journal import Appended, append_all
 from perdure.ports.leases import ORCHESTRATOR, holder
 from perdure.stores.memory.store import MemoryStore

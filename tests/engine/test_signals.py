@@ -23,9 +23,9 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.engine.outbox import extend
 from perdure.kernel.events import RunClaimed, SignalReceived, WaitOpened, WaitResolved
 from perdure.kernel.state import fold
+from perdure.ports.appends import extend
 from perdure.ports.journal import append_one
 from perdure.testing.conformance.history import numbered
 from tests.engine.harness import PATIENCE, FakeClock, Gates, Recorded, eventually, replay

@@ -32,10 +32,10 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.engine.outbox import extend
 from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted, StepStarted
 from perdure.kernel.state import RunState
 from perdure.orchestrator import orchestrator, warm_cache
+from perdure.ports.appends import extend
 from perdure.ports.journal import Appended, append_all
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store

@@ -11,9 +11,9 @@ import pytest
 from msgspec import Raw
 
 from perdure import Engine, Recovery, RunStatus, connect, sleep_until, workflow
-from perdure.engine.outbox import extend
 from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted, WaitOpened, WaitResolved
 from perdure.kernel.state import RunState
+from perdure.ports.appends import extend
 from perdure.ports.journal import Appended, append_all
 from perdure.ports.leases import ORCHESTRATOR, holder
 from perdure.ports.timers import Ahead

@@ -25,10 +25,10 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.engine.outbox import extend
 from perdure.kernel.events import AnyEvent, RunClaimed, RunReleased, RunStarted, StepStarted, StepSucceeded
 from perdure.kernel.state import RunState
 from perdure.orchestrator.membership import follows
+from perdure.ports.appends import extend
 from perdure.ports.journal import Appended, append_all
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore

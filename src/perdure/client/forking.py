@@ -11,7 +11,6 @@ from msgspec import Raw
 from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway
 from perdure.client.handle import Handles, RunHandle
-from perdure.engine.outbox import create
 from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, PerdureError, UsageError
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.history import fork as forks
@@ -20,6 +19,7 @@ from perdure.kernel.history.fork import Point, Value
 from perdure.kernel.history.retry_points import retried, withdrawals
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
 from perdure.kernel.projection import RunRow, child_path
+from perdure.ports.appends import create
 
 _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
 

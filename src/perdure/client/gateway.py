@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from perdure.client.base import StoreClient
-from perdure.engine.outbox import extend
 from perdure.engine.turns import CROWD, wait_for_turn
 from perdure.errors import PerdureError
 from perdure.kernel.events import AnyEvent, Batch, RunStarted
 from perdure.kernel.inbound import Accepted
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState
+from perdure.ports.appends import extend
 from perdure.ports.journal import Appended, append_all
 
 if TYPE_CHECKING:

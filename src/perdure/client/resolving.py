@@ -11,7 +11,6 @@ from perdure.client.base import StoreClient
 from perdure.client.forking import Forks
 from perdure.client.gateway import UNDECIDED, Decided, RunGateway, Undecided, decided
 from perdure.client.messages import Messages
-from perdure.engine.outbox import create, extend
 from perdure.errors import FailedByHand, ForkRefused, NoSuchRun, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.events import Batch, RunStarted
@@ -23,6 +22,7 @@ from perdure.kernel.inbound import Accepted, Finished, NotFound
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import fold
 from perdure.kernel.values.failures import describe
+from perdure.ports.appends import create, extend
 
 
 class Resolver:

@@ -55,7 +55,6 @@ import msgspec
 from msgspec import Raw
 
 from perdure.engine.attempts import Attempts, Handoff
-from perdure.engine.large_values import OFFLOADABLE, as_kept
 from perdure.engine.outbox import Outbox
 from perdure.engine.runtime import Services
 from perdure.engine.step_context import StepContext
@@ -81,6 +80,7 @@ from perdure.kernel.policies.queues import Queue
 from perdure.kernel.replay import Replay
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
+from perdure.ports.appends import OFFLOADABLE, as_kept
 from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")

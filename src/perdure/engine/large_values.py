@@ -15,23 +15,19 @@ from perdure.kernel.events import (
     NULL,
     AnyEvent,
     Batch,
-    ChildFinished,
     ChildStarted,
     InputReplaced,
-    OutcomeKept,
     RunClaimed,
     RunResumed,
     RunStarted,
-    StepSucceeded,
 )
 from perdure.kernel.values.limits import Limits, place
+from perdure.ports.appends import blob_of
 from perdure.ports.blobs import Blobs
 
 # How long a store that cannot take anything is left alone before the next try.
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 
-# Events whose value the program gets whole, and that the journal may have offloaded.
-OFFLOADABLE = frozenset({ChildStarted, ChildFinished, StepSucceeded})
 
 log = logging.getLogger("perdure")
 
@@ -83,12 +79,12 @@ class Payloads:
 
     async def inflate(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches with the results of steps in place, as the program saw them first."""
-        if not any(_blob(event) for batch in batches for event in batch.events):
+        if not any(blob_of(event) for batch in batches for event in batch.events):
             return batches
         return [Batch(b.seq, b.at, [await self._inflate(event) for event in b.events]) for b in batches]
 
     async def _inflate(self, event: AnyEvent) -> AnyEvent:
-        blob = _blob(event)
+        blob = blob_of(event)
         if not blob:
             return event
         value = await self.load(blob, NULL)
@@ -109,21 +105,6 @@ class Payloads:
         if not started.input_blob:
             return started
         return msgspec.structs.replace(started, input=await self.load(started.input_blob, started.input))
-
-
-def _blob(event: AnyEvent) -> str:
-    """The blob of a value that the program will see; empty where the event has the value."""
-    if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
-        return event.blob
-    return event.input_blob if isinstance(event, ChildStarted) else ""
-
-
-def as_kept(event: AnyEvent) -> AnyEvent:
-    """An event as the journal keeps it: without a value that is offloaded."""
-    if not _blob(event):
-        return event
-    field = "input" if isinstance(event, ChildStarted) else "value"
-    return msgspec.structs.replace(event, **{field: NULL})
 
 
 def _events(batches: Sequence[Batch]) -> Iterator[AnyEvent]:

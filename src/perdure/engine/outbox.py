@@ -5,34 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from perdure.engine.large_values import as_kept
 from perdure.kernel.events import AnyEvent, Batch, WaitOpened
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.projection import RunRow, child_rows, row, row_key
 from perdure.kernel.state import RunState
+from perdure.ports.appends import extend
 from perdure.ports.journal import Append
 
 if TYPE_CHECKING:
     from perdure.kernel.plan import Start
-
-
-def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:
-    """The append that adds events to a run from outside; the state is then as it will be."""
-    state.changed.clear()
-    seq, at = state.next_seq, max(now, state.at)
-    for event in events:
-        state.fold(event, at)
-    kept = [as_kept(event) for event in events]
-    return Append(state.run_id, seq, [Batch(seq, at, kept)], row(state), children=child_rows(state), outside=True)
-
-
-def create(run_id: str, batches: Sequence[Batch]) -> Append:
-    """The append that brings a run into being with a past."""
-    state = RunState(run_id)
-    for batch in batches:
-        for event in batch.events:
-            state.fold(event, batch.at)
-    return Append(run_id, 0, batches, row(state), children=child_rows(state))
 
 
 class Outbox:

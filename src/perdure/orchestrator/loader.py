@@ -14,7 +14,6 @@ import msgspec
 
 from perdure.engine.driver import Driver
 from perdure.engine.lease_deadline import LeaseDeadline
-from perdure.engine.outbox import extend
 from perdure.engine.runtime import Services
 from perdure.engine.turns import Turns
 from perdure.errors import Diverged, PerdureError, StoreUnavailable, UnknownProgram
@@ -56,6 +55,7 @@ from perdure.orchestrator.residency import (
     RunTable,
 )
 from perdure.orchestrator.snapshots import SnapshotReader
+from perdure.ports.appends import extend
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Full, append_all
 from perdure.ports.store import Store

@@ -14,7 +14,6 @@ from msgspec import Raw
 
 from perdure.engine.driver import Driver
 from perdure.engine.locks import RETRY_SECONDS, Hold, Locker
-from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
 from perdure.kernel.commands import CancelKey
 from perdure.kernel.events import ChildFinished, ValueRecorded, WaitOpened, WaitResolved
@@ -25,6 +24,7 @@ from perdure.kernel.state import RunState
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.lifecycle import Lifecycle, Owner
 from perdure.orchestrator.residency import ABSENT, REGAINING_LOCKS, RunSlot, RunTable
+from perdure.ports.appends import extend
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Journal, append_one
 

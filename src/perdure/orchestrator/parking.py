@@ -11,7 +11,6 @@ from itertools import zip_longest
 import msgspec
 
 from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
-from perdure.engine.outbox import extend
 from perdure.errors import (
     BrokenProgram,
     Corrupt,
@@ -30,6 +29,7 @@ from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.residency import RunTable
+from perdure.ports.appends import extend
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
 from perdure.ports.store import Store

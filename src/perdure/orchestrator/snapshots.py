@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 
 from perdure.engine.driver import Driver
-from perdure.engine.outbox import extend
 from perdure.errors import Corrupt, PerdureError, StoreUnavailable
 from perdure.kernel.events import Batch, SnapshotTaken
 from perdure.kernel.snapshot import decode_snapshot, encode_snapshot, newest
@@ -14,6 +13,7 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.lifecycle import Lifecycle, Owner
 from perdure.orchestrator.residency import RunTable
+from perdure.ports.appends import extend
 from perdure.ports.clock import Clock
 from perdure.ports.journal import append_one
 from perdure.ports.store import Store

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perdure.engine.outbox import extend
 from perdure.kernel.events import RunReleased
 from perdure.kernel.state import fold
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.residency import EntryRequest
+from perdure.ports.appends import extend
 from perdure.ports.journal import Append, append_all
 from perdure.ports.queues import Waiting
 

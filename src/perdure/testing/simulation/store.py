@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
-from perdure.engine.outbox import extend
 from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch, SignalReceived
 from perdure.kernel.ids import generated_id
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.state import fold
+from perdure.ports.appends import extend
 from perdure.ports.blobs import Blobs
 from perdure.ports.journal import Append, Head, Outcome
 from perdure.ports.leases import Leases

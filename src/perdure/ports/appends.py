@@ -1,0 +1,49 @@
+"""Appends from events: what any writer makes of the events that it adds to a run. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, ChildStarted, OutcomeKept, StepSucceeded
+from perdure.kernel.projection import child_rows, row
+from perdure.kernel.state import RunState
+from perdure.ports.journal import Append
+
+# Events whose value the program gets whole, and that the journal may have offloaded.
+OFFLOADABLE = frozenset({ChildStarted, ChildFinished, StepSucceeded})
+
+
+def extend(state: RunState, events: Sequence[AnyEvent], now: float) -> Append:
+    """The append that adds events to a run from outside; the state is then as it will be."""
+    state.changed.clear()
+    seq, at = state.next_seq, max(now, state.at)
+    for event in events:
+        state.fold(event, at)
+    kept = [as_kept(event) for event in events]
+    return Append(state.run_id, seq, [Batch(seq, at, kept)], row(state), children=child_rows(state), outside=True)
+
+
+def create(run_id: str, batches: Sequence[Batch]) -> Append:
+    """The append that brings a run into being with a past."""
+    state = RunState(run_id)
+    for batch in batches:
+        for event in batch.events:
+            state.fold(event, batch.at)
+    return Append(run_id, 0, batches, row(state), children=child_rows(state))
+
+
+def blob_of(event: AnyEvent) -> str:
+    """The blob of a value that the program will see; empty where the event has the value."""
+    if isinstance(event, StepSucceeded | ChildFinished | OutcomeKept):
+        return event.blob
+    return event.input_blob if isinstance(event, ChildStarted) else ""
+
+
+def as_kept(event: AnyEvent) -> AnyEvent:
+    """An event as the journal keeps it: without a value that is offloaded."""
+    if not blob_of(event):
+        return event
+    field = "input" if isinstance(event, ChildStarted) else "value"
+    return msgspec.structs.replace(event, **{field: NULL})
