@@ -127,9 +127,9 @@ async def test_the_counter_is_read_only_when_nothing_was_heard(
     # A sign of life says it too.
     commands.clear()
     monkeypatch.setattr(notifications, "POLL_SECONDS", 3600.0)
-    heard = second._notifications._heard
+    heard = second._notifications._last_notice
     await second.leases.renew_all([Renewal("k", "a", 3.0)], 1.0)
-    assert second._notifications._heard > heard
+    assert second._notifications._last_notice > heard
     assert [c for c in commands if c.startswith("EVALSHA")]
 
 

@@ -47,7 +47,7 @@ def shared_folder(*parts: str) -> str | None:
 class Name:
     """The name of an engine that was given none: the same each time, and no other process has it meanwhile.
 
-    It is made of the host, the program, and what tells apart programs that must not have one name: what they can
+    It is made of the host, the program, and what distinguishes programs that must not share a name: what they can
     execute, the store, and the folder in which the lock on the name lies. So two containers with one host name and a
     folder each have different names, and a program that comes back with other workflows does as well.
     """
@@ -68,8 +68,8 @@ class Name:
         if folder is None:
             return f"{host}:{program}:{os.getpid()}-{secrets.token_hex(2)}"
         at = os.stat(folder)
-        told = "\0".join([_boot(), str(at.st_dev), str(at.st_ino), script, self._what])
-        base = f"{host}:{program}:{hashlib.blake2b(told.encode(), digest_size=3).hexdigest()}"
+        identity = "\0".join([_boot(), str(at.st_dev), str(at.st_ino), script, self._what])
+        base = f"{host}:{program}:{hashlib.blake2b(identity.encode(), digest_size=3).hexdigest()}"
         for number in range(1, SLOTS + 1):
             name = base if number == 1 else f"{base}-{number}"
             if self._lock(os.path.join(folder, hashlib.blake2b(name.encode(), digest_size=12).hexdigest())):

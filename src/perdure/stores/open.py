@@ -98,7 +98,7 @@ def _sqlite(url: str, rest: str) -> Store:
 IN_MEMORY = "it names no file; for a store that lives in memory use 'memory://'"
 SQLITE_MODES = {
     "memory": "mode=memory would keep nothing; for a store that lives in memory use 'memory://'",
-    "ro": "an engine writes, and a client writes only what it is told to; leave mode=ro out, or make the file and its "
+    "ro": "an engine writes, and a client writes on request; leave mode=ro out, or make the file and its "
     "directory read-only for those who may only look",
 }
 SQLITE_HINTS = {

@@ -88,11 +88,11 @@ class WitnessedLeases:
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` whose lease has ended: as the backend reports, or once a holder here is dead."""
-        told: asyncio.Queue[str | BaseException] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._listen(prefix, told)), asyncio.create_task(self._look(prefix, told))]
+        ended: asyncio.Queue[str | BaseException] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._listen(prefix, ended)), asyncio.create_task(self._poll(prefix, ended))]
         try:
             while True:
-                one = await told.get()
+                one = await ended.get()
                 if isinstance(one, BaseException):
                     raise one
                 yield one
@@ -101,14 +101,14 @@ class WitnessedLeases:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _listen(self, prefix: str, told: asyncio.Queue[str | BaseException]) -> None:
+    async def _listen(self, prefix: str, ended: asyncio.Queue[str | BaseException]) -> None:
         try:
             async for key in self._leases.watch(prefix):
-                told.put_nowait(key)
+                ended.put_nowait(key)
         except Exception as error:
-            told.put_nowait(error)
+            ended.put_nowait(error)
 
-    async def _look(self, prefix: str, told: asyncio.Queue[str | BaseException]) -> None:
+    async def _poll(self, prefix: str, ended: asyncio.Queue[str | BaseException]) -> None:
         try:
             witness = self._witness()
             if witness is None:
@@ -124,10 +124,10 @@ class WitnessedLeases:
                 for key, owner in list(known.items()):
                     if self._is_dead(key, owner):
                         del known[key]
-                        told.put_nowait(key)
+                        ended.put_nowait(key)
                 await asyncio.sleep(WATCH_SECONDS)
         except Exception as error:
-            told.put_nowait(error)
+            ended.put_nowait(error)
 
     def close(self) -> None:
         """Release the lock files of all names."""

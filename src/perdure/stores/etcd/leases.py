@@ -172,12 +172,12 @@ class EtcdLeases:
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` whose lease has ended, as etcd reports them."""
-        heard: asyncio.Queue[str | StoreUnavailable] = asyncio.Queue()
+        events: asyncio.Queue[str | StoreUnavailable] = asyncio.Queue()
         # One task reads and closes the stream, whichever task iterates and wherever the iteration is cancelled.
-        listening = asyncio.create_task(self._listen(prefix, heard))
+        listening = asyncio.create_task(self._listen(prefix, events))
         try:
             while True:
-                ended = await heard.get()
+                ended = await events.get()
                 if isinstance(ended, StoreUnavailable):
                     raise ended
                 yield ended
@@ -185,7 +185,7 @@ class EtcdLeases:
             listening.cancel()
             await asyncio.wait([listening])
 
-    async def _listen(self, prefix: str, heard: asyncio.Queue[str | StoreUnavailable]) -> None:
+    async def _listen(self, prefix: str, events: asyncio.Queue[str | StoreUnavailable]) -> None:
         body = {"create_request": {**_span(self._held(prefix)), "filters": ["NOPUT"]}}
         try:
             while True:
@@ -196,9 +196,9 @@ class EtcdLeases:
                             raise StoreUnavailable(self.url, f"the watch ended: {reason}")
                         for event in result.get("events", ()):
                             if event.get("type") == "DELETE":
-                                heard.put_nowait(self._name(_unb64(event["kv"]["key"])))
+                                events.put_nowait(self._name(_unb64(event["kv"]["key"])))
         except StoreUnavailable as error:
-            heard.put_nowait(error)
+            events.put_nowait(error)
 
     async def close(self) -> None:
         """Close the connections. Leases stay until they expire or are released."""

@@ -33,7 +33,7 @@ _RENEW_ALL = """
 """
 # A heartbeat. It need not survive a crash of the server, so it does not wait for the disk. It notifies the other
 # processes: an orchestrator whose heartbeat is late may be dead.
-_BEAT = """
+_HEARTBEAT = """
     with lazy as materialized (select set_config('synchronous_commit', 'off', true)), renewed as (
         update perdure_leases l set expires = $4::float8 + w.ttl
         from unnest($1::text[], $2::text[], $3::float8[]) as w (key, owner, ttl), lazy
@@ -93,10 +93,15 @@ class PostgresLeases:
             return []
         wishes = [one.key for one in renewals], [one.owner for one in renewals], [one.ttl for one in renewals]
         beat = all(one.key.startswith(ORCHESTRATOR) for one in renewals)
-        told = (self._database.channel, self._database.notifications.for_heartbeat()) if beat else ()
+        notice = (self._database.channel, self._database.notifications.for_heartbeat()) if beat else ()
         # Over the listening connection: if that is dead, this notices it.
         rows, _ = await self._database.query_reporting(
-            _BEAT if beat else _RENEW_ALL, *wishes, now, *told, patience=PATIENCE_SECONDS, by=self._database.listener
+            _HEARTBEAT if beat else _RENEW_ALL,
+            *wishes,
+            now,
+            *notice,
+            patience=PATIENCE_SECONDS,
+            by=self._database.listener,
         )
         renewed = {row[0] for row in rows}
         return [one.key for one in renewals if one.key not in renewed]
@@ -104,8 +109,8 @@ class PostgresLeases:
     async def release(self, key: str, owner: str) -> None:
         """Release a lease; raises NotOwner when another owner holds it, or none."""
         notifications = self._database.notifications
-        told = (self._database.channel, notifications.for_leases([key]))
-        rows, again = ([], False) if not owner else await self._insist(_RELEASE, key, owner, *told)
+        notice = (self._database.channel, notifications.for_leases([key]))
+        rows, again = ([], False) if not owner else await self._query_reporting(_RELEASE, key, owner, *notice)
         if rows:
             notifications.changed()
             return
@@ -137,8 +142,8 @@ class PostgresLeases:
         return self._database.notifications.ended_leases(prefix)
 
     async def _query(self, sql: str, *arguments: object) -> list[Row]:
-        rows, _ = await self._insist(sql, *arguments)
+        rows, _ = await self._query_reporting(sql, *arguments)
         return rows
 
-    async def _insist(self, sql: str, *arguments: object) -> tuple[list[Row], bool]:
+    async def _query_reporting(self, sql: str, *arguments: object) -> tuple[list[Row], bool]:
         return await self._database.query_reporting(sql, *arguments, patience=PATIENCE_SECONDS)

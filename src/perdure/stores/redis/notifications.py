@@ -29,7 +29,7 @@ class Notifications:
         self._server = server
         self._count = 0
         self._losses = 0
-        self._heard = 0.0
+        self._last_notice = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchers: dict[asyncio.Queue[str | None], str] = {}
         # When the leases end whose heartbeats have arrived, by the clocks of their owners.
@@ -42,7 +42,7 @@ class Notifications:
 
     def committed(self, commits: int) -> None:
         """The server has had this many commits."""
-        self._heard = asyncio.get_running_loop().time()
+        self._last_notice = asyncio.get_running_loop().time()
         self._count = max(self._count, commits)
 
     def start(self, commits: int) -> None:
@@ -50,7 +50,7 @@ class Notifications:
         self._count = commits
         self.listening = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._heard = loop.time()
+        self._last_notice = loop.time()
         self._tasks = [loop.create_task(self._listen()), loop.create_task(self._poll())]
         self._server.on_dead = self._listen_again
 
@@ -74,15 +74,15 @@ class Notifications:
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(max(0.05, self._heard + POLL_SECONDS - loop.time()))
-            if loop.time() - self._heard < POLL_SECONDS:
+            await asyncio.sleep(max(0.05, self._last_notice + POLL_SECONDS - loop.time()))
+            if loop.time() - self._last_notice < POLL_SECONDS:
                 continue
             before = self._count
             try:
                 await self.poll()
             except PerdureError as error:
                 log.debug("%s", error)
-                self._heard = loop.time()
+                self._last_notice = loop.time()
                 continue
             if self._count != before:
                 # A commit without a notification: the listening connection is dead, though it looks alive.

@@ -46,7 +46,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 async def read_setup(server: Server) -> Setup:
     """Read the settings of a server."""
-    told = _fields(await server.query("INFO", "everything"))
+    info = _fields(await server.query("INFO", "everything"))
     fsync = saves = ""
     try:
         answer = await server.query("CONFIG", "GET", "appendfsync")
@@ -56,14 +56,14 @@ async def read_setup(server: Server) -> Setup:
     except StoreUnavailable:
         pass  # hosted servers hide their settings: assume the least
     return Setup(
-        version=told.get("redis_version", "0"),
-        role=told.get("role", ""),
-        cluster=told.get("cluster_enabled") == "1",
-        appendonly=told.get("aof_enabled") == "1",
+        version=info.get("redis_version", "0"),
+        role=info.get("role", ""),
+        cluster=info.get("cluster_enabled") == "1",
+        appendonly=info.get("aof_enabled") == "1",
         appendfsync=fsync,
         saves=bool(saves),
-        maxmemory=int(told.get("maxmemory", "0")),
-        policy=told.get("maxmemory_policy", ""),
+        maxmemory=int(info.get("maxmemory", "0")),
+        policy=info.get("maxmemory_policy", ""),
     )
 
 

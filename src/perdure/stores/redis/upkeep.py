@@ -24,9 +24,9 @@ class RedisUpkeep:
 
     async def loads(self) -> Sequence[Load]:
         """How many unfinished root runs each owner has, by name; None comes first."""
-        told = await self._server.query("HGETALL", f"{self._server.address.prefix}loads")
+        loads = await self._server.query("HGETALL", f"{self._server.address.prefix}loads")
         counts: dict[str, list[int]] = {}
-        for place, count in zip(told[::2], told[1::2], strict=True):
+        for place, count in zip(loads[::2], loads[1::2], strict=True):
             status, _, owner = place.decode().partition("\0")
             counts.setdefault(owner, [0, 0])[status != RunStatus.RUNNING.value] += int(count)
         return [Load(owner or None, *counts[owner]) for owner in sorted(counts)]

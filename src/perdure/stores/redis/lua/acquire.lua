@@ -35,4 +35,4 @@ if sub(key, 1, 13) == 'orchestrator:' then
     -- Notify of the lease as a heartbeat does: an orchestrator may die before its first one.
     redis.pcall('PUBLISH', CHANNEL .. 'beat', expires .. ' ' .. key)
 end
-return { tell(), epoch }
+return { notify(), epoch }

@@ -97,5 +97,5 @@ local answers = { 0 }
 for i, one in ipairs(appends) do
     answers[i + 1] = append(one)
 end
-answers[1] = wrote and tell() or commits()
+answers[1] = wrote and notify() or commits()
 return answers

@@ -28,7 +28,7 @@ local function split(text)
 end
 
 -- Count a commit, which `version` is made of, and notify the listeners.
-local function tell()
+local function notify()
     local commits = call('HINCRBY', META, 'commits', 1)
     -- Not `call`: without the right to publish the commit holds, and the other processes poll.
     redis.pcall('PUBLISH', CHANNEL .. 'commits', commits)

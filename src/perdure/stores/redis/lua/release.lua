@@ -6,4 +6,4 @@ if not held or owner == '' or held[3] ~= owner then
     return { commits(), 0, held and held[3] or '' }
 end
 give_back(key, held)
-return { tell(), 1 }
+return { notify(), 1 }

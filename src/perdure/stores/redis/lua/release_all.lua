@@ -10,4 +10,4 @@ for _, key in ipairs(call('SMEMBERS', P .. 'holds:' .. owner)) do
     end
 end
 call('DEL', P .. 'holds:' .. owner)
-return { given > 0 and tell() or commits(), given }
+return { given > 0 and notify() or commits(), given }

@@ -60,4 +60,4 @@ for _, run_id in ipairs(run_ids) do
         remove(run_id)
     end
 end
-return { #gone > 0 and tell() or commits(), gone }
+return { #gone > 0 and notify() or commits(), gone }

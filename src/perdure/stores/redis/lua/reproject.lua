@@ -37,4 +37,4 @@ for _, row in ipairs(rows) do
         end
     end
 end
-return { tell(), 1 }
+return { notify(), 1 }

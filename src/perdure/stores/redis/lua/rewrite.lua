@@ -21,4 +21,4 @@ for _, blob in ipairs(call('SMEMBERS', P .. 'refers:' .. run_id)) do
     end
 end
 refer(run_id, blobs)
-return { tell(), 1 }
+return { notify(), 1 }
