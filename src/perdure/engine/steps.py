@@ -141,6 +141,10 @@ class Attempt:
             done(self, None if error is not None else task.result(), error)
 
 
+class EveryStepExecutor(Executor):
+    """An executor for every plain step. Any other leaves those with `cpu=True` to processes of the engine."""
+
+
 class StepRunner:
     """Runs attempts, at most `limit` at a time."""
 
@@ -368,7 +372,7 @@ class StepRunner:
 
     def _executor_for(self, spec: StepSpec) -> Executor | None:
         """The executor that the engine was given, for what it is for."""
-        return None if spec.cpu else self._executor
+        return self._executor if not spec.cpu or isinstance(self._executor, EveryStepExecutor) else None
 
     def _thread_pool(self) -> Threads:
         if self._threads is None:

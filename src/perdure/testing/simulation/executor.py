@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any
 
 from perdure.engine.step_context import StepContext
+from perdure.engine.steps import EveryStepExecutor
 from perdure.testing.simulation.faults import Faults
 from perdure.testing.simulation.monitor import Monitor
 from perdure.testing.simulation.world import Machine
 
 
-class VirtualExecutor(Executor):
+class VirtualExecutor(EveryStepExecutor):
     """Runs the steps of one machine: wraps the coroutine of each attempt, and is the pool for plain functions."""
 
     def __init__(self, machine: Machine, faults: Faults, monitor: Monitor) -> None:

@@ -15,9 +15,7 @@ from perdure.client.client import Client
 from perdure.client.views import RunResult
 from perdure.config import Recovery
 from perdure.engine.change_feed import ChangeFeed, ChangeFeedConfig, change_feed
-from perdure.engine.steps import StepRunner
 from perdure.errors import StoreUnavailable, UsageError
-from perdure.kernel.commands import StepSpec
 from perdure.kernel.events import RunStatus
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.program import Program
@@ -36,12 +34,12 @@ T = TypeVar("T")
 Programs = Iterable[Program] | Callable[[], Iterable[Program]]
 
 START = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
-# Signs of life are rare where nobody could miss them, so that a month goes by in a second.
+# Heartbeats are rare where no other orchestrator waits for them, so that a month goes by in a second.
 CALM = Recovery(lease=3600.0, check_interval=3600.0)
 # Machines die so often here that no run is to blame for it.
 BRISK = Recovery(lease=6.0, check_interval=4.0, quarantine=0)
-# How often an engine looks for what others wrote. In a scenario it is told.
-CALM_WATCH, BRISK_WATCH = 600.0, 0.5
+# How often an engine polls for what other engines wrote. In a scenario it is notified.
+CALM_POLL, BRISK_POLL = 600.0, 0.5
 DOWNTIMES = (0.0, 0.1, 2.0, 10.0)
 
 
@@ -81,7 +79,7 @@ class Simulation:
         self._playing: Machine | None = None
         self._engines = 0
         self._notified: object = None
-        self._poll_interval = CALM_WATCH
+        self._poll_interval = CALM_POLL
         self._feeds: list[tuple[Machine, ChangeFeed]] = []
 
     # --- scenarios ------------------------------------------------------------------------------------------------
@@ -91,7 +89,7 @@ class Simulation:
 
         What is still open when it ends is lost, as in a crash; another `play` goes on with the same store and time.
         """
-        with self._world_in_force(CALM_WATCH):
+        with self._world_in_force(CALM_POLL):
             machine = self.world.machine("scenario")
             self._playing, self._feeds = machine, []
             self.world.on_tick = self._notify
@@ -169,7 +167,7 @@ class Simulation:
         engines: int = 1,
         limit: float = 36_000.0,
         recovery: Recovery = BRISK,
-        watch: float = BRISK_WATCH,
+        watch: float = BRISK_POLL,
         start: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Report:
@@ -211,22 +209,12 @@ class Simulation:
     # --- making the world -----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _world_in_force(self, watch_seconds: float) -> Iterator[None]:
+    def _world_in_force(self, poll_interval: float) -> Iterator[None]:
         if events._get_running_loop() is not None:
             raise UsageError("a simulation has event loops of its own: call it from a plain function")
-        executor_for = StepRunner._executor_for
-        self._poll_interval = watch_seconds
-
-        def virtual(runner: StepRunner, spec: StepSpec) -> Any:
-            executor = runner._executor
-            return executor if isinstance(executor, VirtualExecutor) else executor_for(runner, spec)
-
+        self._poll_interval = poll_interval
         with seeded_entropy(self._entropy):
-            setattr(StepRunner, "_executor_for", virtual)  # noqa: B010 - mypy refuses to see a method replaced
-            try:
-                yield
-            finally:
-                setattr(StepRunner, "_executor_for", executor_for)  # noqa: B010
+            yield
 
     def _engine(self, machine: Machine, programs: Iterable[Program], options: dict[str, Any]) -> Engine:
         engine = Engine(
