@@ -173,7 +173,7 @@ class Engine(Client):
     def from_config(
         cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program | str] = (), **options: Any
     ) -> Self:
-        """An engine as perdure.yaml, or another file of settings, and the environment say; `options` go over both."""
+        """An engine with the settings of perdure.yaml, or another file, and the environment; `options` override."""
         return cls(programs=programs, **(load_settings(path).options() | options))
 
     def _check_loaded(self, program: Program) -> None:
@@ -329,10 +329,10 @@ class Engine(Client):
         max_runs: int = 100,
         until: float | timedelta | datetime | None = None,
     ) -> SweepReport:
-        """Do what is due and return, for hosts without a process that stays; on an Engine that need not be open.
+        """Do what is due and return, for hosts without a long-lived process; the Engine need not be open.
 
-        Takes up at most so many due timers, ticks of schedules, and runs that are new or lost their owner; lets each go
-        as far as it gets; and hands over what is not done when `until` comes, a moment or a number of seconds from now.
+        Processes at most so many due timers, ticks of schedules, and runs that are new or orphaned; advances each as
+        far as it gets; and hands over what is not done at `until`, a moment or a number of seconds from now.
         """
         for name, limit in (("max_timers", max_timers), ("max_schedules", max_schedules), ("max_runs", max_runs)):
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
@@ -404,9 +404,9 @@ class Engine(Client):
             await completions.close()
 
     async def close(self) -> None:
-        """Hand over what waits, let steps under way end within `Recovery(grace=...)`, and hand over the rest.
+        """Hand over runs that wait, let steps under way end within `Recovery(grace=...)`, and hand over the rest.
 
-        Cancelling this ends the grace at once: steps are given up, and their runs are handed over.
+        Cancelling it ends the grace at once: attempts under way are cancelled, and their runs are handed over.
         """
         await self._close(self._recovery.grace)
 
@@ -470,7 +470,7 @@ def connect(
 ) -> Client:
     """A client of a store: `async with connect(url) as client` or `client = await connect(url)`.
 
-    Give it the `leases` of the engines, if theirs are kept elsewhere: its locks are theirs then.
+    If the engines keep their leases elsewhere, give their `leases`, so that locks are shared with them.
     """
     return Client(with_leases(open_store(store), leases), limits=limits, codecs=codecs, clock=clock)
 
@@ -540,7 +540,7 @@ async def _run(
 
 
 def ended_before(id: str, status: RunStatus) -> str:
-    """What to tell who starts a run that failed or was cancelled some time ago, and sees its error once more."""
+    """The note for a caller who starts a run that failed or was cancelled before, and gets its error again."""
     return (
         f"Run {id!r} had {'failed' if status is RunStatus.FAILED else 'been cancelled'} before: this is how it ended "
         f"then, and nothing was executed now. To let it go on from there, `perdure runs retry {shlex.quote(id)}` and "
@@ -602,7 +602,8 @@ def _checked(programs: Iterable[Program]) -> list[Program]:
     for program in found:
         if not isinstance(program, Program):
             raise UsageError(
-                f"Engine(store, [...]) takes workflows, and {program!r} is not one; decorate it with @workflow"
+                f"Engine(store, [...]) takes workflows, and {program!r} is not one; decorate it with "
+                "@workflow, or derive its class from perdure.Program"
             )
         if program.name.startswith(BUILT_IN):
             raise UsageError(f"{program.name!r}: names that begin with {BUILT_IN!r} are perdure's own; choose another")

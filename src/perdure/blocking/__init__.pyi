@@ -82,7 +82,7 @@ class RunHandle(Generic[R]):
     id: str
     @property
     def run_id(self) -> str:
-        """The run that was started. A handle of `engine.handle(id)` has none: it means the latest run under its id."""
+        """The run that was started. A handle of `engine.handle(id)` has none: it follows the latest under its id."""
     def result(self, timeout: float | None = None) -> R:
         """What the run returned; raises what it raised, RunCancelled or RunParked."""
     def outcome(
@@ -95,7 +95,7 @@ class RunHandle(Generic[R]):
     ) -> RunResult[R]:
         """How the run ended; raises nothing but TimeoutError."""
     def status(self) -> RunStatus:
-        """Where the run stands."""
+        """The status of the run."""
     def cancel(self, reason: str | None = None) -> Cancelled | AlreadyFinished:
         """Ask the run to end."""
     def signal(
@@ -105,7 +105,7 @@ class RunHandle(Generic[R]):
     def feed(
         self, input: Any, input_id: str | None = None, name: str = ...
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Give the run its next input: what `async for input in inputs()` in its body takes."""
+        """Send the run its next input, for `async for input in inputs()` in its body."""
     def approve(
         self, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
@@ -113,26 +113,26 @@ class RunHandle(Generic[R]):
     def reject(
         self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Say no to an open approval of the run."""
+        """Reject an open approval of the run."""
     def stream(self, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
-        """What a step of the run, or all of them, show before they end; see `Client.stream`."""
+        """The chunks that a step of the run, or all of them, emit; see `Client.stream`."""
 
 class ScheduleHandle:
     id: str
     def view(self) -> ScheduleView:
-        """The schedule as it stands."""
+        """The schedule as it is now."""
     def pause(self, reason: str | None = None) -> None:
-        """Fire nothing until further notice. Runs that have been started go on."""
+        """Fire no tick until it is resumed. Runs that have been started continue."""
     def resume(self) -> None:
-        """Fire again, from the next tick on; those of the pause are not caught up."""
+        """Fire again, from the next tick; the ticks of the pause are not caught up."""
     def trigger(self) -> str:
         """Start a run now, if the overlap policy allows, also while the schedule is paused. Returns the run's id."""
     def next(self, count: int = 10) -> Sequence[datetime]:
-        """When the schedule fires next, if it is not paused: the moments of its ticks, with their jitter."""
+        """The next `count` times at which the schedule fires, with jitter, if it is not paused."""
     def backfill(self, start: datetime, end: datetime) -> Sequence[str]:
-        """Fire the ticks from `start` on and before `end` as if they were due now, and return the ids of their runs."""
+        """Fire the ticks from `start` until before `end` as if they were due now; returns the ids of their runs."""
     def delete(self) -> None:
-        """End the schedule. Runs that it has started go on; what waits in line is dropped."""
+        """End the schedule. Runs that it has started continue; ticks that wait in line are dropped."""
 
 class Client:
     def __init__(self, client: AsyncClient) -> None: ...
@@ -168,29 +168,29 @@ class Client:
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
-        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one."""
+        """Runs, newest first, a page at a time; runs of perdure's own programs only when `program` names one."""
     def why(self, id: str) -> Why | None:
-        """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
+        """Why a run does not advance, or how it ended; None when it is running, or has completed."""
     def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
-        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out."""
+        """As `why`, for a page of runs, by run_id. Runs that are running or have completed are left out."""
     def queues(self) -> Sequence[QueueView]:
-        """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
+        """Queues with runs that are queued or under way, by name; an Engine adds the limits it was given."""
     def orchestrators(self) -> Sequence[OrchestratorView]:
-        """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
+        """The orchestrators that are alive, and those that are gone and still own unfinished runs, by name."""
     def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
-        """The steps of a run and of its children with their attempts, in the order they began."""
+        """The steps of a run and its children with their attempts, in the order they began."""
     def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
     ) -> Sequence[ApprovalView]:
-        """Every open approval of all runs, the oldest first; of one `name`, or those that `approver` may answer now."""
+        """Open approvals of all runs, the oldest first; only of one `name`, or those that `approver` may answer now."""
     def get_checkpoint(self, id: str) -> int | None:
-        """The number before which a run need not be replayed from its events: a snapshot stands for them. Or None."""
+        """The number of the event up to which the newest snapshot replaces replay; None without a snapshot."""
     def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
-        """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
+        """The events of a run from number `start`. A child is numbered in the journal of its root."""
     def follow(self, id: str, start: int = 0) -> Iterator[Entry]:
-        """The events of a run from number `start` on, as they come, until it ends."""
+        """The events of a run from number `start`, as they are committed, until it ends."""
     def stream(self, id: str, step: str | None = None, start: int = 0) -> Iterator[Chunk]:
-        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step."""
+        """The chunks that a step emits, from number `start`, as they are committed; ends with the step."""
     def start(
         self,
         invocation: Invocation[R],
@@ -208,9 +208,9 @@ class Client:
         rules: RulesLike = ...,
         tags: dict[str, str] | None = None,
     ) -> RunHandle[R]:
-        """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says."""
+        """Start a run durably and return a handle to it. If the id is in use, do what `reuse` says."""
     def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
-        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with options of its own."""
+        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with their own options."""
     @overload
     def handle(self, id: str) -> RunHandle[Any]: ...
     @overload
@@ -224,35 +224,35 @@ class Client:
         by: str | None = None,
         **options: Any,
     ) -> RunResult[R]:
-        """Start a run and wait for its end, whatever that is. Takes the options of `start`."""
+        """Start a run and wait until it ends, however it ends. Takes the options of `start`."""
     def signal(
         self, id: str, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once."""
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` deduplicates it."""
     def feed(
         self, id: str, input: Any, input_id: str | None = None, name: str = ...
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Give a run its next input, durably: what `async for input in inputs()` in its body takes, in order."""
+        """Send a run its next input, durably: `async for input in inputs()` in its body receives inputs in order."""
     def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of a run, by its name or its path; of several of one name, the oldest."""
+        """Answer an open approval of a run, by its name or its path; of several with one name, the oldest."""
     def reject(
         self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Say no to an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
+        """Reject an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
     def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
     def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
-        """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
+        """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
     def resume(self, id: str) -> Accepted | Finished:
-        """Let a paused run go on."""
+        """Let a paused run continue."""
     def checkpoint(self, id: str) -> int:
-        """Make everything durable that a run has done so far, and say before which number its events are in the store."""
+        """Make everything durable that a run has done so far, and return the number of the next event."""
     def resolve(
         self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
     ) -> Accepted | Finished:
-        """Let a parked run go on: any engine tries it again at once, whichever has code that fits."""
+        """Let a parked run continue: engines try it again at once."""
     def fork(
         self,
         id: str,
@@ -264,17 +264,17 @@ class Client:
         state: Mapping[str, Any] | None = None,
         set: Mapping[str, Any] | None = None,
     ) -> RunHandle[Any]:
-        """Start a run that has the past of another up to a point, and goes on by itself from there."""
+        """Start a run that has the past of another up to a point, and continues independently from there."""
     def time_travel(
         self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
     ) -> RunHandle[Any]:
-        """Start a run that goes on right before a step of another, with other arguments for that step."""
+        """Start a run that continues right before a step of another, with other arguments for that step."""
     def retry(self, id: str) -> RunHandle[Any]:
-        """Let a run that failed go on from what failed, or one that was cancelled from there, with all that succeeded."""
+        """Continue a failed or cancelled run from where it failed, and keep all that succeeded."""
     def retry_many(
         self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
     ) -> BulkReport[RunHandle[Any]]:
-        """Retry the runs that match, those that failed unless `status` says otherwise: at most `limit`, newest first."""
+        """Retry the runs that match, by default those that failed: at most `limit`, newest first."""
     def cancel_many(
         self,
         reason: str | None = None,
@@ -294,11 +294,11 @@ class Client:
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Finished]:
-        """Let no new step begin of the runs that match, of those that could go on unless `status` says otherwise."""
+        """Begin no new step of the runs that match, by default of all that are queued, running or waiting."""
     def resume_many(
         self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
     ) -> BulkReport[Accepted | Finished]:
-        """Let the paused runs that match go on."""
+        """Let the paused runs that match continue."""
     def signal_many(
         self,
         name: str,
@@ -310,7 +310,7 @@ class Client:
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Duplicate | NotFound | Finished]:
-        """Send the unfinished runs that match a signal; with a `signal_id` it arrives once at each of them."""
+        """Send a signal to the unfinished runs that match; a `signal_id` deduplicates it for each of them."""
     def schedule(
         self,
         id: str,
@@ -332,9 +332,9 @@ class Client:
         durability: str | Durability | None = None,
         rules: RulesLike = ...,
     ) -> ScheduleHandle:
-        """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now."""
+        """Start a run at every tick, durably. A schedule that exists under this id is changed to this definition."""
     def schedules(self) -> Sequence[ScheduleView]:
-        """All schedules, by their ids."""
+        """All schedules, by id."""
     def prune(
         self,
         older_than: Duration,
@@ -344,15 +344,15 @@ class Client:
         archive: str | os.PathLike[str] | None = None,
         grace: Duration = ...,
     ) -> PruneReport:
-        """Remove the runs of these statuses that ended longer ago than that, their children, and their large values."""
+        """Remove runs of these statuses that ended longer ago than that, with their children and large values."""
     def compact(self, id: str, *, dry_run: bool = False) -> CompactReport:
-        """Leave out of a finished run's journal what its steps showed before they ended: chunks and progress."""
+        """Remove from a finished run's journal what its steps emitted before they ended: chunks and progress."""
     def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
-        """Compute the row of every run from its journal, tell where it differs from the stored one, and mend it."""
+        """Recompute the row of every run from its journal, report where the stored row differs, and replace it."""
     def export(self, id: str, *, redact: Sequence[str] = ...) -> bytes:
-        """A run as one file: its journal with its children, its large values, and which program wrote it."""
+        """A run as one file, a capsule: its journal with its children, its large values, and which program wrote it."""
     def import_run(self, data: bytes) -> RunView:
-        """Bring a run from a file into this store, to be read and replayed; nothing executes it."""
+        """Import a run from a capsule into this store, to be read and replayed; nothing executes it."""
 
 class Engine(Client):
     name: str
@@ -388,7 +388,7 @@ class Engine(Client):
     def from_config(
         cls, path: str | os.PathLike[str] | None = None, programs: Iterable[Program | str] = ..., **options: Any
     ) -> Self:
-        """An engine as perdure.yaml, or another file of settings, and the environment say; `options` go over both."""
+        """An engine with the settings of perdure.yaml, or another file, and the environment; `options` override."""
     def sweep(
         self,
         *,
@@ -397,7 +397,7 @@ class Engine(Client):
         max_runs: int = 100,
         until: float | timedelta | datetime | None = None,
     ) -> SweepReport:
-        """Do what is due and return, for hosts without a process that stays; on an Engine that need not be open."""
+        """Do what is due and return, for hosts without a long-lived process; the Engine need not be open."""
 
 def connect(
     store: str | os.PathLike[str] | Store = ...,

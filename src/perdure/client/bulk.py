@@ -29,7 +29,7 @@ _NOTHING_TO_DO = (AlreadyFinished, Finished, Duplicate, NotFound)
 
 @dataclass(frozen=True, slots=True)
 class BulkItem(Generic[T_co]):
-    """What became of one run: a `result`, or an `error`. `index` is its place among those that were asked for."""
+    """The outcome for one run: a `result`, or an `error`. `index` is its position in the request."""
 
     index: int
     id: str
@@ -39,10 +39,10 @@ class BulkItem(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class BulkReport(Generic[T_co]):
-    """What became of many runs, in their order.
+    """The outcome for many runs, in order.
 
-    `cursor` tells that there may be more; the same call with it goes on from there. With `dry_run` nothing was done,
-    and `items` are the runs that it would have been done to.
+    A `cursor` means that there may be more: pass it to the same call to continue. With `dry_run` nothing was done, and
+    `items` are the runs that would have been acted on.
     """
 
     items: Sequence[BulkItem[T_co]]
@@ -51,21 +51,21 @@ class BulkReport(Generic[T_co]):
 
     @property
     def done(self) -> list[T_co]:
-        """What was done, for each run it was done to: handles, or what the call for one run returns."""
+        """The results of the runs that were acted on: handles, or what the call for one run returns."""
         return [item.result for item in self.items if item.result is not None and not _is_idle(item)]
 
     @property
     def skipped(self) -> list[BulkItem[T_co]]:
-        """Runs for which there was nothing to do: they had ended, or had been told before."""
+        """Runs for which there was nothing to do: they had ended, or it was a duplicate."""
         return [item for item in self.items if _is_idle(item)]
 
     @property
     def failed(self) -> list[BulkItem[T_co]]:
-        """Runs for which it was refused or went wrong, each with its `error`."""
+        """Runs for which the call failed, each with its `error`."""
         return [item for item in self.items if item.error is not None]
 
     def raise_failed(self) -> None:
-        """Raise what went wrong as one ExceptionGroup; nothing if nothing did."""
+        """Raise the errors as one ExceptionGroup, if there are any."""
         if errors := [item.error for item in self.items if item.error is not None]:
             raise ExceptionGroup(f"{len(errors)} of {len(self.items)} runs", errors)
 

@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class Client(Reader):
-    """A connection to a store: starts runs for engines elsewhere to execute, tells them things, and reads."""
+    """A connection to a store: starts runs for engines elsewhere to execute, sends them messages, and reads them."""
 
     def _assemble(self, base: StoreClient, gateway: RunGateway) -> None:
         super()._assemble(base, gateway)
@@ -78,11 +78,11 @@ class Client(Reader):
         rules: RulesLike = (),
         tags: dict[str, str] | None = None,
     ) -> RunHandle[R]:
-        """Start a run, durably, and return a handle to it; with an id that is in use, do what `reuse` says.
+        """Start a run durably and return a handle to it. If the id is in use, do what `reuse` says.
 
-        In a `queue` it begins when the limits of the queue let it: higher `priority` first, and keys take turns. With
-        `debounce` it begins when no other start under its id, or its queue and key, has come for so long; those that
-        came before it began have one run with it, and the last input counts.
+        A run in a `queue` begins when the limits of the queue allow it: higher `priority` first, and keys take turns.
+        With `debounce` it begins once no other start under its id, or its queue and key, has come for that long; the
+        starts that came before share one run, which begins with the last input.
         """
         return await self._starts.start(
             Start(
@@ -103,10 +103,10 @@ class Client(Reader):
         )
 
     async def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
-        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with options of its own.
+        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with their own options.
 
-        The report has what became of each, in their order: its handle, or why it could not be started. One that fails
-        keeps no other from being started. Of several under one id `reuse` decides, as it does for one that exists.
+        The report has one item for each, in order: a handle, or why the run could not be started. A start that fails
+        does not stop the others. Where several have the same id, `reuse` decides, as it does for a run that exists.
         """
         return await self._starts.start_many(starts)
 
@@ -117,9 +117,9 @@ class Client(Reader):
     def handle(self, id: str, program: Callable[..., Invocation[Any]] | None = None) -> RunHandle[Any]:
         """A handle of the run under an id, without starting anything: `engine.handle("order-123", fulfil)`.
 
-        It means the latest run under the id, also when that goes on as another one. With the workflow the result is
-        typed, and decoded as that workflow returns it. Nothing is read here: what is asked of a run that does not exist
-        raises NoSuchRun.
+        It follows the latest run under the id, also when that continues as another run. With the workflow, the result
+        is typed, and decoded as the workflow returns it. Nothing is read here: methods of a handle whose run does not
+        exist raise NoSuchRun.
         """
         if program is not None and not isinstance(program, Program):
             raise UsageError(
@@ -136,10 +136,11 @@ class Client(Reader):
         by: str | None = None,
         **options: Any,
     ) -> RunResult[R]:
-        """Start a run and wait for its end, whatever that is. Takes the options of `start`.
+        """Start a run and wait until it ends, however it ends. Takes the options of `start`.
 
-        With `until="rest"` it comes back as soon as nothing can go on without a person, and `.interrupts` tells what is
-        asked. Called again with the same id and `answers={name: answer}`, it answers, as `by`, and waits again.
+        With `until="rest"` it returns as soon as the run cannot continue without a person, and `.interrupts` lists what
+        the run asks for. Called again with the same id and `answers={name: answer}`, it answers, as `by`, and waits
+        again.
         """
         if until not in get_args(Until):
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
@@ -150,65 +151,65 @@ class Client(Reader):
     async def signal(
         self, id: str, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once.
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` deduplicates it.
 
-        Raises SignalRejected when the run waits for a signal of this name and this one is not of the type it waits for.
+        Raises SignalRejected when the run waits for a signal of this name and of another type.
         """
         return await self._messages.signal(id, name, payload, signal_id)
 
     async def feed(
         self, id: str, input: Any, input_id: str | None = None, name: str = INPUT
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Give a run its next input, durably: what `async for input in inputs()` in its body takes, in order.
+        """Send a run its next input, durably: `async for input in inputs()` in its body receives inputs in order.
 
-        An `input_id` makes it count once. Raises SignalRejected when the run waits for an input of another type.
+        An `input_id` deduplicates it. Raises SignalRejected when the run waits for an input of another type.
         """
         return await self._messages.signal(id, name, input, input_id)
 
     async def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of a run, by its name or its path; of several of one name, the oldest.
+        """Answer an open approval of a run, by its name or its path; of several with one name, the oldest.
 
-        Raises AnswerRejected when the answer does not fit what was asked, or `by` is not among those who may answer.
+        Raises AnswerRejected when the answer does not fit the schema, or `by` is not one of the approvers.
         """
         return await self._messages.approve(id, name, payload, approval_id, by)
 
     async def reject(
         self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Say no to an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
+        """Reject an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
         return await self._messages.reject(id, name, reason, approval_id, by)
 
     async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
         return await self._messages.cancel(id, reason)
 
     async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
-        """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
+        """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
         return await self._messages.pause(id, reason)
 
     async def resume(self, id: str) -> Accepted | Finished:
-        """Let a paused run go on."""
+        """Let a paused run continue."""
         return await self._messages.resume(id)
 
     async def checkpoint(self, id: str) -> int:
-        """Make everything durable that a run has done so far, and say before which number its events are in the store.
+        """Make everything durable that a run has done so far, and return the number of the next event.
 
-        For the lazy durability modes; in the others everything is. An engine that owns the run stores a snapshot as
-        well, so that the next owner does not replay what is over. A client cannot reach into the memory of
-        another process: UsageError says which one owns the run.
+        This is for the lazy durability modes; in the others everything is durable already. An engine that owns the run
+        also stores a snapshot, so that the next owner replays less. A client cannot write the memory of another
+        process: the UsageError names the owner.
         """
         return await self._messages.checkpoint(id)
 
     async def resolve(
         self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
     ) -> Accepted | Finished:
-        """Let a parked run go on: any engine tries it again at once, whichever has code that fits.
+        """Let a parked run continue: engines try it again at once.
 
-        `version` pins it to that version of its program from now on; `fail` ends it as failed, for that reason.
-        `before` lets it go on from right before an op, as a new incarnation under its id, and says which steps it no
-        longer knows of: they are done again. Raises NotParked when the run does not stand still.
+        `version` pins the run to that version of its program; `fail` ends it as failed, for that reason. `before` lets
+        it continue from right before an op, as a new incarnation under its id; the answer lists the steps that may be
+        executed again. Raises NotParked when the run is not parked.
         """
         return await self._resolver.resolve(id, version=version, fail=fail, before=before)
 
@@ -225,13 +226,13 @@ class Client(Reader):
         state: Mapping[str, Any] | None = None,
         set: Mapping[str, Any] | None = None,
     ) -> RunHandle[Any]:
-        """Start a run that has the past of another up to a point, and goes on by itself from there.
+        """Start a run that has the past of another up to a point, and continues independently from there.
 
-        `at` is an op path, for the point right before that op, or the number of the first event to leave out; without
-        it: right after the last op that is edited, the beginning when `inputs` are given, or else where the run stands.
-        `values` gives ops another outcome, by op path; `inputs` the workflow other arguments, by name; `state`
-        publishes other values than set_state() did. Raises ForkRefused when the code would not have done what is kept.
-        `set` is the former name of `values`, and deprecated.
+        `at` is an op path, for the point right before that op, or the number of the first event to leave out. Without
+        it the fork begins right after the last op that is edited, at the beginning when `inputs` are given, or else
+        where the run is now. `values` gives ops another outcome, by op path; `inputs` gives the workflow other
+        arguments, by name; `state` replaces values of set_state(). Raises ForkRefused when the code does not fit the
+        past that is kept. `set` is the former name of `values`, and deprecated.
         """
         if set is not None and values is not None:
             raise UsageError("fork(set=...) is the former name of values=...; give one of them")
@@ -240,18 +241,18 @@ class Client(Reader):
     async def time_travel(
         self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
     ) -> RunHandle[Any]:
-        """Start a run that goes on right before a step of another, with other arguments for that step.
+        """Start a run that continues right before a step of another, with other arguments for that step.
 
-        `step` is an op path such as `process:2` or `rag:1/generate:0`; `inputs` are arguments by name, and those that
-        are not given stay as they were. A child takes them too.
+        `step` is an op path such as `process:2` or `rag:1/generate:0`. `inputs` are arguments by name; the others stay
+        as they were. A child takes them too.
         """
         return await self._forks.time_travel(id, step, inputs, new_id)
 
     async def retry(self, id: str) -> RunHandle[Any]:
-        """Let a run that failed go on from what failed, or one that was cancelled from there, with all that succeeded.
+        """Continue a failed or cancelled run from where it failed, and keep all that succeeded.
 
-        It goes on under the same id as a new incarnation. What failed is tried again under its whole policy, and under
-        the same idempotency key. Raises CannotRetry, before anything is run, where it would get no further.
+        It continues under the same id as a new incarnation. What failed is tried again with its whole retry policy and
+        the same idempotency key. Raises CannotRetry, before anything is executed, when the run would get no further.
         """
         return await self._forks.retry(id)
 
@@ -260,9 +261,9 @@ class Client(Reader):
     async def retry_many(
         self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
     ) -> BulkReport[RunHandle[Any]]:
-        """Retry the runs that match, those that failed unless `status` says otherwise: at most `limit`, newest first.
+        """Retry the runs that match, by default those that failed: at most `limit`, newest first.
 
-        Of several runs under one id the latest counts.
+        Of several runs under one id only the latest counts.
         """
         return await self._bulk.each(
             "retry_many", filters, (RunStatus.FAILED,), self.retry, limit, cursor, dry_run, latest=True
@@ -291,7 +292,7 @@ class Client(Reader):
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Finished]:
-        """Let no new step begin of the runs that match, of those that could go on unless `status` says otherwise."""
+        """Begin no new step of the runs that match, by default of all that are queued, running or waiting."""
         going = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING)
         return await self._bulk.each(
             "pause_many", filters, going, lambda id: self.pause(id, reason), limit, cursor, dry_run
@@ -300,7 +301,7 @@ class Client(Reader):
     async def resume_many(
         self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
     ) -> BulkReport[Accepted | Finished]:
-        """Let the paused runs that match go on."""
+        """Let the paused runs that match continue."""
         return await self._bulk.each("resume_many", filters, (RunStatus.PAUSED,), self.resume, limit, cursor, dry_run)
 
     async def signal_many(
@@ -314,7 +315,7 @@ class Client(Reader):
         dry_run: bool = False,
         **filters: Unpack[RunFilters],
     ) -> BulkReport[Accepted | Duplicate | NotFound | Finished]:
-        """Send the unfinished runs that match a signal; with a `signal_id` it arrives once at each of them."""
+        """Send a signal to the unfinished runs that match; a `signal_id` deduplicates it for each of them."""
         return await self._bulk.each(
             "signal_many",
             filters,
@@ -348,10 +349,10 @@ class Client(Reader):
         durability: str | Durability | None = None,
         rules: RulesLike = (),
     ) -> ScheduleHandle:
-        """Start a run at every tick, durably. A schedule that exists under this id becomes what is asked for now.
+        """Start a run at every tick, durably. A schedule that exists under this id is changed to this definition.
 
-        Its runs are started with the options of `start`: they wait in `queue`, if there is one, bear `tags` beside
-        those of the schedule, and each has `deadline` seconds. Without an invocation: the schedule as it is.
+        Its runs are started with these options of `start`; `tags` are added to those of the schedule, and each run has
+        `deadline` seconds. Without an invocation: a handle of the schedule as it is.
         """
         self._base.check_open()
         if invocation is None:
@@ -381,7 +382,7 @@ class Client(Reader):
         )
 
     async def schedules(self) -> Sequence[ScheduleView]:
-        """All schedules, by their ids."""
+        """All schedules, by id."""
         return await self._schedules.list()
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
@@ -395,44 +396,43 @@ class Client(Reader):
         archive: str | os.PathLike[str] | None = None,
         grace: Duration = GRACE,
     ) -> PruneReport:
-        """Remove the runs of these statuses that ended longer ago than that, their children, and their large values.
+        """Remove runs of these statuses that ended longer ago than that, with their children and large values.
 
-        Runs that have not ended are never removed. The id of a run that is gone is free for another one. With
-        `archive` each run is first written into a capsule in that directory; one for which that fails is kept. Values
-        that went to the blob store go when no run refers to them and they were not put again for `grace`; what was put
-        with `blobs.put` stays. Works in small commits beside engines that are at work; when it is broken off, what is
-        left is pruned next time.
+        Runs that have not ended are never removed. The id of a pruned run is free again. With `archive` each run is
+        first written into a capsule in that directory, and kept if that fails. A blob is collected when no run refers
+        to it and it was not put again for `grace`; what was put with `blobs.put` stays. Works in small commits beside
+        running engines; if it is interrupted, the rest is pruned next time.
         """
         return await self._pruner.prune(older_than, statuses, dry_run, archive=archive, grace=grace)
 
     async def compact(self, id: str, *, dry_run: bool = False) -> CompactReport:
-        """Leave out of a finished run's journal what its steps showed before they ended: chunks and progress.
+        """Remove from a finished run's journal what its steps emitted before they ended: chunks and progress.
 
-        Results, attempts and their errors, owners, signals and answers stay, and so do replay and audit. Events are
-        numbered anew. A run that is not finished needs none of it: its owner takes snapshots.
+        Results, attempts with their errors, owners, signals and answers stay, so replay and audit still work. Events
+        are renumbered. An unfinished run does not need this: its owner takes snapshots.
         """
         return await compact(self._base, id, dry_run=dry_run)
 
     async def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
-        """Compute the row of every run from its journal, tell where it differs from the stored one, and mend it.
+        """Recompute the row of every run from its journal, report where the stored row differs, and replace it.
 
-        Safe beside engines that are at work: rows are replaced only while the journal is still what they were computed
-        from. A journal that is damaged is told, and the others are rebuilt all the same.
+        Safe beside running engines: a row is replaced only if its journal has not changed meanwhile. A damaged journal
+        is reported, and the others are rebuilt.
         """
         return await self._rebuilder.rebuild(dry_run=dry_run)
 
     async def export(self, id: str, *, redact: Sequence[str] = ()) -> bytes:
-        """A run as one file: its journal with its children, its large values, and which program wrote it.
+        """A run as one file, a capsule: its journal with its children, its large values, and which program wrote it.
 
-        `redact` takes values out: `$.card.number` of every value, `charge:0.$.pan` of an op, `$..pan` at any depth.
+        `redact` removes values: `$.card.number` from every value, `charge:0.$.pan` from an op, `$..pan` at any depth.
         """
         return await self._capsules.export(id, redact=redact)
 
     async def import_run(self, data: bytes) -> RunView:
-        """Bring a run from a file into this store, to be read and replayed; nothing executes it.
+        """Import a run from a capsule into this store, to be read and replayed; nothing executes it.
 
-        A finished run is as it was, one that was not is parked here. A run that is here already is left as it is.
-        Raises InvalidCapsule, and changes nothing, when the file is not as it was written; AlreadyExists when its id
-        belongs to another run.
+        A run that had not ended is parked here. A run that is already in this store is left as it is. Raises
+        InvalidCapsule, and changes nothing, when the file was altered; AlreadyExists when its id belongs to another
+        run.
         """
         return await self._capsules.import_run(data)

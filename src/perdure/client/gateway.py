@@ -171,7 +171,7 @@ class StoreGateway:
         base, states = self._base, self._base.states
         state = await states.read(base.store.journal, run_id)
         # The owner may be about to write, and have come too late each time.
-        while state.told >= CROWD and await wait_for_turn(base.leases, base.clock, run_id, caller):
+        while state.external >= CROWD and await wait_for_turn(base.leases, base.clock, run_id, caller):
             states.remember(state)
             state = await states.read(base.store.journal, run_id)
         verdict = decide(state)

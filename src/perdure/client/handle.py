@@ -40,9 +40,9 @@ class Handles:
 
 
 class RunHandle(Generic[R]):
-    """One run, with all that it goes on as by `continue_as`. Awaiting it is awaiting its result.
+    """One run, with the incarnations it continues as by `continue_as`. Awaiting it is awaiting its result.
 
-    A run that was started under the same id later, because it had failed or was to be replaced, is another one.
+    A run that was started later under the same id, because this one had failed or was replaced, is another run.
     """
 
     def __init__(self, by: Handles, id: str, run_id: str, program: Program | None) -> None:
@@ -56,7 +56,7 @@ class RunHandle(Generic[R]):
 
     @property
     def run_id(self) -> str:
-        """The run that was started. A handle of `engine.handle(id)` has none: it means the latest run under its id."""
+        """The run that was started. A handle of `engine.handle(id)` has none: it follows the latest under its id."""
         if not self._run_id:
             raise UsageError(
                 f"the handle of {self.id!r} was made by its id, and means the latest run under it; "
@@ -67,7 +67,7 @@ class RunHandle(Generic[R]):
     async def result(self, timeout: float | None = None) -> R:
         """What the run returned; raises what it raised, RunCancelled or RunParked.
 
-        TimeoutError after `timeout` seconds leaves the run going.
+        A TimeoutError after `timeout` seconds does not affect the run.
         """
         result = await self.outcome(timeout)
         if result.error is not None:
@@ -84,8 +84,8 @@ class RunHandle(Generic[R]):
     ) -> RunResult[R]:
         """How the run ended; raises nothing but TimeoutError.
 
-        With `until="rest"`: how it ended, or what it asks for as soon as nothing of it can go on without a person.
-        `answers` go to what it asks for, by name or by path and in the name of `by`, and then it is waited for again.
+        With `until="rest"`: how it ended, or what it asks for as soon as it cannot continue without a person. `answers`
+        are given to what it asks for, by name or by path and as `by`; then it waits again.
         """
         if until not in get_args(Until):
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
@@ -128,7 +128,7 @@ class RunHandle(Generic[R]):
         return self._program
 
     async def status(self) -> RunStatus:
-        """Where the run stands."""
+        """The status of the run."""
         self._by.base.check_open()
         if not self._run_id:
             return (await self._by.base.require(self.id))[0].status
@@ -184,7 +184,7 @@ class RunHandle(Generic[R]):
     async def feed(
         self, input: Any, input_id: str | None = None, name: str = INPUT
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Give the run its next input: what `async for input in inputs()` in its body takes."""
+        """Send the run its next input, for `async for input in inputs()` in its body."""
         return await self.signal(name, input, input_id)
 
     async def approve(
@@ -196,11 +196,11 @@ class RunHandle(Generic[R]):
     async def reject(
         self, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Say no to an open approval of the run."""
+        """Reject an open approval of the run."""
         return await self._send(lambda run: self._by.messages.reject(run, name, reason, approval_id, by))
 
     async def stream(self, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
-        """What a step of the run, or all of them, show before they end; see `Client.stream`."""
+        """The chunks that a step of the run, or all of them, emit; see `Client.stream`."""
         self._by.base.check_open()
         run = await self._by.base.store.runs.get(self._run_id) if self._run_id else None
         if run is None:

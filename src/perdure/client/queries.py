@@ -46,7 +46,7 @@ from perdure.ports.runs import RunFilter
 
 # How many events of a journal a follower reads at a time.
 PAGE = 1000
-# How many events are replayed without being asked, to tell the arguments of steps: the engine stands still meanwhile.
+# How many events are replayed by default to find the arguments of steps: the engine's loop is blocked meanwhile.
 REPLAYED = 2000
 # How many bytes of journals are read to say why the runs of a page do not go on.
 JOURNALS_READ = 8 * 1024 * 1024
@@ -97,7 +97,7 @@ class Queries:
         limit = _whole(limit, "list(limit", 1, "ask for at least one run, such as limit=100")
         _ = check_cursor(cursor, "list")
         filter = await self.filter("list", filters)
-        # One more than asked for tells whether there is another page.
+        # One more than asked for shows whether there is another page.
         found = await self._base.store.runs.list(replace(filter, limit=limit + 1, cursor=cursor))
         page = RunPage([run_summary(await self._load_or_say(run), head) for run, head in found[:limit]])
         page.cursor = page[-1].run_id if len(found) > limit else None
@@ -230,7 +230,7 @@ class Queries:
             records = steps_of(batches)
             if run.root:
                 records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
-            told = (
+            replayed = (
                 await self._gateway.step_arguments(run, batches)
                 if inputs or (inputs is None and _is_short(batches))
                 else {}
@@ -240,7 +240,7 @@ class Queries:
                     record,
                     await self._base.payloads.load(record.output_blob, record.output),
                     lives or record.remote,
-                    told[record.path] if record.path in told else await self._recorded(record),
+                    replayed[record.path] if record.path in replayed else await self._recorded(record),
                 )
                 for record in records
             ]
@@ -266,7 +266,7 @@ class Queries:
             journals = await self._base.store.journal.read_many([row.run_id for row in page]) if page else {}
             for row in page:
                 batches = journals.get(row.run_id, [])
-                # A journal that cannot be read hides its own questions and no others; `doctor` tells of it.
+                # A journal that cannot be read hides only its own approvals; `doctor` reports it.
                 if not isinstance(batches, Exception):
                     found += approval_views(row, fold(row.run_id, batches), now)
             if len(page) < ASKING_PAGE:

@@ -87,7 +87,7 @@ class Reader:
 
     @property
     def watch(self) -> RunWaiters:
-        """Who waits for which run."""
+        """The waits of callers for runs to end."""
         return self._base.watch
 
     @property
@@ -122,10 +122,10 @@ class Reader:
         limit: int = 100,
         cursor: str | None = None,
     ) -> RunPage:
-        """Runs, newest first, a page at a time; those of perdure's own programs only when `program` names one.
+        """Runs, newest first, a page at a time; runs of perdure's own programs only when `program` names one.
 
-        Created from `since` on and before `until`. `parent` and `root` are ids or run_ids, and a run without a parent
-        is its own root. `owner` is an orchestrator, which owns roots. `id_prefix` is no pattern.
+        Created at or after `since` and before `until`. `parent` and `root` are ids or run_ids; a run without a parent
+        is its own root. `owner` is an orchestrator. `id_prefix` is compared literally.
         """
         filters = RunFilters(
             status=status,
@@ -142,28 +142,28 @@ class Reader:
         return await self._queries.list(filters, limit, cursor)
 
     async def why(self, id: str) -> Why | None:
-        """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
+        """Why a run does not advance, or how it ended; None when it is running, or has completed."""
         return await self._queries.why(id)
 
     async def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
-        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out.
+        """As `why`, for a page of runs, by run_id. Runs that are running or have completed are left out.
 
-        Reads the journals of those that have not ended, at most some megabytes of them.
+        Reads the journals of unfinished runs, up to a few megabytes.
         """
         return await self._queries.reasons(runs)
 
     async def queues(self) -> Sequence[QueueView]:
-        """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
+        """Queues with runs that are queued or under way, by name; an Engine adds the limits it was given."""
         return await self._queries.queues()
 
     async def orchestrators(self) -> Sequence[OrchestratorView]:
-        """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
+        """The orchestrators that are alive, and those that are gone and still own unfinished runs, by name."""
         return await self._queries.orchestrators()
 
     async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
-        """The steps of a run and of its children with their attempts, in the order they began.
+        """The steps of a run and its children with their attempts, in the order they began.
 
-        `inputs`: whether an Engine that has the code replays the run to tell the arguments of its steps. Without it, it
+        `inputs`: whether an Engine that has the code replays the run to find the arguments of its steps. By default it
         does unless the journal is long.
         """
         return await self._queries.steps(id, inputs=inputs)
@@ -171,30 +171,30 @@ class Reader:
     async def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
     ) -> Sequence[ApprovalView]:
-        """Every open approval of all runs, the oldest first; of one `name`, or those that `approver` may answer now."""
+        """Open approvals of all runs, the oldest first; only of one `name`, or those that `approver` may answer now."""
         return await self._queries.approvals(name=name, approver=approver, program=program)
 
     async def get_checkpoint(self, id: str) -> int | None:
-        """The number before which a run need not be replayed from its events: a snapshot stands for them. Or None."""
+        """The number of the event up to which the newest snapshot replaces replay; None without a snapshot."""
         return await self._queries.get_checkpoint(id)
 
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
-        """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
+        """The events of a run from number `start`. A child is numbered in the journal of its root."""
         return await self._queries.journal(id, start)
 
     def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
-        """The events of a run from number `start` on, as they come, until it ends.
+        """The events of a run from number `start`, as they are committed, until it ends.
 
-        By id, a run that goes on by `continue_as` has not ended: the events of the next one follow, from number 0 on,
-        and have its `run_id`. A run_id means that one run.
+        By id, a run that continues by `continue_as` has not ended: the events of the next incarnation follow, from
+        number 0, with its `run_id`. A run_id means that one incarnation.
         """
         return self._queries.follow(id, start)
 
     def stream(self, id: str, step: str | None = None, start: int = 0) -> AsyncIterator[Chunk]:
-        """What a step shows before it ends, from number `start` on and as it comes; it ends with the step.
+        """The chunks that a step emits, from number `start`, as they are committed; ends with the step.
 
-        `step` is an op path such as `tokens:0`, or a name, which stands for the first step of that name. Without it:
-        all steps of the run and of its children, until it ends. By id, a run that goes on by `continue_as` has not
-        ended: what the next one shows follows, and the numbers go on. A run_id means that one run.
+        `step` is an op path such as `tokens:0`, or a name, which means the first step of that name. Without it: all
+        steps of the run and its children, until it ends. By id, a run that continues by `continue_as` has not ended:
+        chunks of the next incarnation follow, and their numbers continue. A run_id means that one incarnation.
         """
         return self._queries.stream(id, step, start)

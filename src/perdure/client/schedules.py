@@ -53,7 +53,7 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class ScheduleView:
-    """A schedule as it stands. `fired`, `skipped` and `failed` count ticks; `waiting` are those that wait in line."""
+    """A schedule as it is now. `fired`, `skipped` and `failed` count ticks; `waiting` counts those in line."""
 
     id: str
     program: str
@@ -86,8 +86,8 @@ class ScheduleView:
 class Schedule:
     """A schedule that an engine declares when it opens: `Engine(url, [report], schedules=[Schedule(...)])`.
 
-    What it takes is what `engine.schedule(...)` takes, and what becomes of it is the same: it is made if there is none
-    under its id, stays as it is if it is the same, and becomes what is declared now if that has changed.
+    It takes what `engine.schedule(...)` takes, with the same effect: a new schedule is created, an unchanged one stays
+    as it is, and a changed one gets this definition.
     """
 
     id: str
@@ -300,15 +300,15 @@ class ScheduleHandle:
         self.id = id
 
     async def view(self) -> ScheduleView:
-        """The schedule as it stands."""
+        """The schedule as it is now."""
         return self._schedules.view(await self._read())
 
     async def pause(self, reason: str | None = None) -> None:
-        """Fire nothing until further notice. Runs that have been started go on."""
+        """Fire no tick until it is resumed. Runs that have been started continue."""
         await self._send(Pause(self._schedules.base.clock.now(), reason or ""))
 
     async def resume(self) -> None:
-        """Fire again, from the next tick on; those of the pause are not caught up."""
+        """Fire again, from the next tick; the ticks of the pause are not caught up."""
         await self._send(Resume(self._schedules.base.clock.now()))
 
     async def trigger(self) -> str:
@@ -319,7 +319,7 @@ class ScheduleHandle:
         return run
 
     async def next(self, count: int = 10) -> Sequence[datetime]:
-        """When the schedule fires next, if it is not paused: the moments of its ticks, with their jitter."""
+        """The next `count` times at which the schedule fires, with jitter, if it is not paused."""
         if count < 1:
             raise UsageError(f"next({count}): ask for at least one")
         known = await self._read()
@@ -328,9 +328,9 @@ class ScheduleHandle:
         return [moment(kernel.fires_at(spec, self.id, tick)) for tick in ticks]
 
     async def backfill(self, start: datetime, end: datetime) -> Sequence[str]:
-        """Fire the ticks from `start` on and before `end` as if they were due now, and return the ids of their runs.
+        """Fire the ticks from `start` until before `end` as if they were due now; returns the ids of their runs.
 
-        One after the other, unless overlap is `allow`. A tick whose run exists already is not fired again.
+        They run one after the other, unless overlap is `allow`. A tick whose run exists already is not fired again.
         """
         for name, value in (("start", start), ("end", end)):
             if not isinstance(value, datetime) or value.tzinfo is None:
@@ -350,7 +350,7 @@ class ScheduleHandle:
         return [tick_id(self.id, tick) for tick in ticks]
 
     async def delete(self) -> None:
-        """End the schedule. Runs that it has started go on; what waits in line is dropped."""
+        """End the schedule. Runs that it has started continue; ticks that wait in line are dropped."""
         known = await self._read()
         await self._schedules.messages.terminate(known.row.run_id, "the schedule was deleted")
 

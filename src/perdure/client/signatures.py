@@ -1,4 +1,4 @@
-"""What programs take that are not at hand, as the workers say that have them. Refuses what fits none of those."""
+"""Signatures of programs that this process lacks, as registered by the workers. Refuses input that fits none."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class Starts:
         return None
 
     async def _check_arguments(self, starting: _Starting[Any]) -> None:
-        """Refuse arguments that no worker takes, where the program is not at hand, before anything is written for them.
+        """Refuse arguments that no worker takes, where the program is not here, before anything is written for them.
 
         Not earlier: a run that exists is given out whatever the arguments are. Large ones were checked before they were
         put apart.
@@ -234,7 +234,7 @@ class Starts:
             and not isinstance(invocation, EncodedInvocation)
             and not self._gateway.begins_here(started)
         ):
-            # It is read elsewhere, and later, where the caller hears of nothing: what does not fit is refused here.
+            # It is decoded elsewhere, and later, where the caller gets no error: refuse here what does not fit.
             program.check_input(started.input, self._base.codec)
         if inline:
             return started, started

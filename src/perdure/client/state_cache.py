@@ -1,4 +1,4 @@
-"""Folded journals of runs that are told something again and again. Only the tail is read each time."""
+"""Folded journals of runs that receive messages again and again. Only the tail is read each time."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ LIMIT = 64
 LONG = 256
 
 
-class ToldState(RunState):
-    """A run as its callers see it, which counts what they have told it since its owner last wrote."""
+class CallerState(RunState):
+    """A run as its callers see it. Counts the events that they appended since its owner last wrote."""
 
-    __slots__ = ("told",)
+    __slots__ = ("external",)
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id)
-        self.told = 0
+        self.external = 0
 
     def fold(self, event: AnyEvent, at: float) -> None:
-        """Take one event in."""
+        """Apply one event."""
         outside = type(event) in FROM_OUTSIDE
         if not outside and isinstance(event, StepOutcome):
-            # What came of a remote step, its worker wrote.
+            # The outcome of a remote step is written by its worker.
             op = self.ops.get(event.op)
             outside = op is not None and op.kind == "remote"
-        self.told = self.told + 1 if outside else 0
+        self.external = self.external + 1 if outside else 0
         super().fold(event, at)
 
 
@@ -40,12 +40,12 @@ class StateCache:
     """The last few runs, as far as their journals have been read."""
 
     def __init__(self) -> None:
-        self._states: OrderedDict[str, ToldState] = OrderedDict()
+        self._states: OrderedDict[str, CallerState] = OrderedDict()
 
-    async def read(self, journal: Journal, run_id: str) -> ToldState:
+    async def read(self, journal: Journal, run_id: str) -> CallerState:
         """The state of a run after everything that is in its journal now."""
         # Taken out while it is read: two callers must not fold the same tail twice.
-        state = self._states.pop(run_id, None) or ToldState(run_id)
+        state = self._states.pop(run_id, None) or CallerState(run_id)
         while True:
             batches = await journal.read(run_id, state.next_seq)
             for batch in batches:
@@ -53,9 +53,9 @@ class StateCache:
                     state.fold(event, batch.at)
             if len(batches) < LONG:
                 return state
-            # It took a while, and what came meanwhile would come before whatever is decided now.
+            # Reading took a while, and an append that is decided on this state would lose to what came meanwhile.
 
-    def remember(self, state: ToldState) -> None:
+    def remember(self, state: CallerState) -> None:
         """Keep a state that agrees with the store."""
         self._states[state.run_id] = state
         if len(self._states) > LIMIT:

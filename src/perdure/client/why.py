@@ -16,7 +16,7 @@ from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.values.failures import Failure
 from perdure.ports.leases import Lease, Registration, orchestrator_name
 
-# So long something may be due before it is late: orchestrators look, and claim, in less.
+# How long something may be due before it is late: orchestrators poll and claim faster than this.
 LATE_SECONDS = 5.0
 # An orchestrator gives two heartbeats within its lease, or three; where less of it is left, one is missing or late.
 SILENT = 0.45
