@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from perdure import Retry
+import math
+from typing import Any
+
+from perdure import Retry, Step, step, step_context
 
 QUICK = Retry(attempts=3, initial=0, jitter=False)
 
@@ -15,3 +18,18 @@ class Declined(Exception):
 
 class TooBusy(ConnectionError):
     pass
+
+
+def failing(times: float = math.inf, *, called: list[int] | None = None, **options: Any) -> Step[[], int]:
+    """A step that fails so many times, and then returns the number of its attempt."""
+
+    @step(**options)
+    async def failing() -> int:
+        attempt = step_context().attempt
+        if called is not None:
+            called.append(attempt)
+        if attempt <= times:
+            raise TooBusy(f"attempt {attempt}")
+        return attempt
+
+    return failing

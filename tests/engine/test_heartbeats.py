@@ -278,9 +278,7 @@ async def test_progress_that_is_too_large_is_refused() -> None:
     async def talkative() -> None:
         step_context().heartbeat("x" * 300_000)
 
-    flow = only(talkative)
-
-    assert isinstance((await run(flow())).result.error, PayloadTooLarge)
+    assert isinstance((await run(only(talkative)())).result.error, PayloadTooLarge)
 
 
 async def test_what_runs_in_another_process_is_told_that_it_gives_no_signs_of_life() -> None:

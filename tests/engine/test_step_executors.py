@@ -146,10 +146,8 @@ async def test_a_thread_pool_of_the_user_runs_plain_steps_and_is_left_open() -> 
     def where() -> str:
         return threading.current_thread().name
 
-    flow = only(where)
-
     with ThreadPoolExecutor(1, thread_name_prefix="mine") as pool:
-        assert (await run(flow(), executor=pool)).output.startswith("mine")
+        assert (await run(only(where)(), executor=pool)).output.startswith("mine")
         assert pool.submit(len, "abc").result() == 3
 
 

@@ -12,21 +12,12 @@ from perdure import Engine, Retry, RunStatus, StepStatus, step, step_context, wo
 from perdure.kernel.events import AttemptFailed, StepFailed
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, crashed, only, run
-from tests.engine.step_parts import QUICK, Declined, TooBusy
+from tests.engine.step_parts import QUICK, Declined, TooBusy, failing
 
 
 async def test_a_step_is_tried_again_until_it_succeeds_and_each_attempt_is_recorded() -> None:
-    @step(retry=QUICK)
-    async def flaky() -> int:
-        attempt = step_context().attempt
-        if attempt < 3:
-            raise TooBusy(f"attempt {attempt}")
-        return attempt
-
-    flow = only(flaky)
-
-    store = MemoryStore()
-    async with Engine(store, [flow]) as engine:
+    flow = only(failing(2, retry=QUICK))
+    async with Engine("memory://", [flow]) as engine:
         assert (await engine.run(flow(), id="it")).output == 3
         [view] = await engine.steps("it")
     assert (view.status, view.attempt, view.output) == (StepStatus.SUCCEEDED, 3, 3)
@@ -104,43 +95,20 @@ async def test_a_step_that_never_succeeds_fails_with_its_last_exception() -> Non
     ],
 )
 async def test_only_exceptions_on_the_list_are_tried_again(on: Any, calls_expected: int) -> None:
-    calls = 0
-
-    @step(retry=Retry(attempts=3, initial=0, on=on))
-    async def failing() -> None:
-        nonlocal calls
-        calls += 1
-        raise TooBusy("busy")
-
-    flow = only(failing)
-
-    ran = await run(flow())
+    called: list[int] = []
+    ran = await run(only(failing(retry=Retry(attempts=3, initial=0, on=on), called=called))())
     assert isinstance(ran.result.error, TooBusy)
-    assert calls == calls_expected
+    assert len(called) == calls_expected
 
 
 async def test_a_step_without_a_retry_is_tried_once() -> None:
-    calls = 0
-
-    @step
-    async def failing() -> None:
-        nonlocal calls
-        calls += 1
-        raise TooBusy("busy")
-
-    flow = only(failing)
-
-    await run(flow())
-    assert calls == 1
+    called: list[int] = []
+    await run(only(failing(called=called))())
+    assert called == [1]
 
 
 async def test_retries_wait_durably_with_exponential_backoff() -> None:
-    @step(retry=Retry(attempts=4, initial=10, factor=3, max=60, jitter=False))
-    async def failing() -> None:
-        raise TooBusy("busy")
-
-    flow = only(failing)
-
+    flow = only(failing(retry=Retry(attempts=4, initial=10, factor=3, max=60, jitter=False)))
     clock, recorded, store = FakeClock(), Recorded(), MemoryStore()
     begin = clock.now()
     async with Engine(store, [flow], clock=clock, on_commit=recorded) as engine:
@@ -157,12 +125,7 @@ async def test_retries_wait_durably_with_exponential_backoff() -> None:
 
 
 async def test_a_run_that_waits_for_a_retry_shows_what_it_waits_for() -> None:
-    @step(retry=Retry(attempts=2, initial=60, jitter=False))
-    async def failing() -> None:
-        raise TooBusy("busy")
-
-    flow = only(failing)
-
+    flow = only(failing(retry=Retry(attempts=2, initial=60, jitter=False)))
     clock, recorded = FakeClock(), Recorded()
     async with Engine("memory://", [flow], clock=clock, on_commit=recorded) as engine:
         _ = await engine.start(flow(), id="it")
@@ -199,19 +162,11 @@ async def test_retries_go_on_after_a_crash_and_attempts_that_died_do_not_count()
 
 
 async def test_a_failing_step_in_a_gather_waits_for_its_retry_while_the_others_go_on() -> None:
-    @step(retry=Retry(attempts=2, initial=0.02, jitter=False))
-    async def flaky() -> str:
-        if step_context().attempt == 1:
-            raise TooBusy("busy")
-        return "flaky"
-
-    @step
-    async def steady() -> str:
-        return "steady"
+    flaky, steady = failing(1, retry=Retry(attempts=2, initial=0.02, jitter=False)), failing(0)
 
     @workflow
-    async def flow() -> list[str]:
-        order: list[str] = []
+    async def flow() -> list[int]:
+        order: list[int] = []
 
         async def branch(call: Any) -> None:
             order.append(await call())
@@ -219,4 +174,5 @@ async def test_a_failing_step_in_a_gather_waits_for_its_retry_while_the_others_g
         await asyncio.gather(branch(flaky), branch(steady))
         return order
 
-    assert (await run(flow())).output == ["steady", "flaky"]
+    # The number of the attempt that succeeded.
+    assert (await run(flow())).output == [1, 2]

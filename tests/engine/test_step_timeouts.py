@@ -42,9 +42,7 @@ async def test_a_timeout_of_a_step_is_a_timeout_error_too() -> None:
     async def slow() -> None:
         await asyncio.Event().wait()
 
-    flow = only(slow)
-
-    assert isinstance((await run(flow())).result.error, TimeoutError)
+    assert isinstance((await run(only(slow)())).result.error, TimeoutError)
 
 
 async def test_a_step_that_ignores_its_cancellation_does_not_hold_up_the_run() -> None:
@@ -110,9 +108,7 @@ async def test_a_timeout_counts_per_attempt_and_is_tried_again() -> None:
             await asyncio.Event().wait()
         return attempt
 
-    flow = only(slow_at_first)
-
-    assert (await run(flow())).output == 2
+    assert (await run(only(slow_at_first)())).output == 2
 
 
 async def test_an_outcome_that_comes_after_the_timeout_is_dropped() -> None:
@@ -130,9 +126,7 @@ async def test_an_outcome_that_comes_after_the_timeout_is_dropped() -> None:
         await gates.wait("late")
         return "in time"
 
-    flow = only(slow)
-
-    assert (await run(flow())).output == "in time"
+    assert (await run(only(slow)())).output == "in time"
 
 
 async def test_options_change_the_policy_of_one_call() -> None:

@@ -112,9 +112,7 @@ async def test_the_chunks_have_the_type_of_the_annotation() -> None:
         if step_context().attempt == 1:
             raise ConnectionError
 
-    flow = only(words)
-
-    ran = await run(flow())
+    ran = await run(only(words)())
     assert ran.output == [Word("a"), Word("a")]
     assert seen == [Word("a")]
 
@@ -127,6 +125,4 @@ async def test_what_a_generator_changes_after_it_was_shown_is_not_changed_in_the
             so_far.append(i)
             yield so_far
 
-    flow = only(growing)
-
-    assert (await run(flow())).output == [[0], [0, 1], [0, 1, 2]]
+    assert (await run(only(growing)())).output == [[0], [0, 1], [0, 1, 2]]

@@ -30,9 +30,7 @@ from tests.engine.stream_parts import shown
 async def failing(fn: Any, **options: Any) -> BaseException:
     emitting = step(fn)
 
-    flow = only(emitting)
-
-    ran = await run(flow(), **options)
+    ran = await run(only(emitting)(), **options)
     assert ran.result.error is not None
     return ran.result.error
 

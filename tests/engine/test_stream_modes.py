@@ -32,9 +32,7 @@ async def test_immediate_chunks_are_written_as_they_come() -> None:
             yield i
             await recorded.until(lambda e, i=i: isinstance(e, ChunkAppended) and e.end == i + 1)  # type: ignore[misc]
 
-    flow = only(one_by_one)
-
-    ran = await run(flow(), on_commit=recorded)
+    ran = await run(only(one_by_one)(), on_commit=recorded)
     assert await chunk_events(ran.store, ran.run_id) == [1, 1, 1]
 
 
@@ -45,9 +43,7 @@ async def test_batched_chunks_are_written_together() -> None:
             yield i
             await asyncio.sleep(0.001)
 
-    flow = only(fast)
-
-    ran = await run(flow())
+    ran = await run(only(fast)())
     assert ran.output == list(range(10))
     # The last ones go with the outcome.
     assert await chunk_events(ran.store, ran.run_id) == [4, 4, 2]
@@ -64,9 +60,7 @@ async def test_batched_chunks_are_written_after_a_while_however_few_they_are() -
         await recorded.until(lambda e: isinstance(e, ChunkAppended))
         yield 2
 
-    flow = only(one)
-
-    ran = await run(flow(), on_commit=recorded)
+    ran = await run(only(one)(), on_commit=recorded)
     assert await chunk_events(ran.store, ran.run_id) == [1, 1]
 
 
