@@ -11,20 +11,22 @@ a second execution: what a driver writes is fenced by compare-and-swap.
 
 ::
 
-                  start                                       first commit
-      ABSENT ─────────────────▶ STARTING ───────────────────────────────────────────┐
-        │                                                                           ▼
-        │  wake, takeover,                         replayed           keep      ┌─▶ ACTIVE ◀──┐
-        ├─ admission, message ──▶ LOADING ────────────────────────────────────▶ │     │       │
-        │                         │ ▲ │ │                                     WARM ◀──┘       │
-        │        lost its owner   │ │ │ │  locks are held elsewhere             │             │
-        │        again and again  ▼ │ │ └──────────▶ REGAINING_LOCKS ─▶ ABSENT  ▼             │
-        │                     SUSPECT │                                     CATCHING_UP ──────┘
-        │                             │                        another process     caught up, with this
-        │                             ▼                        has appended        driver or a new one
-        │                  PARKED_HERE, UNREADABLE
-        │
-        └─ any state with a driver: evicted ─▶ ABSENT, or stopped by an error of the engine ─▶ PARKING ─▶ PARKED_HERE
+              start                                  first commit
+    ABSENT ──────────────────▶ STARTING ───────────────────────────┐
+      │                                                            │
+      │ wake, takeover,                                            ▼      idle
+      │ admission, message                    replayed          ACTIVE ◀────────▶ WARM
+      └──────────────────────▶ LOADING ───────────────────────▶  │  ▲              │
+                               │  │  │                           │  │ caught up    │
+        previous owners may    │  │  │      another process      ▼  │              │
+        have died of it        │  │  │      has appended      CATCHING_UP ◀────────┘
+    SUSPECT ◀──────────────────┘  │  │
+      └── on trial ──▶ LOADING    │  └─▶ REGAINING_LOCKS ── has them ──▶ ABSENT, and LOADING again
+                                  │
+         does not fit, damaged    ▼
+                       PARKED_HERE, UNREADABLE
+
+    From every state with a driver: evicted ──▶ ABSENT; an error of the engine ──▶ PARKING ──▶ PARKED_HERE
 
 ====================  ========  ========================================================================================
 state                 driver    what it means, and what ends it
@@ -50,7 +52,8 @@ What couples the table to the rest:
 - *Waiters.* The table answers them when a run moves to a state in which the answer cannot come any more: a caller of
   `start` gets an error, an admission learns that the run is no longer tried, a message is decided again. No waiter is
   left behind.
-- *Entry.* A run gets a driver by `Loader.enter` alone, whatever the reason.
+- *Entry.* A run gets a driver from the `Loader` alone: by `enter`, whatever the reason, or a new one by `rejoin` when
+  the one that it has cannot catch up.
 - *What is not here.* Which runs of a group of suspects are still on trial (`Quarantine`), which locks a run holds
   (`RunLocks`), which ids were warm here lately (`WarmCache`): those outlive a slot, or have a life of their own.
 """
