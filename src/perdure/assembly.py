@@ -164,7 +164,7 @@ class Engine(Client):
         self._on_complete = check_on_complete(on_complete)
         self._completions: Observers[RunRow] | None = None
         self._orchestrator: Orchestrator | None = None
-        self._ownership: Membership | None = None
+        self._membership: Membership | None = None
         self._service: Service | None = None
         # Set when another process has been started under our name, and nothing is advanced here any more.
         self.superseded = asyncio.Event()
@@ -191,14 +191,14 @@ class Engine(Client):
             program.defined.source if program.defined is not None else "",
         )
 
-        if self._ownership is not None and self._service is not None:
+        if self._membership is not None and self._service is not None:
             self._describe()
             self._service.register()
 
     def _describe(self) -> None:
         """Have registered what this engine has, as it is then."""
-        assert self._ownership is not None
-        self._ownership.describe([*self._programs], self._serves, self._signatures_here)
+        assert self._membership is not None
+        self._membership.describe([*self._programs], self._serves, self._signatures_here)
 
     def _signatures_here(self) -> dict[str, Signature]:
         """What the programs take that are loaded."""
@@ -285,7 +285,7 @@ class Engine(Client):
             )
         )
         self._base.news.is_local = orchestrator.active.__contains__
-        self._ownership = Membership(
+        self._membership = Membership(
             self._base.leases,
             self.name,
             orchestrator.session,
@@ -294,11 +294,11 @@ class Engine(Client):
             orchestrator.lease_deadline,
             self._service_config.membership,
         )
-        await self._ownership.take()
+        await self._membership.join()
         self._describe()
         self._service = Service(
             orchestrator,
-            self._ownership,
+            self._membership,
             self._base.queues,
             self._max_concurrency,
             self._service_config,
@@ -309,7 +309,7 @@ class Engine(Client):
         self._service.repeat(FunctionDuty("keeping its name", self._keep_name), first=3600.0, interval=3600.0)
         self._service.start_heartbeat()
         if look:
-            await recover_at_start(orchestrator, self._ownership)
+            await recover_at_start(orchestrator, self._membership)
         else:
             await warn_of_unknown(orchestrator)
         self._service.start(look=look)
@@ -346,14 +346,14 @@ class Engine(Client):
             _ = await self._open(look=False)
         try:
             assert self._orchestrator is not None
-            assert self._ownership is not None
+            assert self._membership is not None
             assert self._service is not None
             self._orchestrator.lifecycle.sweep_began = counts.begun if alone else None
             self._service.deadlines.stale = True
             _ = await self._service.deadlines.run_once(now)
             return await sweep(
                 self._orchestrator,
-                self._ownership,
+                self._membership,
                 self._service.admission,
                 counts,
                 until=None if end is None else asyncio.get_running_loop().time() + max(0.0, end - now),
@@ -413,7 +413,7 @@ class Engine(Client):
     async def _close(self, grace: float) -> None:
         orchestrator, self._orchestrator = self._orchestrator, None
         self._local.orchestrator = None
-        if orchestrator is None or self._service is None or self._ownership is None or self._base.forked:
+        if orchestrator is None or self._service is None or self._membership is None or self._base.forked:
             return
         self._scheduled.close()
         self._local.leaving = True
@@ -422,7 +422,7 @@ class Engine(Client):
             interrupted = await orchestrator.close(grace, self._service.release_due)
             self._local.leaving = False
             await self._service.stop()
-            await self._ownership.leave()
+            await self._membership.leave()
         finally:
             self._local.leaving = False
             await self._close_observers()
@@ -441,9 +441,9 @@ class Engine(Client):
         found = await self._base.find(id)
         if found is None:
             return None
-        if self._ownership is None or found[0].owner is None or found[0].status.finished:
+        if self._membership is None or found[0].owner is None or found[0].status.finished:
             return found[0]
-        owner, left = found[0].owner, self._ownership.wait_for(found[0].owner)
+        owner, left = found[0].owner, self._membership.lease_left(found[0].owner)
         if left is not None:
             log.warning(
                 "run %r belongs to orchestrator %s: this process waits for its result. Should that orchestrator be "

@@ -461,12 +461,12 @@ async def test_parked_runs_are_looked_through_a_page_at_a_check() -> None:
         runs = [History(f"r{n:02}", program="other", version=model.version, input=model.input) for n in range(10)]
         await write_all(store, *(run.begin(RunClaimed("somebody", 1), RunParkedEvent("old code")) for run in runs))
         assert engine._orchestrator is not None
-        assert engine._ownership is not None
+        assert engine._membership is not None
         store.runs.list = counted  # type: ignore[method-assign]
         for left in (6, 2, 0):
-            await recover(engine._orchestrator, engine._ownership, startup=False)
+            await recover(engine._orchestrator, engine._membership, startup=False)
             assert sum(row.status is RunStatus.PARKED for row in store.journal.rows.values()) == left
-        await recover(engine._orchestrator, engine._ownership, startup=False)
+        await recover(engine._orchestrator, engine._membership, startup=False)
         assert pages == {4: 2, 2: 1, 0: 1}
 
 

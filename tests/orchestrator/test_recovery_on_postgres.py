@@ -103,8 +103,8 @@ async def test_what_an_owner_has_itself_is_not_withheld_from_those_who_take_it_o
         run = await engine.start(works(), id="it")
         await began.wait()
         assert engine._orchestrator is not None
-        assert engine._ownership is not None
-        await recover(engine._orchestrator, engine._ownership, startup=False)
+        assert engine._membership is not None
+        await recover(engine._orchestrator, engine._membership, startup=False)
         await other.open(migrate=False)
         found = await other.runs.owned(["owner"], RunStatus.RUNNING, ["works"], 10)
         assert list(found) == [run.run_id]

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from perdure.engine.change_feed import Subscription, change_feed
+from perdure.engine.duties import Duties
 from perdure.errors import LockTimeout, NotOwner, StoreUnavailable, UsageError
 from perdure.kernel.policies.lock_keys import PREFIX, lease_key
 from perdure.ports.clock import Clock
@@ -55,8 +56,18 @@ class Hold:
         self.wanted: Callable[[], bool] = lambda: True
 
 
+@dataclass(frozen=True, slots=True)
+class LocksReport:
+    """What renewing locks came to."""
+
+    renewed: int = 0
+    lost: int = 0
+
+
 class Locker:
-    """Takes locks for the runs, steps and callers of one process."""
+    """Takes locks for the runs, steps and callers of one process. Renewing them is its duty."""
+
+    name = "renewing locks"
 
     def __init__(
         self,
@@ -66,6 +77,7 @@ class Locker:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._leases, self._clock, self._config = store.leases, clock, config
+        self._duties = Duties(f"store {store.url}", clock)
         self._holds: dict[str, Hold] = {}
         # The waiters for a lock, by its key; only the first of them asks the store.
         self._queues: dict[str, deque[asyncio.Event]] = {}
@@ -270,24 +282,24 @@ class Locker:
 
     def _renew_soon(self) -> None:
         self._renewal = None
-        self._spawn(self._renew())
+        self._spawn(self._duties.perform(self))
 
-    async def _renew(self) -> None:
-        """Hold on to what is due, and to what will be soon: one statement for all of them."""
-        now = self.loop.time()
-        due = [h for h in self._holds.values() if h.renew_at <= now + h.ttl / 6 and h.wanted()]
+    async def run_once(self, now: float) -> LocksReport:
+        """Renew the locks that are due, and those that will be soon: one statement for all of them."""
+        time = self.loop.time()
+        due = [h for h in self._holds.values() if h.renew_at <= time + h.ttl / 6 and h.wanted()]
         for hold in self._holds.values():
-            if hold.renew_at <= now:
-                hold.renew_at = now + hold.ttl / 3
-        if due:
-            await self._renew_all(due)
-        self._set_renewal()
-
-    async def _renew_all(self, due: Sequence[Hold]) -> None:
-        wall = self._clock.now()
+            if hold.renew_at <= time:
+                hold.renew_at = time + hold.ttl / 3
         try:
-            wishes = [Renewal(lease_key(hold.key), hold.owner, hold.ttl) for hold in due]
-            lost = set(await self._leases.renew_all(wishes, wall))
+            return await self._renew_all(due, now) if due else LocksReport()
+        finally:
+            self._set_renewal()
+
+    async def _renew_all(self, due: Sequence[Hold], now: float) -> LocksReport:
+        try:
+            renewals = [Renewal(lease_key(hold.key), hold.owner, hold.ttl) for hold in due]
+            lost = set(await self._leases.renew_all(renewals, now))
         except StoreUnavailable as error:
             log.warning(
                 "%d locks could not be renewed: %s. It is tried again; a lock that is not renewed in time is lost",
@@ -296,15 +308,16 @@ class Locker:
             )
             for hold in due:
                 hold.renew_at = self.loop.time() + min(RETRY_SECONDS * 5, hold.ttl / 10)
-            return
+            return LocksReport()
         for hold in due:
             if self._holds.get(hold.key) is not hold:
                 continue
             if lease_key(hold.key) in lost:
                 self._lose(hold)
             else:
-                hold.expires = wall + hold.ttl
+                hold.expires = now + hold.ttl
                 hold.renew_at = self.loop.time() + hold.ttl / 3
+        return LocksReport(len(due) - len(lost), len(lost))
 
     def _lose(self, hold: Hold) -> None:
         if self._holds.get(hold.key) is hold:

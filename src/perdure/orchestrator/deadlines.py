@@ -72,7 +72,7 @@ class Deadlines:
         if not late.run_ids:
             return 0
         # One of their owners may have started just now.
-        await self._membership.look_around()
+        await self._membership.refresh()
         ended = await orchestrator.loader.end_late(late.run_ids, self._membership.others)
         if ended == 0:
             self._look_again(now)  # their owners end them, or the store is out of reach
@@ -86,5 +86,5 @@ class Deadlines:
         others = [name for name in found if name not in ours]
         if not others:
             return ()
-        have = await self._membership.have()
+        have = await self._membership.served_programs()
         return [name for name in others if name not in have]

@@ -91,19 +91,20 @@ class Membership:
         self._described: Registration | None = None
         self._signatures: Callable[[], Mapping[str, Signature]] = dict
         self._registering = asyncio.Lock()
-        self._said: list[Renewal] = []
-        self._say_again = 0.0
-        # By key: all that we have said and not taken back, also what was said in part, or before a program was defined.
-        self._to_take_back: dict[str, str] = {}
+        # The leases that hold the registration, and when to renew them.
+        self._registered: list[Renewal] = []
+        self._renew_registration_at = 0.0
+        # Owner by key: every lease of a registration that is to be released, older and incomplete ones included.
+        self._to_release: dict[str, str] = {}
         # Why the last heartbeat failed, if it did.
         self._reason = ""
-        # Other orchestrators known to be alive: their runs are none of our business.
+        # Other orchestrators known to be alive: their runs are left to them.
         self.others: list[str] = []
         # When the lease of each of them ends, unless it is renewed.
         self.expires: dict[str, float] = {}
 
-    async def take(self) -> None:
-        """Show that we live. Whoever lived under our name before us has to stop."""
+    async def join(self) -> None:
+        """Acquire the lease on the name. A process that holds it has to stop: it is superseded."""
         began = self._loop.time()
         while isinstance(held := await self._acquire(), HeldBy):
             with suppress(NotOwner):
@@ -116,57 +117,58 @@ class Membership:
         serves: Sequence[str] | None,
         signatures: Callable[[], Mapping[str, Signature]] = dict,
     ) -> None:
-        """What to register: the programs that we have, what they take, and the queues that we serve alone."""
+        """Set what to register: the programs, what they take, and the queues that this orchestrator serves alone."""
         self._described = Registration(tuple(sorted(programs)), None if serves is None else tuple(serves), self._ttl)
-        self._signatures, self._said = signatures, []
+        self._signatures, self._registered = signatures, []
 
     async def register(self) -> None:
-        """Say what we have, once, for callers without our programs and for those who ask why a run does not go on."""
+        """Store the registration, once: for clients without the programs, and for `why`."""
         async with self._registering:
-            while self._described is not None and not self._said:
+            while self._described is not None and not self._registered:
                 described = self._described
-                wishes = self._wishes(described)
-                for wish in wishes:
-                    self._to_take_back[wish.key] = wish.owner
-                    await self._say(wish)
+                wanted = self._leases_for(described)
+                for lease in wanted:
+                    self._to_release[lease.key] = lease.owner
+                    await self._replace(lease)
                 if described is self._described:  # else a program was defined again meanwhile
-                    self._said, self._say_again = wishes, self._loop.time() + self._config.registration_ttl / 2
-                    await self._take_back(self._to_take_back.keys() - {wish.key for wish in wishes})
+                    self._registered = wanted
+                    self._renew_registration_at = self._loop.time() + self._config.registration_ttl / 2
+                    await self._release(self._to_release.keys() - {lease.key for lease in wanted})
 
-    def _wishes(self, described: Registration) -> list[Renewal]:
+    def _leases_for(self, described: Registration) -> list[Renewal]:
         digest, parts = packed(self._signatures(), REGISTRATION_SIZE)
         if len(parts) > SIGNATURE_PARTS:
             digest, parts = "", []
-        said = msgspec.structs.replace(described, signatures=digest)
-        text = msgspec.json.encode(said).decode()
+        described = msgspec.structs.replace(described, signatures=digest)
+        text = msgspec.json.encode(described).decode()
         if len(text) > REGISTRATION_SIZE:
-            text = msgspec.json.encode(msgspec.structs.replace(said, programs=None)).decode()
+            text = msgspec.json.encode(msgspec.structs.replace(described, programs=None)).decode()
         prefix, ttl = part_prefix(self.name, digest), self._config.registration_ttl
-        wishes = [Renewal(f"{prefix}{number}", part, ttl) for number, part in enumerate(parts)]
-        return [*wishes, Renewal(REGISTRATION + self.name, text, ttl)]
+        leases = [Renewal(f"{prefix}{number}", part, ttl) for number, part in enumerate(parts)]
+        return [*leases, Renewal(REGISTRATION + self.name, text, ttl)]
 
-    async def _say(self, wish: Renewal) -> None:
+    async def _replace(self, lease: Renewal) -> None:
         now = self._clock.now()
-        while isinstance(held := await self._leases.acquire(wish.key, wish.owner, wish.ttl, now), HeldBy):
+        while isinstance(held := await self._leases.acquire(lease.key, lease.owner, lease.ttl, now), HeldBy):
             with suppress(NotOwner):
-                await self._leases.release(wish.key, held.owner)
+                await self._leases.release(lease.key, held.owner)
 
-    async def _take_back(self, keys: Iterable[str]) -> None:
+    async def _release(self, keys: Iterable[str]) -> None:
         for key in list(keys):
             with suppress(NotOwner):
-                await self._leases.release(key, self._to_take_back[key])
-            del self._to_take_back[key]
+                await self._leases.release(key, self._to_release[key])
+            del self._to_release[key]
 
     async def renew(self) -> bool:
-        """Show that we still live; False when that could not be written. Raises Superseded."""
-        # By the time before it was asked for: the store may have counted from then on.
+        """Renew the lease; False when the store could not. Raises Superseded."""
+        # The time before the request: the store may count the lease from then on.
         began = self._loop.time()
         try:
             async with asyncio.timeout(min(self._ttl / 2, self._config.timeout)):
                 renewals = [Renewal(self._key, self._holder, self._ttl)]
-                if self._said and began >= self._say_again:
-                    renewals += self._said
-                    self._say_again = began + self._config.registration_ttl / 2
+                if self._registered and began >= self._renew_registration_at:
+                    renewals += self._registered
+                    self._renew_registration_at = began + self._config.registration_ttl / 2
                 lost = await self._leases.renew_all(renewals, self._clock.now())
                 if self._key in lost and isinstance(await self._acquire(), HeldBy):
                     raise Superseded
@@ -182,7 +184,7 @@ class Membership:
 
     def _missed(self, reason: str) -> None:
         if reason == self._reason:
-            return  # told once for as long as it goes on
+            return  # logged once for as long as it goes on
         self._reason = reason
         log.warning(
             "orchestrator %s: heartbeat failed: %s. It tries again, and stops its runs unless one succeeds before its "
@@ -197,37 +199,37 @@ class Membership:
     def _extend(self, began: float) -> None:
         self._deadline.extend(began + self._ttl * (1 - self._config.margin), began + self._ttl)
 
-    async def look_around(self) -> None:
-        """Find out who else lives."""
+    async def refresh(self) -> None:
+        """Read which other orchestrators are alive."""
         live = await self._leases.live(ORCHESTRATOR, self._clock.now())
         ends = {orchestrator_name(lease.key): lease.expires for lease in live}
         self.expires = {name: at for name, at in ends.items() if name != self.name}
         self.others = list(self.expires)
 
-    async def have(self) -> set[str]:
-        """The programs of which some other orchestrator that lives takes every run, as far as they say."""
+    async def served_programs(self) -> set[str]:
+        """The programs of which another live orchestrator takes every run, by their registrations."""
         if not self.others:
             return set()
-        said = registrations(await self._leases.live(REGISTRATION, self._clock.now()))
-        known = [said[name] for name in self.others if name in said and said[name].serves is None]
+        found = registrations(await self._leases.live(REGISTRATION, self._clock.now()))
+        known = [found[name] for name in self.others if name in found and found[name].serves is None]
         return {program for one in known for program in one.programs or ()}
 
-    def wait_for(self, name: str) -> float | None:
-        """For how many seconds at most the lease of another orchestrator keeps us out; None when it does not."""
+    def lease_left(self, name: str) -> float | None:
+        """For how many more seconds at most another orchestrator has its lease; None when it has none."""
         left = self.expires.get(name, 0.0) - self._clock.now()
         return left if left > 0 else None
 
     async def leave(self) -> None:
-        """Give back everything, so that others may take over at once."""
+        """Release everything, so that other orchestrators may take over at once."""
         try:
-            # A process that has our name now may have said the same: then that is what it has said.
+            # A process that has this name by now may have registered the same: then the registration is its own.
             live = await self._leases.live(self._key, self._clock.now())
             if not any(lease.key == self._key and lease.owner != self._holder for lease in live):
-                await self._take_back(self._to_take_back)
+                await self._release(self._to_release)
             await self._leases.release_all(self._holder)
         except StoreUnavailable as error:
             log.warning(
-                "orchestrator %s: its lease could not be given back: %s. Its runs are taken over when the lease ends",
+                "orchestrator %s: its lease could not be released: %s. Its runs are taken over when the lease ends",
                 self.name,
                 error,
             )

@@ -77,7 +77,7 @@ class Orphans:
         known, version = set(self._membership.others), self._orchestrator.store.version()
         unchanged = self._lease_checks < self._config.lease_checks and version == self._searched
         if unchanged and not lease_ended:
-            await self._membership.look_around()
+            await self._membership.refresh()
             if known.issubset(self._membership.others):
                 self._lease_checks += 1
                 return OrphansReport()

@@ -39,7 +39,7 @@ def _log_awaited_leases(membership: Membership, owners: Sequence[str]) -> None:
     """Log which live orchestrators have runs: if one of them is gone, takeover waits for its lease to end."""
     others = [owner for owner in owners if owner in membership.others]
     for owner in others[:WARNINGS]:
-        left = membership.wait_for(owner)
+        left = membership.lease_left(owner)
         if left is not None:
             log.info(
                 "orchestrator %s has unfinished runs. If it is gone, they are taken over when its lease ends, in at "
@@ -71,7 +71,7 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
     if not owners and not startup:
         return await _retry_parked(orchestrator, startup)
     if startup or any(owner != orchestrator.name for owner in owners):
-        await membership.look_around()
+        await membership.refresh()
     if startup:
         _log_awaited_leases(membership, owners)
     # This orchestrator's own name too: at start-up it belongs to a process that is gone, and later the store may have
@@ -91,7 +91,7 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
         loaded += (await orchestrator.enter(EntryRequest(fresh, dead))).count
         await asyncio.sleep(0 if startup else 0.01)
         # One of the dead may have been started again meanwhile, and take up its own runs.
-        await membership.look_around()
+        await membership.refresh()
         dead = [owner for owner in dead if owner not in membership.others]
     return loaded + await _retry_parked(orchestrator, startup)
 

@@ -87,7 +87,7 @@ async def sweep(
     in_time = True
     while in_time:
         counts.begun.clear()
-        await membership.look_around()
+        await membership.refresh()
         dead = [owner for owner in await orchestrator.store.runs.owners() if owner not in membership.others]
         orphans = await _orphans(orchestrator, dead, counts, seen)
         found = {**dict.fromkeys(orphans, "runs"), **await _due(orchestrator, membership, counts)}

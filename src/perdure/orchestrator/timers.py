@@ -66,7 +66,7 @@ class Timers:
         """Load what is due, and ask for the next due moment."""
         if self.peers_changed and self._membership.others:
             # One of them may be gone; its runs are free to be claimed then.
-            await self._membership.look_around()
+            await self._membership.refresh()
         self.peers_changed = False
         orchestrator, skip = self._orchestrator, self._membership.others
         programs, queues = list(orchestrator.programs), orchestrator.serves
@@ -84,7 +84,7 @@ class Timers:
             found = await orchestrator.store.timers.due(now, limit, programs, skip, queues)
             if any(due.owner not in (None, orchestrator.name, *skip) for due in found):
                 # An unknown owner is either new or dead: find out before claiming its runs.
-                await self._membership.look_around()
+                await self._membership.refresh()
                 known_before, skip = skip, self._membership.others
                 if any(due.owner in skip and due.owner not in known_before for due in found):
                     continue  # ask again, without the runs of that live orchestrator
