@@ -284,7 +284,7 @@ class Engine(Client):
                 orchestrator.runs.of(REGAINING_LOCKS).__contains__,
             )
         )
-        self._base.news.is_local = orchestrator.active.__contains__
+        self._base.followers.is_local = orchestrator.active.__contains__
         self._membership = Membership(
             self._base.leases,
             self.name,
@@ -367,8 +367,8 @@ class Engine(Client):
                 self._local.counts, self._scheduled.may_fire = None, lambda run: True
 
     def _committed(self, id: str, append: Append) -> None:
-        if self._base.news.followed:
-            self._base.news.committed(append.run_id, append.next_seq)
+        if self._base.followers.followed:
+            self._base.followers.committed(append.run_id, append.next_seq)
         if self._commits is not None:
             self._commits.notify(id, (id, append))
 

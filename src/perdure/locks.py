@@ -109,7 +109,7 @@ class Lock:
         def earlier(other: str) -> bool:
             return other != owner and other.startswith(f"{step.id}#")
 
-        hold = await locker.take(self.key, owner, self.ttl, timeout=self.timeout, heir_of=earlier)
+        hold = await locker.take(self.key, owner, self.ttl, timeout=self.timeout, replaces=earlier)
         hold.wanted = lambda: not step.cancelled
         return hold
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from perdure import Cancelled, Client, Engine, connect, set_state, step, wait_signal, workflow
-from perdure.engine.turns import CROWD, LOSSES, Turns
+from perdure.engine.turns import EXTERNAL_EVENTS, LOSSES, Turns
 from perdure.kernel.state import fold
 from perdure.ports.journal import Append, Outcome
 from perdure.ports.leases import TURN, Acquired, Lease
@@ -184,7 +184,7 @@ async def waiting() -> list[str]:
 
 async def endure(url: str, flow: Any, callers: int = 1, tell: Tell = signal) -> None:
     """A run ends with the right result, every step was called once, and the owner lost no more than it may."""
-    bound = APPENDS * (LOSSES + CROWD + callers) * callers
+    bound = APPENDS * (LOSSES + EXTERNAL_EVENTS + callers) * callers
     flood: list[Flood] = []
     store = flooded(open_store(url), lambda: flood[0] if flood else None)
     async with Engine(store, {flow, steps}, recovery=AT_ONCE) as engine, AsyncExitStack() as stack:
@@ -224,7 +224,7 @@ async def test_another_owner_takes_a_run_over_under_a_flood(url: str) -> None:
         handle = await engine.start(waiting(), id="r")
     flood: list[Flood] = []
     store = flooded(open_store(url), lambda: flood[0] if flood else None)
-    bound = APPENDS * (LOSSES + CROWD + 2) * 2
+    bound = APPENDS * (LOSSES + EXTERNAL_EVENTS + 2) * 2
     async with connect(url) as one, connect(url) as two:
         flood.append(Flood([one, two], signal, bound))
         flood[0].on = True
@@ -244,7 +244,7 @@ async def test_a_caller_that_lost_its_append_again_and_again_gets_its_turn(sqlit
     flood: list[Flood] = []
     store = flooded(open_store(sqlite), lambda: flood[0] if flood else None)
     async with connect(sqlite) as one, connect(store) as operator:
-        flood.append(Flood([one], signal, LOSSES + CROWD + 2))
+        flood.append(Flood([one], signal, LOSSES + EXTERNAL_EVENTS + 2))
         flood[0].on = True
         assert await operator.cancel("r") == Cancelled()
         await flood[0].over()
@@ -258,7 +258,7 @@ async def test_a_turn_of_a_process_that_died_delays_callers_no_longer_than_it_la
     async with Engine(sqlite, [waiting], recovery=AT_ONCE) as engine:
         handle = await engine.start(waiting(), id="r")
     async with connect(sqlite, clock=clock) as client:
-        for number in range(CROWD):
+        for number in range(EXTERNAL_EVENTS):
             await signal(client, number)
         taken = await client.store.leases.acquire(TURN + handle.run_id, "dead", 5.0, clock.now())
         assert isinstance(taken, Acquired)

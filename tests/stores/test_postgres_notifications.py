@@ -187,13 +187,13 @@ async def test_who_follows_a_run_of_another_process_sees_steps_that_are_told_to_
     await write_all(store, run.begin_as("me"))
     async with connect(postgres_url) as client:
         # What is asked for in any case does not count here.
-        client._base.news._config = SubscriptionsConfig(longest=3600.0)
+        client._base.followers._config = SubscriptionsConfig(longest=3600.0)
         following = client.follow("r1")
         seen = [(await anext(following)).seq for _ in range(run.state.next_seq)]
         for number in range(3):
             coming = asyncio.ensure_future(anext(following))
             async with asyncio.timeout(PATIENCE):
-                while not [one for one in client._base.news.followed["r1"] if one.is_waiting]:
+                while not [one for one in client._base.followers.followed["r1"] if one.is_waiting]:
                     await asyncio.sleep(0)
             await write_all(store, run.then(*steps(number)))
             async with asyncio.timeout(PATIENCE):

@@ -55,7 +55,7 @@ class StoreClient:
         decide(reuse, None)
         self.reuse: Reuse = reuse
         self.leases = store.leases
-        self.news = JournalFollowers(store)
+        self.followers = JournalFollowers(store)
         self.signatures = Signatures(store, self.clock)
         self.states = StateCache()
         # The limits of queues, where they are known.
@@ -83,7 +83,7 @@ class StoreClient:
             self._watch = None  # it is its parent's to close
         if self._watch is not None:
             await self._watch.close()
-            await self.news.close()
+            await self.followers.close()
             self._watch = None
             if self._locks is not None:
                 await self._locks.locker.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from perdure.client.base import StoreClient
-from perdure.engine.turns import CROWD, wait_for_turn
+from perdure.engine.turns import EXTERNAL_EVENTS, wait_for_turn
 from perdure.errors import PerdureError
 from perdure.kernel.events import AnyEvent, Batch, RunStarted
 from perdure.kernel.inbound import Accepted
@@ -171,7 +171,7 @@ class StoreGateway:
         base, states = self._base, self._base.states
         state = await states.read(base.store.journal, run_id)
         # The owner may be about to write, and have come too late each time.
-        while state.external >= CROWD and await wait_for_turn(base.leases, base.clock, run_id, caller):
+        while state.external >= EXTERNAL_EVENTS and await wait_for_turn(base.leases, base.clock, run_id, caller):
             states.remember(state)
             state = await states.read(base.store.journal, run_id)
         verdict = decide(state)

@@ -305,7 +305,7 @@ class Queries:
 
     async def _follow_one(self, run: RunRow, start: int) -> AsyncIterator[Entry]:
         root = run.root or run.run_id
-        with self._base.news.follow(root) as news:
+        with self._base.followers.follow(root) as follower:
             over = False
             while True:
                 found = entries(root, await self._base.store.journal.read(root, start, PAGE), start, run.run_id)
@@ -321,7 +321,7 @@ class Queries:
                 row = await self._base.store.runs.get(run.run_id)
                 # The end may lie before `start`, or have come since the journal was read.
                 over = row is None or row.status.finished
-                if not over and not await news.beyond(start):
+                if not over and not await follower.beyond(start):
                     return
 
     async def _continuation(self, run_id: str) -> RunRow | None:
@@ -344,12 +344,12 @@ class Queries:
         while streaming is not None:
             root = streaming.root or streaming.run_id
             reading = Reading(step, start, child_path(streaming), index)
-            with self._base.news.follow(root) as news:
+            with self._base.followers.follow(root) as follower:
                 while not reading.ended:
                     batches = await self._base.store.journal.read(root, reading.next_seq, PAGE)
                     for c in reading.feed(batches):
                         yield Chunk(c.index, c.path, msgspec.json.decode(c.value), c.attempt, c.restart)
-                    if not batches and not await news.beyond(reading.next_seq):
+                    if not batches and not await follower.beyond(reading.next_seq):
                         return
             if step is not None and reading.found:
                 return

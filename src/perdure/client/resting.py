@@ -69,7 +69,7 @@ class Rest:
     async def _at_rest(self, run_id: str) -> RunState:
         """The state of a run as soon as nothing of it can go on without a person."""
         state = RunState(run_id)
-        with self._base.news.follow(run_id) as news:
+        with self._base.followers.follow(run_id) as follower:
             while True:
                 batches = await self._base.store.journal.read(run_id, state.next_seq)
                 for batch in batches:
@@ -79,5 +79,5 @@ class Rest:
                     raise NoSuchRun(run_id)
                 if at_rest(state):
                     return state
-                if not await news.beyond(state.next_seq):
+                if not await follower.beyond(state.next_seq):
                     raise NoSuchRun(state.started.id)

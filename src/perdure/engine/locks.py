@@ -107,18 +107,18 @@ class Locker:
         timeout: float | None = None,
         patient: bool = False,
         again: bool = False,
-        heir_of: Callable[[str], bool] = lambda owner: False,
+        replaces: Callable[[str], bool] = lambda owner: False,
         mine: Callable[[], bool] = lambda: True,
     ) -> Hold:
         """Wait for a lock and hold it; raises LockTimeout when it does not come free in time.
 
         `patient`: a store that is out of reach is waited for, too. `again`: what is the owner's already needs no turn.
-        `heir_of` says of which owner this one takes the place: it gets what that one holds at once. `mine` says, when
+        `replaces` says whether this owner replaces another one: it gets at once what the other holds. `mine` says, when
         the wait is cancelled, whether what it brought in that moment may be given back: not if another process has
         become the same owner meanwhile.
         """
         deadline = None if timeout is None else self.loop.time() + timeout
-        ask = partial(self._ask, key, owner, ttl, patient, heir_of, mine)
+        ask = partial(self._ask, key, owner, ttl, patient, replaces, mine)
         if again and isinstance(hold := await ask(), Hold):
             return hold
         turn = asyncio.Event()
@@ -167,16 +167,16 @@ class Locker:
         owner: str,
         ttl: float,
         patient: bool,
-        heir_of: Callable[[str], bool],
+        replaces: Callable[[str], bool],
         mine: Callable[[], bool],
     ) -> Hold | HeldBy:
         if self._closed:
             raise UsageError(f"the lock {key!r} cannot be taken any more: the engine or client was closed")
         here = self._holds.get(key)
-        if here is not None and here.owner != owner and here.expires > self._clock.now() and not heir_of(here.owner):
+        if here is not None and here.owner != owner and here.expires > self._clock.now() and not replaces(here.owner):
             return HeldBy(here.owner, here.expires)
         # In a task of its own: if nobody waits for the answer any more, what it brought must be given back.
-        asking = self.loop.create_task(self._acquire(key, owner, ttl, heir_of))
+        asking = self.loop.create_task(self._acquire(key, owner, ttl, replaces))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -187,10 +187,10 @@ class Locker:
                 raise
             return HeldBy("", self._clock.now() + RETRY_SECONDS)
 
-    async def _acquire(self, key: str, owner: str, ttl: float, heir_of: Callable[[str], bool]) -> Hold | HeldBy:
+    async def _acquire(self, key: str, owner: str, ttl: float, replaces: Callable[[str], bool]) -> Hold | HeldBy:
         now = self._clock.now()
         answer = await self._leases.acquire(lease_key(key), owner, ttl, now)
-        if isinstance(answer, HeldBy) and heir_of(answer.owner):
+        if isinstance(answer, HeldBy) and replaces(answer.owner):
             with suppress(NotOwner):
                 await self._leases.release(lease_key(key), answer.owner)
             answer = await self._leases.acquire(lease_key(key), owner, ttl, now)

@@ -15,8 +15,8 @@ from perdure.ports.leases import TURN, Acquired, Leases
 
 # So many appends are lost before a writer asks for its turn.
 LOSSES = 2
-# So many events from outside stand in a row before a caller asks whether the owner wants its turn.
-CROWD = 8
+# After so many external events in a row a caller asks whether the owner has asked for its turn.
+EXTERNAL_EVENTS = 8
 # How long a turn lasts, for each append that was lost: reading a long journal again takes its time. It is given back
 # with the append, so this counts only where the writer has died.
 SECONDS_PER_LOSS = 5.0
