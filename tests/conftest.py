@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         waiting = [item for item in items if waits(item.nodeid)]
         others = [item for item in items if not waits(item.nodeid)]
         items[:] = [item for n in range(blocks) for item in block(n, blocks, waiting, others)]
+
+
+def pytest_collection_finish() -> None:
+    """No collection of garbage goes through what was collected of tests, and lives as long as the process."""
+    gc.collect()
+    gc.freeze()
 
 
 def waits(nodeid: str) -> bool:

@@ -26,6 +26,8 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("document", DOCS, ids=name)
 def test_what_a_document_shows_is_what_happens(document: Path, tmp_path: Path, services: Shared) -> None:
+    if not any(block.language in ("python", "console") for block in blocks(document.read_text(encoding="utf-8"))):
+        return  # nothing happens
     command = [sys.executable, "-W", "error", str(Path(__file__).parent / "execute.py"), str(document)]
     with servers_of(document, services) as environment:
         done = subprocess.run(
