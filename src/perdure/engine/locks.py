@@ -25,9 +25,6 @@ from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
 
-# How long after the store was out of reach a lock is asked for again.
-RETRY_SECONDS = 0.2
-
 
 @dataclass(frozen=True, slots=True)
 class LocksConfig:
@@ -35,6 +32,8 @@ class LocksConfig:
 
     refresh_interval: float = 0.125
     """How often at most locks that other processes hold are read because the store has changed."""
+    retry: float = 0.2
+    """How long after the store was out of reach a lock is asked for again."""
     longest_wait: float = 30.0
     """How long a waiter waits at most before it asks for a held lock again, whatever the clocks say."""
     few: int = 10
@@ -52,7 +51,7 @@ class Hold:
         # In the time of the loop.
         self.renew_at = 0.0
         self.on_lost: Callable[[], None] = lambda: None
-        # A holder that nobody waits for any more is not renewed: its lock runs out at the latest.
+        # The lock of a holder whose run has no waiter any more is not renewed, and expires.
         self.wanted: Callable[[], bool] = lambda: True
 
 
@@ -76,7 +75,7 @@ class Locker:
         config: LocksConfig = LocksConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._leases, self._clock, self._config = store.leases, clock, config
+        self._leases, self._clock, self.config = store.leases, clock, config
         self._duties = Duties(f"store {store.url}", clock)
         self._holds: dict[str, Hold] = {}
         # The waiters for a lock, by its key; only the first of them asks the store.
@@ -113,9 +112,9 @@ class Locker:
         """Wait for a lock and hold it; raises LockTimeout when it does not come free in time.
 
         `patient`: a store that is out of reach is waited for, too. `again`: what is the owner's already needs no turn.
-        `replaces` says whether this owner replaces another one: it gets at once what the other holds. `mine` says, when
-        the wait is cancelled, whether what it brought in that moment may be given back: not if another process has
-        become the same owner meanwhile.
+        `replaces` says of which owner this one is the successor: it gets the lock of that owner at once. `mine` says,
+        when the wait is cancelled, whether a lock that it brought in that moment may be released: not if another
+        process has become the same owner meanwhile.
         """
         deadline = None if timeout is None else self.loop.time() + timeout
         ask = partial(self._ask, key, owner, ttl, patient, replaces, mine)
@@ -136,7 +135,7 @@ class Locker:
                 left = self._left(deadline)
                 if left is not None and left <= 0:
                     raise TimeoutError
-                wait = max(0.001, min(found.expires - self._clock.now(), self._config.longest_wait))
+                wait = max(0.001, min(found.expires - self._clock.now(), self.config.longest_wait))
                 with suppress(TimeoutError):
                     await _wait(turn, wait if left is None else min(wait, left))
         except TimeoutError:
@@ -175,7 +174,7 @@ class Locker:
         here = self._holds.get(key)
         if here is not None and here.owner != owner and here.expires > self._clock.now() and not replaces(here.owner):
             return HeldBy(here.owner, here.expires)
-        # In a task of its own: if nobody waits for the answer any more, what it brought must be given back.
+        # In a task of its own: if the waiter is cancelled, the lock that the answer brings must be released.
         asking = self.loop.create_task(self._acquire(key, owner, ttl, replaces))
         try:
             return await asyncio.shield(asking)
@@ -185,7 +184,7 @@ class Locker:
         except StoreUnavailable:
             if not patient:
                 raise
-            return HeldBy("", self._clock.now() + RETRY_SECONDS)
+            return HeldBy("", self._clock.now() + self.config.retry)
 
     async def _acquire(self, key: str, owner: str, ttl: float, replaces: Callable[[str], bool]) -> Hold | HeldBy:
         now = self._clock.now()
@@ -213,10 +212,10 @@ class Locker:
             if isinstance(found, Hold):
                 await self.release(found) if mine else self.forget(found)
 
-    # --- giving back ----------------------------------------------------------------------------------------------
+    # --- releasing ------------------------------------------------------------------------------------------------
 
     async def release(self, hold: Hold) -> None:
-        """Give a lock back. One that was lost, or has been given back, is nobody's business any more."""
+        """Release a lock. One that was lost or released before stays as it is."""
         if self._holds.get(hold.key) is not hold:
             return
         del self._holds[hold.key]
@@ -230,11 +229,11 @@ class Locker:
             self._wake(hold.key)
 
     def release_soon(self, hold: Hold) -> None:
-        """Give a lock back in the background."""
+        """Release a lock in the background."""
         self._spawn(self.release(hold))
 
     def changed(self, key: str) -> None:
-        """Somebody gave a lock back, or took it away, past its holder here: nobody need wait to find out."""
+        """A lock was released or taken away from its holder here by a caller: wake its waiters at once."""
         hold = self._holds.get(key)
         if hold is not None:
             self._lose(hold)
@@ -307,7 +306,7 @@ class Locker:
                 error,
             )
             for hold in due:
-                hold.renew_at = self.loop.time() + min(RETRY_SECONDS * 5, hold.ttl / 10)
+                hold.renew_at = self.loop.time() + min(self.config.retry * 5, hold.ttl / 10)
             return LocksReport()
         for hold in due:
             if self._holds.get(hold.key) is not hold:
@@ -346,7 +345,7 @@ class Locker:
 
     async def _free(self, keys: Sequence[str]) -> list[str]:
         now = self._clock.now()
-        if len(keys) <= self._config.few:
+        if len(keys) <= self.config.few:
             return [key for key in keys if await self._leases.get(lease_key(key), now) is None]
         live = {lease.key for lease in await self._leases.live(PREFIX, now)}
         return [key for key in keys if lease_key(key) not in live]

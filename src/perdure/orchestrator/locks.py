@@ -13,7 +13,7 @@ from functools import partial
 from msgspec import Raw
 
 from perdure.engine.driver import Driver
-from perdure.engine.locks import RETRY_SECONDS, Hold, Locker
+from perdure.engine.locks import Hold, Locker
 from perdure.errors import StoreUnavailable
 from perdure.kernel.commands import CancelKey
 from perdure.kernel.events import ChildFinished, ValueRecorded, WaitOpened, WaitResolved
@@ -239,7 +239,7 @@ class RunLocks:
         except TimeoutError:
             pass  # its deadline has come: it ends without them
         except StoreUnavailable:
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(self._locker.config.retry)
         finally:
             del self._regaining[run_id]
             if slot.state is REGAINING_LOCKS:

@@ -15,8 +15,14 @@ from perdure.orchestrator.residency import LOADING, PARKING, REGAINING_LOCKS, ST
 
 # Runs of this program are the ticks of schedules.
 SCHEDULE = "perdure.schedule"
-# How often runs that stay in memory are looked at.
-LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConfig:
+    """Durations are in seconds."""
+
+    poll_interval: float = 0.02
+    """How often it is checked whether runs that stay in memory are at rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ async def sweep(
     until: float | None,
     alone: bool,
     is_held: Callable[[str], bool],
+    config: SweepConfig = SweepConfig(),  # noqa: B008 - frozen
 ) -> SweepReport:
     """Take up what is due, let it go as far as it gets, and look again, until nothing is due or `until` has come.
 
@@ -100,7 +107,7 @@ async def sweep(
         if not began:
             break
         seen.update(began)
-        in_time = await _settled(orchestrator, began, counts.begun, until, is_held)
+        in_time = await _settled(orchestrator, began, counts.begun, until, is_held, config.poll_interval)
     for run_id, kind in counted:
         # Another sweep was faster, or there was nothing to take up.
         if kind and run_id not in claimed:
@@ -135,6 +142,7 @@ async def _settled(
     begun: asyncio.Event,
     until: float | None,
     is_held: Callable[[str], bool],
+    poll_interval: float,
 ) -> bool:
     """Wait until all these runs are at rest, or another has begun; False when `until` comes before that."""
     loop = asyncio.get_running_loop()
@@ -152,7 +160,7 @@ async def _settled(
         if until is not None and loop.time() >= until:
             return False
         # A run that stays in memory may come to rest without a word.
-        look = loop.time() + LOOK_SECONDS
+        look = loop.time() + poll_interval
         with suppress(TimeoutError):
             async with asyncio.timeout_at(look if until is None else min(look, until)):
                 await orchestrator.runs.settled.wait()

@@ -242,7 +242,7 @@ def _settings(values: Values, places: dict[str, str], source: str) -> Settings:
 
 
 def _check_scheme(name: str, known: Sequence[str], values: Values, places: dict[str, str]) -> None:
-    """What a URL is of is known here; what else it says, and a password in it, is for whoever opens it."""
+    """Check the scheme of a URL. The rest of it, a password among it, is checked where it is opened."""
     url = values.get(name)
     if url is None or url == "none" == known[-1]:
         return

@@ -70,7 +70,7 @@ def _commands(
             finish = wish if isinstance(wish, Finish) else finish
             ending = number >= end or any(isinstance(wish, Finish) for wish in replay.wishes.values())
             if _is_cancelled(event) and CancelKey(event.op) not in replay.wishes and finish is None and not ending:
-                raise AssertionError(f"{event.op} was recorded as cancelled, and nobody wished for that")
+                raise AssertionError(f"{event.op} was recorded as cancelled, and the program did not ask for that")
             replay.fold(event, at)
             seen.append(" ".join(_tell(command) for command in replay.wishes.values()))
     finally:
@@ -111,9 +111,9 @@ def unfinished(states: Iterable[RunState]) -> str:
 
 def _waits_for(path: str, op: OpenOp) -> str:
     if op.kind == "signal":
-        return f"waits for the signal {op.name.rpartition(chr(0))[2]!r}, which nobody sends"
+        return f"waits for the signal {op.name.rpartition(chr(0))[2]!r}, which is never sent"
     if op.kind == "approval":
-        return f"waits for the approval {op.name!r}, which nobody gives"
+        return f"waits for the approval {op.name!r}, which is never given"
     if op.kind == "timer":
         return f"sleeps at {path}"
     return f"is at {path}"

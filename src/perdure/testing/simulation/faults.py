@@ -24,7 +24,7 @@ class Faults:
     refusals: float = 0.0
     """The share of calls of the store that do nothing and are answered with StoreUnavailable."""
     interference: float = 0.0
-    """The share of appends before which somebody else sends the run a signal that nobody waits for; and after which."""
+    """The share of appends before and after which another client sends the run a signal that it does not wait for."""
     clock_jumps: float = 0.0
     """The share of appends at which the wall clock of the machine is set, forward or back."""
     crashes: float = 0.0
@@ -52,8 +52,8 @@ STORMY = Faults(
 class Crash:
     """The machine dies at the append of this number, counted over all machines from 0.
 
-    `before`: nothing of it was written. `after`: it was, and nobody heard of it. `during`: the machine dies, and what
-    it sent is written a little later, when another may have taken its place already.
+    `before`: nothing of it was written. `after`: it was, and no reply was received. `during`: the machine dies, and
+    what it sent is written a little later, when another may have taken its place already.
     """
 
     at: int

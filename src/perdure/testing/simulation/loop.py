@@ -29,7 +29,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.halted = False
         # Gives the coroutine that is run in place of a step's own.
         self.wrap_step: Wrap | None = None
-        # What went wrong in callbacks and tasks that nobody waits for.
+        # Errors of callbacks, and of tasks that are not awaited.
         self.problems: list[str] = []
         self._all: list[asyncio.Task[Any]] = []
         self._fatal: BaseException | None = None
@@ -74,10 +74,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ready.append(timer)
 
     def unasked(self) -> list[str]:
-        """Errors of callbacks, and of tasks whose outcome nobody has looked at."""
+        """Errors of callbacks, and of tasks whose outcome was never retrieved."""
         for task in self._all:
             if task.done() and not task.cancelled() and task._log_traceback:
-                self.problems.append(f"a task raised and nobody noticed: {task.exception()!r}")
+                self.problems.append(f"a task raised an error that was never retrieved: {task.exception()!r}")
         return self.problems
 
     def dispose(self) -> None:
@@ -148,7 +148,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise AssertionError("a virtual loop has no selector")
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps that would have to be woken."""
+        """No selector sleeps that would have to be woken."""
 
 
 def _close(coro: Any) -> None:

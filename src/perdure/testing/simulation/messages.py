@@ -1,7 +1,7 @@
 """What people and programs elsewhere tell the runs of a simulation, and whether the answers they got were true.
 
 An answer is held against the store at the moment it is given: what is said to be accepted must be there by then, and
-what is said to have ended must have ended so. Whoever hears nothing, because a reply was lost or a machine died, asks
+what is said to have ended must have ended so. A sender without a reply, because it was lost or a machine died, asks
 again under the same id.
 """
 
@@ -21,7 +21,7 @@ from perdure.testing.simulation.monitor import Monitor, Watched
 Kind = Literal["signal", "approve", "reject", "cancel", "pause", "resume"]
 Verdict = Accepted | Duplicate | NotFound | Finished | Cancelled | AlreadyFinished | AnswerRejected
 
-# How long somebody waits before asking again, and how often for a question that is not there yet.
+# How long a sender waits before it asks again, and how often for a question that is not there yet.
 AGAIN_SECONDS, ASK_TIMES = 0.3, 40
 
 
@@ -39,7 +39,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Somebody who tells runs one thing after another; `local`, in the process that executes them.
+    """A sender that tells runs one thing after another; `local`, in the process that executes them.
 
     Messages are numbered under `ids`, so that two senders with the same `ids` send the same things twice.
     """
@@ -94,7 +94,7 @@ class Sending:
         while True:
             try:
                 verdict = await _tell(client, message, id)
-                # A run that has not been started yet will be; a question that nobody asks may never be asked.
+                # A run that has not been started yet will be; a question may never be asked.
                 asked += find(self.monitor, message.run) is not None
                 if not isinstance(verdict, NotFound) or asked > ASK_TIMES:
                     return verdict

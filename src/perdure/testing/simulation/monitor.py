@@ -155,13 +155,13 @@ class Monitor:
                 self.accuse(f"{where}: epoch {event.epoch} follows {state.epoch}")
             watched.owner = machine
         elif isinstance(event, RunFinished) and state.cancel_requested is not None:
-            pass  # whoever cancels a run may end it
+            pass  # the caller that cancels a run may end it
         elif isinstance(event, RunFinished) and (state.epoch == 0 or state.parked is not None) and _is_late(event):
-            pass  # nobody advances it, and its deadline has passed
+            pass  # no orchestrator advances it, and its deadline has passed
         elif isinstance(event, WaitResolved) and (event.is_answer or event.is_rejection):
             pass  # a person's word
         elif isinstance(event, StepSucceeded | StepFailed | StepSkipped) and _is_remote(state, event.op):
-            pass  # reported by whoever executed it
+            pass  # reported by the engine that executed it
         elif not isinstance(event, FREE) and watched.owner is not machine:
             owner = watched.owner.name if watched.owner else "nobody"
             self.accuse(f"{where}: written by {machine.name}, which is not the owner ({owner} is)")

@@ -46,7 +46,7 @@ DOWNTIMES = (0.0, 0.1, 2.0, 10.0)
 class Simulation:
     """A world with one store. The same seed gives the same trace, byte for byte.
 
-    To test a workflow over time, play a scenario in it; time goes by only where somebody waits for it:
+    To test a workflow over time, play a scenario in it; time goes by only where the scenario waits for it:
 
         sim = Simulation(seed=1)
 
@@ -293,7 +293,7 @@ class Storm:
                 engine = await engine.open()
             except StoreUnavailable:
                 self._sim.monitor.note(machine.name, "could not open")
-                machine.crash()  # whoever looks after the process starts it again
+                machine.crash()  # a supervisor would start the process again
                 return
             self._open.append(machine)
             if serves:
@@ -361,7 +361,7 @@ class Storm:
         sim = self._sim
         monitor, journal = sim.monitor, sim.store.journal
         for machine in sim.world.everyone:
-            # What the tasks of a dead machine raised at its end, nobody could ask for any more.
+            # Errors that the tasks of a dead machine raised at its end could not be handled any more.
             for problem in machine.loop.problems if machine.dead else machine.loop.unasked():
                 monitor.accuse(f"{machine.name}: {problem}")
         judge_senders(self.senders, monitor)

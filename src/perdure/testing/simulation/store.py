@@ -27,7 +27,7 @@ from perdure.testing.simulation.world import Machine
 
 JUMPS = (-3600.0, -5.0, -0.2, 0.2, 5.0, 3600.0)
 LATE = (0.0, 0.01, 0.5, 5.0)
-# How long after an append somebody else may write to the same run.
+# How long after an append another client may write to the same run.
 LATER = (0.0, 0.001, 0.01, 0.1, 0.5)
 
 
@@ -214,7 +214,7 @@ class SimulatedJournal:
         return outcomes
 
     def _interfere(self, run_id: str) -> None:
-        """Send a signal that nobody waits for."""
+        """Send a signal that the run does not wait for."""
         watched = self._monitor.runs.get(run_id)
         if watched is None or watched.state.finished is not None or watched.state.parked is not None:
             return

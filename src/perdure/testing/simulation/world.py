@@ -55,7 +55,7 @@ class Machine:
         self.on_crash()
 
     def off(self) -> None:
-        """Stop for good, and tell nobody."""
+        """Stop for good, without a word."""
         self.dead = True
         self.loop.halted = True
 
@@ -103,7 +103,7 @@ class World:
             machine.loop.halted = True
 
     def run(self, limit: float) -> bool:
-        """Let the machines live until somebody calls `stop`; False when time reached `limit` or nothing is left."""
+        """Let the machines live until `stop` is called; False when time reached `limit` or nothing is left."""
         self._stopped = False
         chance = self.chance
         while not self._stopped:
