@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, connect
+from perdure import RunStatus, connect
 from perdure.kernel.invocation import Invocation
 from tests.crash import programs
-from tests.crash.harness import Child, Children, Effect, read_effects, until
+from tests.crash.harness import Child, Children, Effect, create, read_effects, until
 from tests.patience import PATIENCE
 
 
@@ -25,11 +25,7 @@ class World:
         self._children, self._folder = children, folder
         self.db, self.log = folder / "runs.db", folder / "effects"
         self.url = f"sqlite:///{self.db}"
-        asyncio.run(self._create())
-
-    async def _create(self) -> None:
-        async with Engine(self.url):
-            pass
+        asyncio.run(create(self.url))
 
     def worker(self) -> Child:
         """One more worker."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, connect
+from perdure import RunStatus, connect
 from tests.crash import programs
-from tests.crash.harness import Child, Children, Journal, audit, check_executions, peek, read_effects, until
+from tests.crash.harness import Child, Children, Journal, audit, check_executions, create, peek, read_effects, until
 from tests.patience import PATIENCE
 
 CHECK_INTERVAL = 0.3
@@ -27,11 +27,7 @@ class Workers:
     def __init__(self, children: Children, folder: Path) -> None:
         self._children, self._folder = children, folder
         self.db, self.log = folder / "runs.db", folder / "effects"
-        asyncio.run(self._create())
-
-    async def _create(self) -> None:
-        async with Engine(f"sqlite:///{self.db}"):
-            pass
+        asyncio.run(create(f"sqlite:///{self.db}"))
 
     def start(self, **options: Any) -> Child:
         """One more worker."""
