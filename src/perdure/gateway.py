@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 from perdure.authoring.code.frames import arguments
 from perdure.client.base import StoreClient
 from perdure.client.forking import refused
-from perdure.client.gateway import UNDECIDED, Decide, Decided, NewRun, StoreGateway, Undecided
+from perdure.client.gateway import NewRun, StoreGateway
 from perdure.errors import UsageError
 from perdure.kernel.events import Batch, RunStarted, RunStatus
-from perdure.kernel.inbound import Accepted
+from perdure.kernel.inbound import Accepted, Decide, Decided, Events, Undecided
 from perdure.kernel.invocation import EncodedInvocation, Invocation
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
+from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.residency import EntryRequest
 from perdure.orchestrator.sweep import Counts
@@ -165,8 +166,7 @@ class LocalGateway:
         if orchestrator is None:
             return await self._store.tell(run_id, decide, caller)
         if run_id in orchestrator.active:
-            verdict: V | Accepted | None = await orchestrator.inbox.deliver(run_id, decide)
-            return UNDECIDED if verdict is None else Decided(verdict)
+            return await orchestrator.inbox.deliver(run_id, decide)
         outcome = await self._store.tell(run_id, decide, caller)
         if isinstance(outcome, Decided) and isinstance(outcome.value, Accepted):
             # The run was evicted, and may be ours: it need not wait for the next poll. In the background, since what
@@ -194,9 +194,9 @@ class LocalGateway:
     async def _written(self, orchestrator: Orchestrator, run_id: str) -> int | None:
         """The number before which the events of a run in memory are durable, as soon as they are."""
         while run_id in orchestrator.active:
-            written: int | None = await orchestrator.inbox.deliver(run_id, lambda state: state.next_seq)
-            if written is not None:
-                return written
+            outcome = await orchestrator.inbox.deliver(run_id, _next_seq)
+            if isinstance(outcome, Decided) and isinstance(outcome.value, int):
+                return outcome.value
         return None
 
     # --- replay ---------------------------------------------------------------------------------------------------
@@ -227,3 +227,7 @@ class LocalGateway:
 
         await orchestrator.in_callback(replay)
         return found
+
+
+def _next_seq(state: RunState) -> Events | int:
+    return state.next_seq

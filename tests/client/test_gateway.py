@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from perdure import Engine, connect, wait_signal, workflow
-from perdure.client.gateway import UNDECIDED, Decided, Undecided, decided
+from perdure.client.gateway import decided
 from perdure.kernel import inbound
 from perdure.kernel.events import AnyEvent
-from perdure.kernel.inbound import Accepted, AlreadyFinished
+from perdure.kernel.inbound import UNDECIDED, Accepted, AlreadyFinished, Decided, Undecided
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append
 from perdure.stores.memory.store import MemoryStore

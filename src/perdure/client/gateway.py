@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from perdure.client.base import StoreClient
 from perdure.engine.turns import EXTERNAL_EVENTS, wait_for_turn
 from perdure.errors import PerdureError
-from perdure.kernel.events import AnyEvent, Batch, RunStarted
-from perdure.kernel.inbound import Accepted
+from perdure.kernel.events import Batch, RunStarted
+from perdure.kernel.inbound import UNDECIDED, Accepted, Decide, Decided, Undecided, events_of
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState
 from perdure.ports.appends import extend
@@ -27,27 +27,7 @@ if TYPE_CHECKING:
     from perdure.kernel.program import Program
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 V = TypeVar("V")
-
-# The events to append to a run in this state, or why there are none.
-Decide = Callable[[RunState], Sequence[AnyEvent] | V]
-
-
-@dataclass(frozen=True, slots=True)
-class Decided(Generic[T_co]):
-    """It was decided, and what that wrote is durable."""
-
-    value: T_co
-
-
-class Undecided:
-    """Another event came first, or it is not known whether the append was written: decide again."""
-
-    __slots__ = ()
-
-
-UNDECIDED = Undecided()
 
 
 async def decided(attempt: Callable[[], Awaitable[Decided[T] | Undecided]]) -> T:
@@ -56,11 +36,6 @@ async def decided(attempt: Callable[[], Awaitable[Decided[T] | Undecided]]) -> T
         outcome = await attempt()
         if isinstance(outcome, Decided):
             return outcome.value
-
-
-def events_of(verdict: Sequence[AnyEvent] | V) -> Sequence[AnyEvent] | None:
-    """The events that a decision came to; None where it came to a reason for none."""
-    return cast("Sequence[AnyEvent]", verdict) if isinstance(verdict, Sequence) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,25 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.client.base import StoreClient
-from perdure.client.gateway import UNDECIDED, Decide, Decided, RunGateway, Undecided, decided
+from perdure.client.gateway import RunGateway, decided
 from perdure.client.state_cache import check_answer, check_signal
 from perdure.engine.turns import Turns
 from perdure.errors import NoSuchRun, StepCancelled, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.events import AnyEvent, RunStatus, StepFailed, StepSkipped, StepSucceeded
 from perdure.kernel.ids import MAX_REASON, REMOTE, check_name, check_text, generated_id
-from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
+from perdure.kernel.inbound import (
+    UNDECIDED,
+    Accepted,
+    AlreadyFinished,
+    Cancelled,
+    Decide,
+    Decided,
+    Duplicate,
+    Finished,
+    NotFound,
+    Undecided,
+)
 from perdure.kernel.policies.durability import durability as durability_of
 from perdure.kernel.projection import child_path
 from perdure.kernel.state import RunState, fold

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perdure.client.base import StoreClient
 from perdure.client.forking import Forks
-from perdure.client.gateway import UNDECIDED, Decided, RunGateway, Undecided, decided
+from perdure.client.gateway import RunGateway, decided
 from perdure.client.messages import Messages
 from perdure.errors import FailedByHand, ForkRefused, NoSuchRun, UsageError
 from perdure.kernel import inbound
@@ -18,7 +18,7 @@ from perdure.kernel.history import fork as forks
 from perdure.kernel.history import rewind
 from perdure.kernel.history.rewind import Truncated
 from perdure.kernel.ids import MAX_REASON, check_text, check_version, step_key
-from perdure.kernel.inbound import Accepted, Finished, NotFound
+from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Finished, NotFound, Undecided
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import fold
 from perdure.kernel.values.failures import describe

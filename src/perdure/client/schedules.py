@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from perdure.client.base import StoreClient
-from perdure.client.gateway import UNDECIDED, Decided, RunGateway, Undecided, decided
+from perdure.client.gateway import RunGateway, decided
 from perdure.client.messages import Messages
 from perdure.client.starts import Start, Starts
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
 from perdure.kernel.events import RunStatus, moment
-from perdure.kernel.inbound import Accepted, Duplicate
+from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Duplicate, Undecided
 from perdure.kernel.invocation import Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of

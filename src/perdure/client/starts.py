@@ -12,14 +12,14 @@ from msgspec import Raw
 
 from perdure.client.base import StoreClient
 from perdure.client.bulk import BulkItem, BulkReport
-from perdure.client.gateway import UNDECIDED, Decided, NewRun, RunGateway, Undecided, decided
+from perdure.client.gateway import NewRun, RunGateway, decided
 from perdure.client.handle import Handles, RunHandle
 from perdure.client.messages import Messages
 from perdure.errors import AlreadyExists, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.events import RunStarted
 from perdure.kernel.ids import check_id
-from perdure.kernel.inbound import Accepted
+from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Undecided
 from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invocation
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.durability import durability as durability_of

@@ -8,6 +8,8 @@ one winner, and it stands in the journal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
@@ -32,6 +34,9 @@ from perdure.kernel.events import (
 from perdure.kernel.ids import SignalKey, address
 from perdure.kernel.state import REDACTED, RunState
 from perdure.kernel.values.failures import Failure
+
+T_co = TypeVar("T_co", covariant=True)
+V = TypeVar("V")
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -63,6 +68,29 @@ class AlreadyFinished(msgspec.Struct, frozen=True):
 
 
 Events = Sequence[AnyEvent]
+# The events to append to a run in this state, or why there are none.
+Decide = Callable[[RunState], Events | V]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(Generic[T_co]):
+    """It was decided, and what that wrote is durable."""
+
+    value: T_co
+
+
+class Undecided:
+    """Another event came first, or it is not known whether the append was written: decide again."""
+
+    __slots__ = ()
+
+
+UNDECIDED = Undecided()
+
+
+def events_of(verdict: Events | V) -> Events | None:
+    """The events that a decision came to; None where it came to a reason for none."""
+    return cast("Events", verdict) if isinstance(verdict, Sequence) else None
 
 
 def ended(state: RunState, child: str) -> RunStatus | None:

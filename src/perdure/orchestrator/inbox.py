@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar, cast
 
 from perdure.engine.driver import Driver, NotKnown
-from perdure.kernel.events import CancelRequested, RunFinished, RunStatus
-from perdure.kernel.inbound import Accepted
-from perdure.kernel.state import RunState
+from perdure.kernel.inbound import UNDECIDED, Accepted, Decide, Decided, Undecided, events_of
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.lifecycle import Lifecycle, Owner
 from perdure.orchestrator.residency import ACTIVE, WARM, RunTable
+
+V = TypeVar("V")
+# What was decided, and a future for when it is durable, if it is not yet.
+_Answer: TypeAlias = tuple[Decided[V | Accepted] | Undecided, asyncio.Future[None] | None]
 
 
 class Inbox:
@@ -23,64 +25,45 @@ class Inbox:
     ) -> None:
         self._runs, self._lifecycle, self._owner, self._broke = runs, lifecycle, owner, broke
 
-    async def deliver(self, run_id: str, decide: Callable[[RunState], Any]) -> Any:
+    async def deliver(self, run_id: str, decide: Decide[V]) -> Decided[V | Accepted] | Undecided:
         """Record what `decide` makes of a run in memory here; its verdict is returned when all of that is durable.
 
-        None when the run is not here any more, or it is not known whether the journal took it: ask again.
+        Undecided when the run is not here any more, or it is not known whether the journal took it.
         """
         caught_up = self._runs.slot(run_id).caught_up
         if caught_up is not None:
             await asyncio.wait([caught_up])  # what was appended before comes first
         loop = self._lifecycle.loop
-        answer: asyncio.Future[tuple[Any, asyncio.Future[None] | None]] = loop.create_future()
+        answer: asyncio.Future[_Answer[V]] = loop.create_future()
         loop.call_soon(self._deliver, run_id, decide, answer)
-        verdict, durable = await answer
+        outcome, durable = await answer
         if durable is not None:
             try:
                 await durable
             except NotKnown:
-                return None
-        return verdict
+                return UNDECIDED
+        return outcome
 
-    def _deliver(self, run_id: str, decide: Callable[[RunState], Any], answer: asyncio.Future[Any]) -> None:
+    def _deliver(self, run_id: str, decide: Decide[V], answer: asyncio.Future[_Answer[V]]) -> None:
         driver = self._runs.drivers.get(run_id)
         if answer.done():
             return
         try:
             if driver is None or driver.stale or driver.closed or self._lifecycle.closing:
-                answer.set_result((None, None))
+                answer.set_result((UNDECIDED, None))
                 return
             verdict = decide(driver.state)
         except BaseException as error:
             answer.set_exception(contained(error))
             return
         try:
-            events = verdict if isinstance(verdict, Sequence) else ()
+            events = events_of(verdict)
             if events and run_id in self._runs.of(WARM):
                 self._runs.move(self._runs.slot(run_id), ACTIVE)
             # In-memory state may be uncommitted and lose a race; answer only after it is durable.
-            durable = driver.accept(*events) if events or not driver.saved else None
+            durable = driver.accept(*(events or ())) if events or not driver.saved else None
             self._owner.acknowledge(driver)
-            answer.set_result((Accepted() if isinstance(verdict, Sequence) else verdict, durable))
+            answer.set_result((Decided(Accepted() if events is not None else cast("V", verdict)), durable))
         except BaseException as error:
             self._broke(driver, contained(error))
-            answer.set_result((None, None))  # the caller asks again, and writes to the journal then
-
-    async def terminate(self, run_id: str, reason: str) -> bool:
-        """End a run that is in memory here; False when it is not, or has ended by itself."""
-        loop = self._lifecycle.loop
-        done: asyncio.Future[bool] = loop.create_future()
-        loop.call_soon(self._terminate, run_id, reason, done)
-        return await done
-
-    def _terminate(self, run_id: str, reason: str, done: asyncio.Future[bool]) -> None:
-        driver = self._runs.drivers.get(run_id)
-        here = driver is not None and driver.state.finished is None and not driver.stale
-        if driver is not None and here:
-            try:
-                driver.record(CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason))
-            except BaseException as error:
-                self._broke(driver, contained(error))
-                here = False
-        if not done.done():
-            done.set_result(here)
+            answer.set_result((UNDECIDED, None))  # the caller decides again, and writes to the journal then
