@@ -70,7 +70,7 @@ async def ask_next_to_nothing(url: str, heartbeat: str) -> None:
         for asked in (a, b, c):
             # A script that this process had not sent yet is sent once.
             asked = [one for one in asked if not one.startswith("SCRIPT LOAD")]
-            # Each of the three clocks (signs of life, due runs, orphans) may strike once more than on average; and a
+            # Each of the three clocks (heartbeats, due runs, orphans) may strike once more than on average; and a
             # trace that sees nothing would pass for an engine that does nothing.
             assert SECONDS / 10 <= len(asked) <= SECONDS / 5 + 3, "\n".join(asked)
             beats = [one for one in asked if one.strip().startswith(heartbeat)]
