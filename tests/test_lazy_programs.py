@@ -98,7 +98,7 @@ async def test_a_run_under_way_goes_on_and_a_child_is_loaded_by_its_name(tmp_pat
         ("lazy_missing:doubled", "No module named 'lazy_missing'"),
         ("lazy_exits:doubled", "SystemExit: 3"),
         ("doubled=lazy_good:nothing", "no attribute 'nothing'"),
-        ("doubled=lazy_good:plain", "is no workflow; decorate it with @workflow"),
+        ("doubled=lazy_good:plain", "is not a workflow; decorate it with @workflow"),
         ("doubled=lazy_good:renamed", "its name is 'other-name': write 'other-name=lazy_good:renamed'"),
     ],
 )

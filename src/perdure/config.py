@@ -15,54 +15,54 @@ from perdure.kernel.values.limits import Limits
 __all__ = ["Limits", "Queue", "Rate", "Recovery", "Retention"]
 
 
-# Work goes on within 15 s of a machine's death. An engine with runs in memory has time for a second try of a heartbeat
-# before it has to stop them; one without has nothing to stop, and gives six heartbeats a minute.
+# Work continues within 15 s of a machine's death. An engine with runs in memory can retry a failed heartbeat before its
+# lease deadline; an idle engine has nothing to stop, and sends six heartbeats a minute.
 SERVER_LEASE, SERVER_HEARTBEAT, SERVER_IDLE_HEARTBEAT = 14.0, 7.0, 10.0
-# Where the operating system tells who is dead, the lease is for processes that stand still.
+# Where the operating system reports dead processes, the lease only covers processes that hang.
 EMBEDDED_LEASE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How an orchestrator looks after runs that lost their owner. Durations are in seconds."""
+    """How an orchestrator recovers orphans, and how long its lease is. Durations are in seconds."""
 
     enabled: bool = True
-    """Whether runs of dead orchestrators are taken over while this one works."""
+    """Whether it takes over runs of dead orchestrators while it is open."""
     check_interval: float = 30.0
-    """How often it looks for them."""
+    """How often it searches for orphans."""
     max_startup: int = 100
-    """How many runs are loaded at a time when it starts; the next batch follows at once."""
+    """How many runs it loads per batch when it starts; the next batch follows at once."""
     max_claims: int = 10
-    """How many runs of others are claimed at a time later on; the next batch follows after a moment."""
+    """How many orphans it claims per batch later on; the next batch follows after a short pause."""
     lease: float | None = None
-    """How long its name stays taken after its last heartbeat; it gives three in that time. None: 14 s on a database
+    """How long its name stays taken after its last heartbeat; it sends three in that time. None: 14 s on a database
     server, with a heartbeat every 7 s while runs are in memory and every 10 s while there are none; and 30 s where all
-    engines are on one machine, which tells at once who is dead."""
+    engines are on one machine, which reports dead processes at once."""
     grace: float = 30.0
-    """How long steps under way may go on when the engine is left, with their lease; then they are given up, and their
-    runs are handed over. What only waits is handed over at once."""
+    """How long running steps may continue, with their lease, when the engine closes; then they are abandoned and their
+    runs released. Runs that only wait are released at once."""
 
     quarantine: int = 3
-    """How many orchestrators in a row may be gone before a run gets any further; then it is parked as `poisoned`, for a
-    person to look at. 0: however many."""
+    """How many orchestrators in a row may die before a run makes progress; then the run is parked as `poisoned`. 0: no
+    limit."""
 
     snapshot: int = 1000
-    """How many events of a journal are over and done with (chunks, progress, failed attempts of steps that have ended)
-    before a snapshot without them is stored, from which the run is loaded more quickly. 0: never."""
+    """How many events of a journal must be obsolete (chunks, progress, failed attempts of finished steps) before a
+    snapshot without them is stored, from which the run is loaded faster. 0: never."""
 
     @property
     def ttl(self) -> float:
-        """How long the lease is."""
+        """The length of the lease."""
         return SERVER_LEASE if self.lease is None else self.lease
 
     @property
     def heartbeat(self) -> float:
-        """How long after one heartbeat the next is due."""
+        """The interval between heartbeats."""
         return SERVER_HEARTBEAT if self.lease is None else self.lease / 3
 
     @property
     def idle_heartbeat(self) -> float:
-        """How long after one heartbeat the next is due where no run would have to stop for want of it."""
+        """The interval between heartbeats while no run is in memory."""
         return SERVER_IDLE_HEARTBEAT if self.lease is None else self.lease / 3
 
     def __post_init__(self) -> None:
@@ -89,16 +89,16 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which runs an engine prunes by itself. Without one it prunes nothing. Durations are seconds or timedeltas."""
+    """Which runs an engine prunes automatically. Durations are seconds or timedeltas."""
 
     older_than: Duration
-    """How long ago a run has to have ended."""
+    """The minimum time since the end of a run."""
     statuses: RunStatus | str | Sequence[RunStatus | str] = RunStatus.COMPLETED
-    """How it has to have ended."""
+    """The statuses of the runs to prune."""
     every: float = 3600.0
-    """Seconds from one pass to the next; of all engines on a store, one makes each."""
+    """Seconds between passes; of all engines on a store, one makes each pass."""
     archive: str | os.PathLike[str] | None = None
-    """A directory where each run is written into a capsule before it goes."""
+    """A directory in which each run is stored as a capsule before it is removed."""
 
     def __post_init__(self) -> None:
         number = duration(self.older_than)
@@ -109,4 +109,4 @@ class Retention:
         given = [self.statuses] if isinstance(self.statuses, str) else list(self.statuses)
         if not given or any(status not in FINISHED for status in given):
             over = ", ".join(sorted(FINISHED))
-            raise UsageError(f"Retention(statuses={self.statuses!r}): runs are pruned that have ended, as {over}")
+            raise UsageError(f"Retention(statuses={self.statuses!r}): only ended runs are pruned: {over}")

@@ -1,4 +1,4 @@
-"""What code of a workflow body or a step may know of the run that it is part of. Reads, and changes nothing."""
+"""What the code of a workflow body or a step can read about its run. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 def run_context() -> RunContext:
     """The run that this code is part of: its ids, program, tags, and the tick of the schedule that started it.
 
-    Works in a workflow body, where it is the same on every replay, and in a step, wherever that is executed.
+    Works in a workflow body, where it is the same on every replay, and in a step of any kind.
     """
     body = current_body()
     if body is not None:
@@ -32,9 +32,9 @@ def resource(name: str) -> Any: ...
 @overload
 def resource(name: str, type: type[T]) -> T: ...
 def resource(name: str, type: Any = None) -> Any:
-    """What `Engine(resources={name: ...})` gives the steps of the engine that runs this one: a pool, a client, a model.
+    """A resource from `Engine(resources={name: ...})` of the engine that runs this step: a pool, a client, a model.
 
-    It works in steps. A workflow body has none: what it does must be the same on every replay.
+    Works in steps only: a workflow body must do the same on every replay.
     """
     if current_body() is not None:
         raise UsageError(f"resource({name!r}) works in a step, and this is a workflow body; get it in a @step")
@@ -43,7 +43,7 @@ def resource(name: str, type: Any = None) -> Any:
         raise PerdureError(f"resource({name!r}) works only inside a step that a workflow called")
     found = step.resources[name]
     if type is not None and not isinstance(found, type):
-        raise UsageError(f"the resource {name!r} is a {found.__class__.__name__}, and not a {type.__name__}")
+        raise UsageError(f"the resource {name!r} is a {found.__class__.__name__}, not a {type.__name__}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""One step under its policy, outside of a run: retries, timeout, fallback, and what happened. Keeps nothing."""
+"""Execute one step under its policy, outside of a run: retries, timeout, fallback. Stores nothing."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class StepRun(Generic[R]):
-    """What came of one step that a PolicyDriver ran."""
+    """The outcome of one step that a PolicyDriver ran."""
 
     status: StepStatus
     output: R | None
-    """What the step, or its fallback, returned; None when it failed or was skipped."""
+    """The result of the step or its fallback; None when it failed or was skipped."""
     error: BaseException | None
-    """What the last attempt raised, of a step that failed or was skipped."""
+    """The error of the last attempt, if the step failed or was skipped."""
     attempts: Sequence[AttemptView]
     events: Sequence[Entry]
-    """What a journal would hold of the step, in its order."""
+    """The events that a journal would hold for the step, in order."""
 
 
 class PolicyDriver:
     """Runs single steps under their policies, without a store and without a workflow.
 
-    `policy` goes over what the step itself says, as a rule for it would; `rules` come after it.
+    `policy` is merged over the step's own, as a rule for it would be; `rules` come after it.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class PolicyDriver:
         self._limits, self._codecs = limits, tuple(codecs)
 
     async def run(self, step: Step[P, R], /, *args: P.args, **kwargs: P.kwargs) -> StepRun[R]:
-        """Try a step as its policy says, wherever its attempts run; never raises for a step that failed."""
+        """Execute a step under its policy; a failed step is returned, not raised."""
         if not isinstance(step, Step):
             raise UsageError(f"run() takes a step and its arguments, as in run(charge, order), not {step!r}")
-        inspect.signature(step.fn).bind(*args, **kwargs)  # a wrong call is an error of the caller, not of the step
-        # A remote step has its attempts here: there is no queue to send it to.
+        inspect.signature(step.fn).bind(*args, **kwargs)  # a wrong call raises here
+        # A remote step runs here too: there is no queue to send it to.
         here: Step[P, R] = type(step)(dataclasses.replace(step.spec, queue=""))
 
         @workflow(name=step.name)

@@ -1,4 +1,4 @@
-"""SIGTERM for a process that runs one workflow: its steps have the grace that Ctrl-C gives them.
+"""SIGTERM for a process that runs one workflow: its steps get the same grace period as with Ctrl-C.
 
 Never used by an Engine: the signals of a service belong to the application that opens it.
 """
@@ -21,19 +21,19 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 class Exit:
-    """Ends the process at a given time, if it has not come to its end: a step may block the loop, a thread may hang."""
+    """Ends the process at a given time if it is still running: a step may block the loop, a thread may hang."""
 
     def __init__(self) -> None:
-        # A queue whose `put` may be called in a signal handler, whatever the thread below it was doing.
+        # SimpleQueue: its `put` is reentrant, and so may be called in a signal handler.
         self._ends: queue.SimpleQueue[tuple[float, int] | None] = queue.SimpleQueue()
         threading.Thread(target=self._watch, name="perdure-exit", daemon=True).start()
 
     def within(self, seconds: float, code: int) -> None:
-        """See that the process ends."""
+        """End the process at that time."""
         self._ends.put((time.monotonic() + seconds, code))
 
     def call_off(self) -> None:
-        """Let the process live, whatever was said before."""
+        """Cancel: do not end the process."""
         self._ends.put(None)
 
     def _watch(self) -> None:
@@ -81,13 +81,13 @@ class Termination:
             return
         self._grace = grace
         self._loop, self._task, self._exit = asyncio.get_running_loop(), asyncio.current_task(), Exit()
-        # Not the loop's own handler: it waits until a step gives the loop back.
+        # Not loop.add_signal_handler: it would not run while a step blocks the loop.
         signal.signal(signal.SIGTERM, self._heed)
         try:
             yield
         finally:
             if self.came:
-                # asyncio still waits for its threads, and one of them may have been given up.
+                # asyncio.run still joins its threads, and one of them may hang.
                 self._exit.within(LEAVE_SECONDS, TERMINATED)
             else:
                 self._exit.call_off()
@@ -95,7 +95,7 @@ class Termination:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end(self) -> None:
-        """End the process as SIGTERM would have ended it, if it came."""
+        """If SIGTERM was received, end the process as SIGTERM does by default."""
         if self.came:
             with suppress(Exception):
                 sys.stdout.flush()

@@ -27,7 +27,7 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "a signal of no type": (lambda: wait_signal("go", type=7), "wait_signal(type=...) takes a type"),  # type: ignore[call-overload]
     "a signal of a function": (lambda: wait_signal("go", type=function), "takes a type, such as int or a dataclass"),  # type: ignore[call-overload]
     "an answer of no type": (lambda: approval("ok", schema="Order"), "approval(schema=...) takes a type"),  # type: ignore[call-overload]
-    "a list of nobody": (lambda: approval("ok", approvers=[]), "names nobody; leave it out where anyone may answer"),
+    "a list of nobody": (lambda: approval("ok", approvers=[]), "is empty; leave it out if anyone may answer"),
     "somebody without a name": (lambda: approval("ok", approvers=["ann", ""]), "one of the names is empty"),
     "a lock of 10 KB": (lambda: lock("x" * 10_240).__aenter__(), "has 10,240 characters, and 255 is the limit"),
     "half a child": (lambda: child(other(), detached="yes"), "child(detached='yes') is True or False"),  # type: ignore[call-overload]

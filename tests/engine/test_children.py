@@ -538,8 +538,8 @@ async def test_options_that_make_no_sense_for_a_child_are_an_error_of_the_body()
         return await child(apart(), detached=detached, **options)  # type: ignore[call-overload, no-any-return]
 
     wrong: list[tuple[dict[str, Any], bool, str]] = [
-        ({"tags": {"a": "b"}}, False, "are for a run of its own: add detached=True"),
-        ({"queue": "q"}, False, "are for a run of its own: add detached=True"),
+        ({"tags": {"a": "b"}}, False, "are for independent runs: add detached=True"),
+        ({"queue": "q"}, False, "are for independent runs: add detached=True"),
         ({"priority": 3}, True, "means nothing without a queue"),
         ({"tags": {"a": 1}}, True, "names and values of tags are strings"),
         ({"max_concurrency": 0}, True, "must be at least 1"),

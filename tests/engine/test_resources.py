@@ -110,7 +110,7 @@ async def test_what_is_not_there_is_named_with_what_is() -> None:
     async with Engine("memory://", [misses], resources={"db": "no pool"}) as engine:
         error = (await engine.run(misses())).error
         assert isinstance(error, UsageError)
-        assert "the resource 'db' is a str, and not a Pool" in str(error)
+        assert "the resource 'db' is a str, not a Pool" in str(error)
 
 
 async def test_a_body_has_no_resources_and_neither_has_code_outside() -> None:
@@ -172,7 +172,7 @@ def test_scripts_and_blocking_code_have_resources_too() -> None:
 def test_resources_that_make_no_sense_are_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="resources"):
         _ = Engine("memory://", resources=given)
-    with pytest.raises(UsageError, match="takes a function that makes the resource"):
+    with pytest.raises(UsageError, match="takes a function that creates the resource"):
         per_process(3)  # type: ignore[arg-type]
 
 

@@ -67,9 +67,9 @@ def test_the_orders_of_a_workflow_that_sleeps_for_days_are_tried() -> None:
 
 
 def test_a_signal_that_never_comes_is_named() -> None:
-    with pytest.raises(AssertionError, match="waits for the signal 'go', which nobody sends; to send something"):
+    with pytest.raises(AssertionError, match="waits for the signal 'go', which is never sent; to send something"):
         VirtualTime().outcome(asking(1))
-    with pytest.raises(PromiseBroken, match="run-0 waits for the signal 'go', which nobody sends"):
+    with pytest.raises(PromiseBroken, match="run-0 waits for the signal 'go', which is never sent"):
         crash_everywhere(asking(1), limit=100)
 
 
@@ -84,7 +84,7 @@ def test_an_approval_that_never_comes_is_named() -> None:
             return await run.status()
 
     assert world.play(scenario()) is RunStatus.WAITING
-    with pytest.raises(PromiseBroken, match="run-0 waits for the approval 'ship', which nobody gives"):
+    with pytest.raises(PromiseBroken, match="run-0 waits for the approval 'ship', which is never answered"):
         crash_everywhere(_only_asks(1), limit=100)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perdure.client.bulk import BulkReport
 
 Reason = Annotated[str | None, Parameter(help="Why; it is kept in the journals.")]
-# As many as one call of the client does at most.
+# The page size of the client's bulk calls.
 PAGE = 1000
 
 
@@ -44,7 +44,7 @@ class Filters:
     dry_run: Annotated[bool, Parameter(negative="", help="Only tell which runs it would be.")] = False
 
     def given(self) -> dict[str, Any]:
-        """The filters as the client takes them; those that are left out are not there."""
+        """The filters as arguments for the client, without those that were not given."""
         found: dict[str, Any] = {
             "status": [one for given in self.status or () for one in given.split(",")] or None,
             "tags": tags_of(self.tag or []) or None,
@@ -56,7 +56,7 @@ class Filters:
         return {name: value for name, value in found.items() if value is not None}
 
 
-# Built once: every run that is told is told in the same words.
+# Built once, for all runs.
 _ALL = Filters()
 
 
@@ -128,7 +128,7 @@ def _all(
     done: str,
     many: Callable[..., Awaitable[BulkReport[Any]]],
 ) -> int:
-    """Tell all that match, a page at a time, and say what became of each that was not simply told."""
+    """Apply a bulk call page by page, and report each run for which it did not succeed."""
     if filters.limit is not None and filters.limit < 1:
         raise Problem(f"--limit {filters.limit}: at least one")
     given = filters.given()
@@ -166,7 +166,7 @@ def _all(
 async def _pages(
     store: str, filters: Filters, given: dict[str, Any], many: Callable[..., Awaitable[BulkReport[Any]]]
 ) -> list[BulkReport[Any]]:
-    # Loaded when it is needed: a command that lists runs does not wait for the bulk calls.
+    # Imported here, so that commands that only list runs start faster.
     from perdure.client.client import Client
     from perdure.errors import StoreUnavailable
 

@@ -1,4 +1,4 @@
-"""`perdure check`: a look at the source of workflows for what they must not do."""
+"""`perdure check`: lint workflow bodies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _check(file: Path) -> list[Finding]:
 
 
 def _files(module: str) -> list[Path]:
-    """The files that are meant: one, those of a folder or package, or that of a module that can be imported."""
+    """The files of a target: a file, a folder, a package, or an importable module."""
     path = Path(module).absolute()
     if path.is_dir():
         return _within(path)

@@ -1,4 +1,4 @@
-"""`perdure demo`: a run whose process is killed half-way, and which goes on. Nothing is staged but the moment."""
+"""`perdure demo`: a run survives the kill of its process. Only the time of the kill is staged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _second(url: str, say: Any, before: list[str]) -> Part:
 
 @contextmanager
 def _process(url: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    # The child finds perdure where this process found it, and nothing of that name in the current directory.
+    # The child imports the same perdure, not one in the current directory.
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "perdure.cli.demo_process", url, *words],

@@ -20,7 +20,7 @@ HELD = "held"
 
 
 async def hold(id: str, append: Append) -> None:
-    """Called on the loop after each commit: keeps the whole process still once the sleep is durable."""
+    """Called on the loop after each commit: blocks the process once the sleep is durable."""
     if any(isinstance(event, WaitOpened) for batch in append.batches for event in batch.events):
         print(HELD, flush=True)
         sys.stdin.read()

@@ -13,7 +13,7 @@ from perdure.client.views import RunView
 from perdure.kernel.events import Entry, moment
 from perdure.kernel.values.failures import Failure
 
-# Events that end something, for the eye.
+# Events that end something, which are highlighted.
 STYLES = {"Succeeded": "32", "Failed": "31", "Skipped": "33", "Parked": "33", "Finished": "1"}
 MOMENTS = {"retry_at", "deadline", "not_before"}
 
@@ -29,7 +29,7 @@ class Journal:
             print(clean(f"run {view.id} of {view.program}, started {when(view.created_at)}"), flush=True)
 
     def write(self, entry: Entry) -> None:
-        """One entry, at once."""
+        """Write one entry and flush."""
         if self._json:
             write_json(entry, line=True)
             return
@@ -48,7 +48,7 @@ class Journal:
 
 
 def _details(event: Any) -> list[str]:
-    """What an event says beyond its op, leaving out what it leaves at its default."""
+    """The fields of an event besides its op, without defaults."""
     details = []
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)

@@ -12,7 +12,7 @@ from perdure.kernel.program import Program
 
 
 def invocation(program: Program, given: str | None) -> Invocation[Any]:
-    """What to run: the program with the arguments that the input gives."""
+    """The invocation of a program with the arguments in the input."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if given is not None:
@@ -40,7 +40,7 @@ def _misfit(program: Program, error: TypeError, given: str | None, is_object: bo
 
 
 def read(given: str) -> Any:
-    """The JSON value of `--input`: as it stands, in a file (`@file.json`), or on stdin (`-`)."""
+    """The JSON value of `--input`: literal, in a file (`@file.json`), or on stdin (`-`)."""
     text, where = given, "--input"
     if given == "-":
         text, where = sys.stdin.read(), "stdin"
@@ -51,7 +51,7 @@ def read(given: str) -> Any:
 
 
 def parse(text: str, where: str) -> Any:
-    """A JSON value that was given at a place of the command line."""
+    """Parse a JSON value from the command line."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:

@@ -17,7 +17,7 @@ from perdure.cli.exits import EPILOGUE, Exit, Problem
 from perdure.cli.options import given, settings
 from perdure.errors import InvalidStoreUrl, NoSuchRun, NoSuchSchedule, PerdureError, StoreError
 
-# Where each command is, and what it is about.
+# The module and the summary of each command.
 COMMANDS = {
     "demo": ("perdure.cli.demo:demo", "Watch a run survive the death of its process."),
     "run": ("perdure.cli.run:run", "Run a workflow to its end, or go on with it."),
@@ -56,12 +56,12 @@ COMMANDS = {
     "doctor": ("perdure.cli.doctor:doctor", "Check the store and everything around it."),
 }
 
-# Commands whose last word a newcomer takes for a value.
+# Commands whose last argument is easily mistaken for a value.
 _WITH_VALUE = (["signal"], ["approve"])
 
 
 def _app(called: str | None) -> App:
-    """The commands. The one that is called brings its own help; for the others a line saves importing them."""
+    """The app with all commands. Only the called command is imported; the others have a summary line."""
     app = App(
         name="perdure",
         help="Durable workflows for Python: kill it, run the same command again, it goes on.",
@@ -85,14 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = sys.argv[1:] if argv is None else list(argv)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A terminal that cannot show a character gets its number, not an error.
+            # Escape characters that the terminal cannot show, instead of failing.
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _ended(tokens)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Python flushes once more at exit: let that go nowhere.
+        # Python flushes once more at exit: redirect that to devnull.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.PIPE_CLOSED
 
@@ -118,7 +118,7 @@ def _ended(tokens: list[str]) -> int:
 
 
 def _taken(tokens: list[str]) -> tuple[list[str], str | None]:
-    """The command without --config FILE, which every one takes, and the file."""
+    """The command without its --config FILE option, and the file."""
     end = tokens.index("--") if "--" in tokens else len(tokens)
     for at, token in enumerate(tokens[:end]):
         name, equals, value = token.partition("=")
@@ -131,7 +131,7 @@ def _taken(tokens: list[str]) -> tuple[list[str], str | None]:
 
 
 def _configured(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """A command that was not told its store asks the settings."""
+    """The default store of a command, from the settings."""
     for argument in arguments:
         if argument.name == "--store" and not argument.tokens:
             found = settings()
@@ -167,11 +167,11 @@ def _sentence(error: CycloptsError, tokens: list[str]) -> str:
 
 
 def _help_command(tokens: list[str]) -> str:
-    """The help of the innermost command that was meant."""
+    """The help of the innermost command in the tokens."""
     commands: list[str] = []
     if tokens and tokens[0] in COMMANDS:
         commands.append(tokens[0])
-        # A line that ends in a list of commands is about a group of them.
+        # A line that ends in a list of commands belongs to a group.
         inner = COMMANDS[tokens[0]][1].rstrip(".").partition(": ")[2].split(", ")
         if tokens[1:2] and tokens[1] in inner:
             commands.append(tokens[1])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perdure.client.views import StepView
     from perdure.kernel.values.failures import Failure
 
-# How much of a value a table shows where no terminal limits its width.
+# The width of a value in a table without a terminal.
 VALUE_WIDTH = 60
 
 STYLES = {
@@ -58,12 +58,12 @@ def write_json(value: Any, *, line: bool = False) -> None:
 
 
 def as_dict(record: Any) -> dict[str, Any]:
-    """The fields of a dataclass with their values, for a document that has more."""
+    """The fields of a dataclass as a dict, to be extended."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _escaped(text: str, passes: Callable[[str], bool]) -> str:
-    """JSON in which every character that does not pass is written by its number; still the same JSON."""
+    """The same JSON with characters that cannot be encoded as escapes."""
     import json
 
     return "".join(c if passes(c) else json.dumps(c)[1:-1] for c in text)
@@ -73,7 +73,7 @@ def _escaped(text: str, passes: Callable[[str], bool]) -> str:
 
 
 def complain(error: Exception, code: Exit, as_json: bool) -> None:
-    """Say on stderr what is wrong; as one line of JSON where JSON was asked for."""
+    """Write an error to stderr; as one line of JSON with --json."""
     sys.stdout.flush()
     message = "\n".join([str(error), *getattr(error, "__notes__", ())])
     if as_json:
@@ -92,7 +92,7 @@ def note(text: str) -> None:
 
 
 def log_to_stderr(level: str) -> None:
-    """Write what perdure logs from this level on to stderr, unless the user's module has said where logs go."""
+    """Log to stderr from this level on, unless the user's module has configured logging."""
     import logging
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
@@ -127,7 +127,7 @@ def _rich_table(
 
     console = Console(highlight=False)
     widths = {h: max(len(h), *(cell_len(row[i]) for row in rows)) for i, h in enumerate(headings)}
-    # rich would rather wrap a column than cut it, so how much to cut is decided here.
+    # rich prefers to wrap columns, so the widths to cut to are computed here.
     over = sum(widths.values()) + 2 * len(headings) - console.width
     while over > 0 and cut and max(widths[h] for h in cut) > 10:
         widest = max(cut, key=lambda h: widths[h])
@@ -146,7 +146,7 @@ def _rich_table(
 
 
 def pairs(items: Sequence[tuple[str, str]]) -> None:
-    """Names and values, one a line; a value of several lines stays in its column."""
+    """Names and values, one per line; multi-line values stay in their column."""
     width = max(len(name) for name, _ in items)
     bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
     for name, value in items:
@@ -158,7 +158,7 @@ def pairs(items: Sequence[tuple[str, str]]) -> None:
 
 
 def clean(text: str, keep: str = "") -> str:
-    """Text that can do nothing to a terminal: what is not printable is shown by its number."""
+    """Text that is safe for a terminal: unprintable characters are escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
@@ -170,7 +170,7 @@ def _escape(character: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """What an explanation begins with, which says what it is about."""
+    """The first paragraph of an explanation."""
     return text.partition("\n")[0]
 
 
@@ -187,14 +187,14 @@ def cut(text: str, width: int) -> str:
 
 
 def when(at: datetime | None, now: datetime | None = None) -> str:
-    """A moment in local time, and how far away it is: `2025-11-15 08:37:34 (3 min ago)`."""
+    """A time in the local zone with its distance: `2025-11-15 08:37:34 (3 min ago)`."""
     if at is None:
         return ""
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S} ({distance(at, now)})"
 
 
 def distance(at: datetime, now: datetime | None = None) -> str:
-    """How far away a moment is."""
+    """The distance of a time from now."""
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()
     return f"in {span(-seconds)}" if seconds < -0.5 else f"{span(seconds)} ago"
 
@@ -216,7 +216,7 @@ def error_name(error: Failure) -> str:
 
 
 def error_text(error: Failure, indent: str = "  ") -> str:
-    """An error with the lines of the user's code it came through, and what it was raised from."""
+    """An error with the lines of the user's code, and its causes."""
     lines = [indent + error_name(error).replace("\n", "\n" + indent)]
     lines += [f"{indent}  {line}" for line in error.traceback.splitlines()]
     for number, inner in enumerate(error.errors, 1):
@@ -227,7 +227,7 @@ def error_text(error: Failure, indent: str = "  ") -> str:
 
 
 def failure_text(error: Failure, steps: Sequence[StepView], indent: str = "  ") -> str:
-    """Why a run failed; where a step brought it down, with the lines of that step."""
+    """Why a run failed; if a step failed it, with the lines of that step."""
     text = error_text(error, indent)
     for step in reversed(steps):
         if step.error is not None and (step.error.type, step.error.message) == (error.type, error.message):

@@ -1,4 +1,4 @@
-"""`perdure run`: run a workflow to its end, or go on with it."""
+"""`perdure run`: run a workflow to its end, or resume it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(
         file.py:workflow or module:workflow; the name may be left out where there is just one.
     """
     program, module = resolve(target)
-    # Without an input, an id may be that of a run which has its own.
+    # Without an input, the id may belong to an existing run that has one.
     wanted = invocation(program, input) if input is not None or id is None else None
     options: dict[str, Any] = {"queue": queue, "key": key, "priority": priority}
     task = _Task(program, wanted, module, id, store, json, options)
@@ -85,7 +85,7 @@ class _Task:
         self._program, self._wanted, self._module = program, wanted, module
         self._id, self._store, self._json, self._options = id, store, json, options
         self._started: str | None = None
-        # The run_id of a run under the id that had ended before this command.
+        # The run_id of a run under this id that ended before this command.
         self._ended: str | None = None
         self.termination = Termination()
 
@@ -105,7 +105,7 @@ class _Task:
     def _observer(self, line: Line | None) -> Observer:
         def observe(id: str, append: Append) -> None:
             if append.expected_next == 0:
-                self._started = id  # known before its first step begins: a Ctrl-C may come at any moment
+                self._started = id  # set before its first step begins: Ctrl-C may come at any time
             if line is not None:
                 line(id, append)
 
@@ -137,7 +137,7 @@ class _Task:
         return Invocation(self._program.name, self._program, tuple(existing.input), {})
 
     def _compare(self, existing: RunView, wanted: Invocation[Any], engine: Engine) -> None:
-        """An id stands for one run: say so when this command asks for something else under it."""
+        """Refuse an id whose run has another program or input."""
         if existing.program != wanted.name:
             raise Problem(
                 f"the id {existing.id!r} belongs to a run of {existing.program!r}, not of {wanted.name!r}; "
@@ -173,7 +173,7 @@ class _Task:
         )
 
     def explain_stop(self, how: str, target: str) -> None:
-        """Say what becomes of a run whose process was asked to stop."""
+        """Report what happens to the run of a process that was asked to stop."""
         if self._started is None:
             note(how)
         elif self._started == self._id:

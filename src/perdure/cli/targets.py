@@ -1,4 +1,4 @@
-"""From `module:workflow` or `file.py:workflow` to the programs it names. Imports the user's code, and nothing twice."""
+"""Resolve `module:workflow` or `file.py:workflow` to programs. Imports the user's code once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOW = "write file.py:workflow or module:workflow"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A module: its programs, by the name they have in it, queues, schedules, codecs; `own` are those it defines."""
+    """A module with its programs by variable name, queues, schedules and codecs; `own` are those it defines."""
 
     source: str
     programs: dict[str, Program]
@@ -38,7 +38,7 @@ class Target:
     resources: Mapping[str, Any] | None = None
 
     def pick(self, name: str) -> Program:
-        """The program of that name, or the only one there is when `name` is empty."""
+        """The program of that name, or the only program when `name` is empty."""
         if name:
             by_program_name = {program.name: program for program in self.programs.values()}
             found = self.programs.get(name) or by_program_name.get(name)
@@ -113,9 +113,9 @@ def _import_file(place: str) -> ModuleType:
         raise Problem(f"the file {place} does not exist (the current directory is {os.getcwd()})")
     path = os.path.abspath(place)
     stem = os.path.splitext(os.path.basename(path))[0]
-    # Its own directory comes first, as with `python file.py`, so that it finds its neighbours.
+    # Its directory comes first on sys.path, as with `python file.py`.
     sys.path.insert(0, os.path.dirname(path))
-    # The plain name, so that a process of a `cpu=True` step can import it again; not if that name is taken.
+    # Under its plain name, unless taken, so that a process of a `cpu=True` step can import it.
     name = stem if stem not in sys.modules and stem not in sys.stdlib_module_names else f"{stem}_program"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -135,11 +135,11 @@ def _import_module(place: str) -> ModuleType:
 
 
 class _Missing(Exception):
-    """The module itself, or a package that it is said to be in, is not there."""
+    """Whether the module itself or its package does not exist, as opposed to an import inside it."""
 
 
 def _guarded(place: str, work: Callable[[], T]) -> T:
-    """Run the user's module; what it raises becomes a problem at its own lines."""
+    """Execute the user's module; an error is reported at the user's lines."""
     try:
         return work()
     except SystemExit as error:
@@ -156,7 +156,7 @@ def _guarded(place: str, work: Callable[[], T]) -> T:
 
 
 def _unimportable(place: str, error: Exception) -> Problem:
-    """What went wrong in the user's code, at the lines of the user's code."""
+    """An error in the user's code, with the lines of that code."""
     if isinstance(error, SyntaxError):
         at = f'  File "{error.filename}", line {error.lineno}, column {error.offset}'
         line = f"\n    {error.text.strip()}" if error.text else ""

@@ -1,4 +1,4 @@
-"""Why a run does not go on, in a line for the person who asks. Reads nothing: what there is to know is handed in."""
+"""Explain in one line why a run makes no progress. Reads nothing: everything is passed in."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from perdure.ports.leases import Lease, Registration, orchestrator_name
 
 # How long something may be due before it is late: orchestrators poll and claim faster than this.
 LATE_SECONDS = 5.0
-# An orchestrator gives two heartbeats within its lease, or three; where less of it is left, one is missing or late.
+# An orchestrator sends two or three heartbeats per lease; if less of the lease is left, one is missing or late.
 SILENT = 0.45
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a run does not go on, or how it ended.
+    """Why a run makes no progress, or how it ended.
 
-    `kind` is what the reason is made of, for programs: `signal`, `approval`, `timer`, `retry`, `remote`, `lock`,
+    `kind` classifies the reason, for programs: `signal`, `approval`, `timer`, `retry`, `remote`, `lock`,
     `child`, `queue`, `delay`, `owner`, `program`, `paused`, `parked`, `failed`, `cancelled`, `bailed`, `unread`.
     """
 
     kind: str
     text: str
     until: datetime | None = None
-    """When that ends by itself: a timer, the next attempt, the deadline of a wait, the lease of a dead owner."""
+    """When the reason goes away by itself: a timer, the next attempt, a deadline, the lease of a dead owner."""
 
     def __str__(self) -> str:
         return self.text
@@ -41,18 +41,18 @@ class Why:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What there is beside a run: orchestrators that live and what they have, holders of locks, runs in queues."""
+    """What surrounds a run: live orchestrators and their programs, holders of locks, queued runs."""
 
     now: float
     orchestrators: Mapping[str, Lease]
     registered: Mapping[str, Registration]
     holders: Mapping[str, str] = field(default_factory=dict)
-    """Who holds a lock, by its key, as people know them."""
+    """The holder of each lock, by key, as shown to people."""
     queued: Mapping[str, Sequence[RunRow]] = field(default_factory=dict)
     under_way: Mapping[str, int] = field(default_factory=dict)
 
     def silent(self, name: str) -> float | None:
-        """How many seconds the lease of an orchestrator has left that has missed a heartbeat; None while it has not."""
+        """The seconds left of the lease of an orchestrator that missed a heartbeat; None if it has not."""
         lease, known = self.orchestrators.get(name), self.registered.get(name)
         if lease is None or known is None:
             return None
@@ -60,13 +60,13 @@ class World:
         return left if left < known.lease * SILENT else None
 
     def without(self, program: str, queue: str) -> str:
-        """Why no orchestrator takes up a run of this program; empty when one may."""
+        """Why no orchestrator can claim a run of this program; empty if one may."""
         if not self.orchestrators:
             return f"no worker has `{program}`: none is alive"
         for name in self.orchestrators:
             known = self.registered.get(name)
             if known is None or known.programs is None:
-                return ""  # nothing is known of it: it may
+                return ""  # it published nothing, so it may have the program
             if program in known.programs and (known.serves is None or queue in known.serves):
                 return ""
         alive = ", ".join(sorted(self.orchestrators)[:3]) + (", …" if len(self.orchestrators) > 3 else "")
@@ -78,12 +78,12 @@ class World:
 
 
 def alive(leases: Iterable[Lease]) -> dict[str, Lease]:
-    """The orchestrators that live."""
+    """The live orchestrators, by name."""
     return {orchestrator_name(lease.key): lease for lease in leases}
 
 
 def ended(run: RunSummary) -> Why | None:
-    """How a run ended that did not complete."""
+    """The reason of a run that ended without completing."""
     if run.status is RunStatus.FAILED and run.error is not None:
         return Why("failed", _line(str(run.error)))
     if run.status in (RunStatus.CANCELLED, RunStatus.BAILED) and run.reason:
@@ -100,7 +100,7 @@ def unread(run: RunSummary, problem: Exception | None) -> Why:
 
 
 def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | None:
-    """Why a run that has not ended does not go on; None when it does. `path` is that of a child in its root."""
+    """Why an open run makes no progress; None if it does. `path` is the op path of a child in its root."""
     if run.status is RunStatus.PARKED:
         kind = state.parked.kind if state.parked is not None else ""
         return Why("parked", ": ".join(part for part in (kind, _line(run.reason)) if part))
@@ -121,7 +121,7 @@ def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | 
     if run.status is RunStatus.RUNNING:
         if state.owner is None and not path:
             return _unclaimed(run, world)
-        # One that holds a lock counts as running, also while it only waits.
+        # A run that holds a lock counts as running, also while it only waits.
         at_work = state.held or any(one.running and _within(op, path) for op, one in state.ops.items())
         return _first(locks if at_work else locks + waits)
     due = state.wake_at
@@ -150,7 +150,7 @@ def _not_begun(run: RunSummary, state: RunState, world: World) -> Why | None:
 
 
 def _before(row: RunRow, run: RunSummary, state: RunState) -> bool:
-    """Whether a queued run comes first; between keys, which take turns, it is a guess by time."""
+    """Whether a queued run comes first; between keys, which take turns, an estimate by time."""
     if row.run_id == run.run_id or row.priority < run.priority:
         return False
     if row.priority > run.priority:
@@ -215,7 +215,7 @@ def _lock(key: str, world: World) -> Why:
 
 
 def _first(reasons: Sequence[Why]) -> Why | None:
-    """The first of several reasons, and how many more there are."""
+    """The first reason, with the number of the others."""
     if len(reasons) < 2:
         return reasons[0] if reasons else None
     return Why(reasons[0].kind, f"{reasons[0].text} (and {len(reasons) - 1} more)", reasons[0].until)
@@ -226,7 +226,7 @@ def _line(text: str) -> str:
 
 
 def _at(at: float, now: float) -> str:
-    """A moment in the zone of the reader: `until 03:00:00`, with its day unless that is today."""
+    """A time in the local zone: `until 03:00:00`, with the date unless it is today."""
     local, today = moment(at).astimezone(), moment(now).astimezone()
     return f"until {local:%H:%M:%S}" if local.date() == today.date() else f"until {local:%Y-%m-%d %H:%M}"
 

@@ -1,4 +1,4 @@
-"""The attempts of one run's steps: what is planned, what is under way, and what it came to.
+"""The attempts of one run's steps: planned, running, and their outcomes.
 
 The driver says when an attempt begins, and is called when it ends; an attempt knows its driver, this module does not.
 When a journal has to be read again, the next driver goes on with the same attempts. Never decides what follows from an
@@ -52,13 +52,13 @@ Outcome = StepSucceeded | AttemptFailed | StepFailed | StepSkipped
 
 
 class Handoff(msgspec.Struct):
-    """What one driver leaves to the next of an attempt: it runs, it has ended, its result is being stored or is, or it
-    has an outcome that is not known to be in the store."""
+    """What one driver hands to the next of an attempt: it is running, it has ended, its result is being or was
+    offloaded, or its outcome may not be in the store."""
 
-    # The fingerprint of its inputs: with other inputs it is another call. Empty: it does not matter.
+    # The hash of its inputs: with other inputs it is another call. Empty: not compared.
     inputs: str
     attempt: Attempt | None = None
-    # How the attempt ended, if it did before the journal came to it.
+    # How the attempt ended, if it did before replay reached it.
     ended: tuple[Any, BaseException | None] | None = None
     # The result that was to be offloaded, and its blob, or why there is none.
     stored: tuple[bytes, str | BaseException] | None = None
@@ -78,7 +78,7 @@ class Handoff(msgspec.Struct):
 
 
 class Attempts:
-    """What is under way for one run."""
+    """The running attempts of one run."""
 
     __slots__ = (
         "_given_up",
@@ -99,10 +99,10 @@ class Attempts:
     def __init__(self, services: Services, state: RunState, variables: Context) -> None:
         self._services, self._state, self._variables = services, state, variables
         self._keys = state.keys
-        # What is to be done after the next commit, and what is under way.
+        # Calls to make after the next commit, and running attempts.
         self.calls: list[Call] = []
         self.cancels: list[str] = []
-        # The attempt of the call that begins next, made while its commit was on its way.
+        # The attempt of the next call, prepared while its commit is pending.
         self._ready: Attempt | None = None
         self.running: dict[str, Attempt] = {}
         # What attempts emit before they end.
@@ -111,14 +111,14 @@ class Attempts:
         self.large: dict[str, Raw] = {}
         # Attempts whose result is being offloaded, with the fingerprints of their inputs.
         self.storing: dict[Key, str] = {}
-        # What the driver before this one had under way, until it is launched here or recorded; and what the program has
-        # given up meanwhile, until the journal says so.
+        # The handoffs of the previous driver, until they are launched here or recorded; and attempts that the program
+        # has cancelled, until that is durable.
         self._handoffs: dict[Key, Handoff] = {}
         self._given_up: dict[Key, Handoff] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way, or about to be."""
+        """Whether any attempt is running or planned."""
         return bool(self.running or self.calls or self.storing)
 
     def tasks(self) -> list[asyncio.Future[Any]]:
@@ -128,20 +128,20 @@ class Attempts:
     # --- planned, and begun after the commit ----------------------------------------------------------------------
 
     def plan(self, planned: Plan) -> None:
-        """Keep what is to begin and to end once its events are durable."""
+        """Remember what to start and stop once its events are durable."""
         self.calls += planned.calls
         self._services.runner.reserved += len(planned.calls)
         self.cancels += planned.cancels
 
     def forget_calls(self) -> None:
-        """Begin nothing of what was planned."""
+        """Drop planned calls."""
         self._services.runner.reserved -= len(self.calls)
         self.calls.clear()
         self._ready = None
 
     def stop_given_up(self, unsaved: Collection[str] = ()) -> None:
-        """Stop the attempts that the journal says were given up; `unsaved` are the ops of which it does not yet."""
-        # Only then: until it does, a crash or a conflict would take them up again.
+        """Stop attempts whose cancellation is durable; `unsaved` are the ops whose cancellation is not."""
+        # Not earlier: until then a crash or a conflict would bring them back.
         for op in self.cancels:
             attempt = self.running.pop(op, None) if op not in unsaved else None
             if attempt is not None:
@@ -150,13 +150,13 @@ class Attempts:
         self._given_up = {key: handoff for key, handoff in self._given_up.items() if key[0] in unsaved}
 
     def make_ready(self, owner: AttemptOwner) -> None:
-        """Use the time of the commit: do now what need not wait for it."""
+        """During the commit, prepare what need not wait for it."""
         if len(self.calls) == 1 and not self._handoffs and not self.channels:
             self._ready = self._make(self.calls[0], owner)
             self._services.runner.make_ready(self._ready)
 
     def launch_planned(self, owner: AttemptOwner) -> None:
-        """Begin what the journal now says has begun."""
+        """Launch the calls whose StepStarted is durable."""
         calls, self.calls = self.calls, []
         self._services.runner.reserved -= len(calls)
         for call in calls:
@@ -197,7 +197,7 @@ class Attempts:
     def take_over(
         self, old: Attempts, unsaved: Iterable[AnyEvent], open_steps: Mapping[str, RunStep], owner: AttemptOwner
     ) -> None:
-        """Go on with the attempts of the driver before this one, and with outcomes that it had not in the store."""
+        """Continue the attempts of the previous driver, and its outcomes that were not in the store."""
         self._handoffs = old._hand_over(unsaved)
         for handoff in self._handoffs.values():
             if handoff.attempt is not None:
@@ -212,7 +212,7 @@ class Attempts:
                 self._services.runner.reserved += 1
 
     def _hand_over(self, unsaved: Iterable[AnyEvent]) -> dict[Key, Handoff]:
-        """Everything that is under way, or done and not known to be in the store."""
+        """Every attempt that is running, or whose outcome may not be in the store."""
         handoffs = {**self._handoffs, **self._given_up}
         for key, of_inputs in self.storing.items():
             handoffs[key] = Handoff(of_inputs)
@@ -223,7 +223,7 @@ class Attempts:
             if isinstance(event, StepStarted) and event.attempt == 1:
                 inputs[event.op] = event.inputs
             elif isinstance(event, StepSucceeded | AttemptFailed | StepSkipped) or (
-                # What the program gave up it will give up again, or not.
+                # The program decides again whether to cancel it.
                 isinstance(event, StepFailed) and not event.cancelled
             ):
                 value = self.large.get(event.op) if isinstance(event, StepSucceeded) and event.blob else None
@@ -231,7 +231,7 @@ class Attempts:
         return handoffs
 
     def _go_on(self, call: Call, handoff: Handoff, owner: AttemptOwner) -> None:
-        """An attempt that was under way or done before the journal was read again is not made again."""
+        """Reuse an attempt of the previous driver in place of a new one."""
         key = call.command.op, call.attempt
         if key in self.channels:
             self.channels[key].record_again()
@@ -246,11 +246,11 @@ class Attempts:
             self.storing[key] = call.command.inputs_hash
 
     def take_handoff(self, call: Call) -> Handoff | None:
-        """What is left to record of an attempt that the driver before this one made."""
+        """The handoff of a call, to be recorded."""
         return self._handoffs.pop((call.command.op, call.attempt), None)
 
     def ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> bool:
-        """An attempt has ended. False: the run has not come to its op again, and it is kept until it does."""
+        """An attempt has ended. False: replay has not reached its op, and it is kept until then."""
         op = attempt.call.command.op
         if self.running.get(op) is attempt:
             del self.running[op]
@@ -271,21 +271,21 @@ class Attempts:
         return True
 
     def keep_given_up(self, call: Call, handoff: Handoff) -> None:
-        """Keep what an attempt came to that was given up, until the journal says so: if it never does, it counts."""
+        """Keep the outcome of a cancelled attempt until the cancellation is durable: if it never is, it counts."""
         if call.command.op in self.cancels:
             handoff.inputs = call.command.inputs_hash
             self._given_up[call.command.op, call.attempt] = handoff
 
-    # --- what they came to ----------------------------------------------------------------------------------------
+    # --- outcomes -------------------------------------------------------------------------------------------------
 
     def result(self, call: Call, value: Any) -> tuple[bytes, Any]:
-        """What a step returned as it is recorded, and as the program gets it. Raises what cannot be kept."""
+        """The result of a step as it is recorded, and as the program gets it. Raises if it cannot be stored."""
         codec, returns, what = self._services.codec, call.command.spec.returns, f"the result of {call.command.op}"
         data = codec.encode(value, what)
         return data, UNDECODED if returns is Any else codec.decode(data, returns, what)
 
     def failure(self, call: Call, error: BaseException, now: float) -> AttemptFailed | StepFailed | StepSkipped:
-        """What an attempt that raised comes to."""
+        """The event for an attempt that raised."""
         spec, codec, op = call.command.spec, self._services.codec, call.command.op
         try:
             bailed = self._bailed(call, error)
@@ -293,7 +293,7 @@ class Attempts:
             bailed, error = None, not_kept
         except BaseException as broken:
             broken = contained(broken)
-            # A StepBailed that was made by hand may lack anything. The step has failed, and says so.
+            # A StepBailed raised by user code may lack attributes: then the step fails with that error.
             bailed = None
             error = UsageError(
                 f"{op} raised a StepBailed that says no reason or no output ({broken!r:.200}); "
@@ -306,9 +306,9 @@ class Attempts:
             error = rebuild(failure, codec, spec.errors)
         else:
             failure = describe(error, codec)
-        # What would end the process is to the body, and so to its policy, an error like any other.
+        # SystemExit and the like are treated as any other error.
         judged = StepError("", "") if is_any_of(error, ENDING) else error
-        # A value that cannot be kept will not be kept next time either.
+        # A value that cannot be stored is not retried.
         retryable = is_any_of(judged, spec.retry.on) and not is_any_of(error, (ValueProblem,))
         if type(error) is ProcessDied and spec.at_most_once:
             unknown = describe(OutcomeUnknown(op, step_key(self._keys, op)), codec)
@@ -320,7 +320,7 @@ class Attempts:
         return event
 
     def _bailed(self, call: Call, error: BaseException) -> StepFailed | None:
-        """The outcome of a step that asked for the end of its run. Raises when what it gave cannot be kept."""
+        """The outcome of a step that called bail(). Raises if its output cannot be stored."""
         op = call.command.op
         if type(error) is RemoteError and error.failure.type == _BAILED:
             failure = error.failure
@@ -345,7 +345,7 @@ class Attempts:
             channel.settle(succeeded)
 
     def record_channels(self) -> None:
-        """Record what could not be recorded while the run had not caught up with its journal."""
+        """Record chunks that were held back while the run was catching up."""
         for channel in list(self.channels.values()):
             channel.look()
 
@@ -364,13 +364,13 @@ class Attempts:
     # --- leaving --------------------------------------------------------------------------------------------------
 
     def cancel_running(self) -> None:
-        """Stop what is under way."""
+        """Stop running attempts."""
         for attempt in self.running.values():
             attempt.cancel()
         self.running.clear()
 
     def cancel_all(self) -> None:
-        """As `cancel_running`, with what the driver before this one left and is not begun again."""
+        """As `cancel_running`, including handoffs that were not launched again."""
         self.cancel_running()
         for handoff in self._handoffs.values():
             handoff.cancel()
@@ -387,6 +387,6 @@ def _log_line(id: str, event: AttemptFailed | StepFailed | StepSkipped, failure:
         follows = "the step is skipped"
     said = str(failure).partition("\n")[0]
     said = said if len(said) <= 200 else f"{said[:199]}…"
-    # The text of an error must do nothing to a terminal.
+    # Escape control characters of the message.
     error = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in said)
     return f"run {id}: {event.op}, {number} failed: {error}; {follows}"

@@ -27,7 +27,7 @@ class ChangeFeedConfig:
     poll_interval: float = 0.05
     """How often the version is read while there are subscriptions."""
     lease_watch_retry: float = 1.0
-    """How long after leases could not be watched they are watched again."""
+    """The pause before leases are watched again after a failure."""
 
 
 class Subscription:
@@ -61,19 +61,19 @@ class Subscription:
         self.listener: asyncio.Task[None] | None = None
 
     def start(self) -> bool:
-        """Refresh now and from now on; False where it has been started before."""
+        """Start to refresh; False if it was started before."""
         if not self._feed.add(self):
             return False
         self.seen = object()
         return True
 
     def notify(self) -> None:
-        """Refresh soon, whatever the version says."""
+        """Refresh soon, even if the version has not changed."""
         self.seen = object()
         self._feed.poll_soon()
 
     async def close(self) -> None:
-        """End, and wait until no refresh is under way."""
+        """End, and wait for a running refresh."""
         tasks = {task for task in (self.refresh, self.listener) if task is not None}
         self._feed.remove(self)
         await cancelled(tasks)
@@ -90,7 +90,7 @@ class ChangeFeed:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, subscription: Subscription) -> bool:
-        """Begin a subscription; False when it is under way."""
+        """Add a subscription; False if it is active."""
         if subscription in self._subscriptions:
             return False
         self._subscriptions[subscription] = None
@@ -119,7 +119,7 @@ class ChangeFeed:
         self._timer = self._loop.call_at(when, self.poll)
 
     def poll(self) -> None:
-        """Read the version, and refresh what it concerns."""
+        """Read the version, and refresh the subscriptions that it concerns."""
         if not self._subscriptions:
             return
         now = self._loop.time()
@@ -148,7 +148,7 @@ class ChangeFeed:
         try:
             return self._store.version()
         except Exception:
-            return object()  # as if it had changed: a refresh says what is wrong with the store
+            return object()  # treat it as changed: a refresh will report what is wrong with the store
 
     async def _refresh(self, subscription: Subscription) -> None:
         try:

@@ -1,4 +1,4 @@
-"""One run in memory: folds what happened, records what follows, and acts once that is durable.
+"""One run in memory: folds events, records what follows, and acts once that is durable.
 
 Theory of operation
 ===================
@@ -35,7 +35,7 @@ A driver is in one of these states:
            |                                          |
            |                                          +---- the tail does not follow: a new driver succeed()s this one
            |                                          |     and goes on with its attempts --> closed
-           +--- the run left memory, or is another owner's --> closed
+           +--- the run was evicted, or is another owner's -> closed
 
 - **active**; after a takeover also `adopting`, until the claim is durable: attempts in the journal are the previous
   owner's.
@@ -85,12 +85,12 @@ from perdure.ports.journal import Append
 
 log = logging.getLogger("perdure")
 
-# How soon to check a run again of which something is due that cannot be done now.
+# How soon to retry something that is due but cannot be done now.
 NOTHING_DUE_SECONDS = 0.1
 
 
 class NotKnown(Exception):
-    """The run left memory before it was known whether an event was appended: read the journal."""
+    """The run was evicted before it was known whether an event was appended: read the journal."""
 
 
 class Driver:
@@ -112,14 +112,14 @@ class Driver:
         self.run_id = self.state.run_id
         self.queue = started.queue
         self._room = started.max_concurrency or 1 << 30
-        # About how large the journal is.
+        # The approximate size of the journal.
         self.size = size
         self.outbox = Outbox(self.state)
         self.attempts = Attempts(services, self.state, variables)
-        # Whether nothing may begin before everything so far is durable, in a mode that does not wait for that.
+        # Whether everything so far must be durable before anything begins (`checkpoint`).
         self._barrier = False
         self._unsaved = 0
-        # Runs of remote steps that were given up: they are cancelled once the journal says so.
+        # Runs of cancelled remote steps, to be cancelled once that is durable.
         self._abandoned: list[str] = []
         self._alarm: asyncio.TimerHandle | None = None
         self._lag: asyncio.TimerHandle | None = None
@@ -134,10 +134,10 @@ class Driver:
         # Whether a retry is due and waits for a concurrency limit.
         self.retry_held = False
         self.closed = False
-        # The driver that has taken over, if the journal had to be read again: it goes on with what is under way here.
+        # The driver that replaced this one after the journal was read again, and continues its attempts.
         self._successor: Driver | None = None
 
-    # --- facts come in --------------------------------------------------------------------------------------------
+    # --- events come in -------------------------------------------------------------------------------------------
 
     def accept(self, *events: AnyEvent) -> asyncio.Future[None]:
         """Fold external events; the future is resolved when they are durable."""
@@ -148,13 +148,13 @@ class Driver:
         return accepted
 
     def record(self, *events: AnyEvent) -> None:
-        """Fold facts, advance the program, and have it all written."""
+        """Fold events, advance the program, and write everything."""
         for event in events:
             self._fold(event, as_kept(event) if type(event) in OFFLOADABLE else event)
         self._pump(None)
 
     def succeed(self, old: Driver) -> None:
-        """Go on with the attempts of a driver that had missed events of the journal, and with their outcomes."""
+        """Continue the attempts and outcomes of a driver that had missed events of the journal."""
         old.close(cancel=False)
         old._successor = self
         self._abandoned = old._given_up_for_good()
@@ -165,7 +165,7 @@ class Driver:
             self._set_alarm()
 
     def _given_up_for_good(self) -> list[str]:
-        """Stop attempts that the journal says were given up; give the runs of such remote steps, to be cancelled."""
+        """Stop attempts whose cancellation is durable; returns the runs of such remote steps, to be cancelled."""
         unsaved = {e.op for e in self.outbox.unsaved() if isinstance(e, StepFailed) and e.cancelled}
         self.attempts.stop_given_up(unsaved)
         keys = {step_key(self.run_id, op) for op in unsaved}
@@ -183,12 +183,12 @@ class Driver:
         if not self.outbox.events:
             self._act()
             self._set_alarm()
-        # What attempts emitted meanwhile was not recorded.
+        # Chunks emitted meanwhile were held back.
         self.attempts.record_channels()
         return True
 
     def adopt(self, *events: AnyEvent, admit: Queue | None = None) -> None:
-        """Take over a run: record the claim, then make its open attempts again.
+        """Take over a run: record the claim, then repeat its open attempts.
 
         With `admit` the append is the one that begins a queued run: it is refused where the limits of the queue allow
         no further run, and nothing begins before it is durable.
@@ -202,7 +202,7 @@ class Driver:
         self._pump(planned)
 
     def broke(self, error: Exception) -> None:
-        """Something raised in a callback of this run, which has no caller: park the run."""
+        """Park the run after an error in one of its callbacks."""
         self.services.on_broken(self, error)
 
     def ring(self) -> None:
@@ -225,10 +225,10 @@ class Driver:
             self.services.runner.wait_for_room(self)
         if plan_.events:
             if self.outbox.events and self.outbox.at < now:
-                self.outbox.close_batch()  # a timer that fires must not carry a moment before it was due
+                self.outbox.close_batch()  # the time of a fired timer must not be before it was due
             self._pump(plan_)
         else:
-            # What is due is held back, and an event will change that: do not spin.
+            # Due work is held back until an event changes that: do not spin.
             self._set_alarm(at_least=NOTHING_DUE_SECONDS)
 
     def report(self, events: Sequence[AnyEvent], size: int) -> int:
@@ -242,7 +242,7 @@ class Driver:
         return next_seq
 
     def patches_of(self, op: str) -> dict[str, bool]:
-        """What `patched()` told the body that called a step."""
+        """The answers of `patched()` in the body that called a step."""
         started = self.state.started
         if started is not None and started.remote is not None:
             return started.remote.patches or {}
@@ -257,7 +257,7 @@ class Driver:
         return not self.closed and open_op is not None and open_op.attempt == call.attempt and open_op.running
 
     def accepts_reports(self, call: Call) -> bool:
-        """Whether what an attempt emits would be recorded now. While an append is on its way it had better wait."""
+        """Whether chunks would be recorded now. While an append is pending they wait."""
         return not self.stale and self.outbox.in_flight is None and self.expects(call)
 
     def channel(self, context: StepContext, call: Call) -> Channel:
@@ -265,15 +265,15 @@ class Driver:
         return self.attempts.channels.setdefault((call.command.op, call.attempt), Channel(self, context, call))
 
     def attempt_ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
-        """An attempt has ended: record what it came to, and what follows."""
+        """An attempt has ended: record its outcome, and what follows."""
         try:
             call, attempts, services = attempt.call, self.attempts, self.services
             if not attempts.ended(attempt, value, error):
                 return
             if services.closing and isinstance(error, asyncio.CancelledError):
-                return  # it never began, or all tasks of the loop were cancelled: the next owner makes it again
+                return  # never begun, or the loop was cancelled: the next owner repeats it
             if self.retry_held:
-                # Room of its own has come free; after this outcome is recorded, what was due takes it.
+                # Its slot is free: after this outcome is recorded, due retries may use it.
                 services.loop.call_soon(self.ring)
             if not self.expects(call):
                 attempts.keep_given_up(call, Handoff("", attempt, (value, error)))
@@ -285,7 +285,7 @@ class Driver:
             else:
                 self._step_failed(call, error)
             if services.runner.idle:
-                # No other run is about to end and share the commit: waiting for the next turn gains nothing.
+                # No other run is about to share the commit: write without waiting for the next turn.
                 services.writer.hurry()
         except BaseException as broken:
             self.broke(contained(broken))
@@ -338,7 +338,7 @@ class Driver:
         self._pump(None)
 
     def record_handoff(self, call: Call) -> None:
-        """Record what an attempt came to that the driver before this one had made."""
+        """Record the outcome of an attempt of the previous driver."""
         if self._successor is not None:
             return  # it was handed on
         try:
@@ -358,14 +358,14 @@ class Driver:
         except BaseException as broken:
             self.broke(contained(broken))
 
-    # --- and what follows is planned ------------------------------------------------------------------------------
+    # --- planning -------------------------------------------------------------------------------------------------
 
     def moment(self) -> float:
         """The time of the batch that is being recorded; all its events share it."""
         return self.outbox.at if self.outbox.events else self.outbox.moment(self.services.clock.now())
 
     def _fold(self, event: AnyEvent, recorded: AnyEvent, decoded: Any = UNDECODED) -> None:
-        """Take an event in, to be kept as `recorded`; `decoded` is the value of an outcome as the program gets it."""
+        """Fold an event, stored as `recorded`; `decoded` is the value of an outcome as the program gets it."""
         outbox = self.outbox
         at = outbox.at if outbox.events else outbox.moment(self.services.clock.now())
         self.replay.fold(event, at, decoded)
@@ -373,7 +373,7 @@ class Driver:
         self.size += EVENT_BYTES
 
     def _pump(self, planned: Plan | None) -> None:
-        """Record what is planned and everything that follows from it, then see that it is written."""
+        """Record what is planned and everything that follows from it, then write it."""
         state = self.state
         while True:
             if planned is not None:
@@ -389,7 +389,7 @@ class Driver:
             if self.state.paused is not None:
                 break
             if not wishes and self.state.inbox and (delivery := deliver(self.state)) is not None:
-                # Steps that are held back are no reason to keep a signal from the body.
+                # Deliver signals even while steps are held back.
                 self._fold(delivery, delivery)
                 planned = None
                 continue
@@ -427,7 +427,7 @@ class Driver:
             self._set_alarm()
 
     def _note_held(self, count: int) -> None:
-        """Record that steps are held back, where the journal would look as if the run only waited."""
+        """Record StepsHeld, if the journal would otherwise look as if the run only waited."""
         state = self.state
         if count and not state.advancing and state.paused is None and state.finished is None:
             self._fold(event := StepsHeld(count), event)
@@ -439,9 +439,9 @@ class Driver:
         return min(self._room - self.state.running, self.services.runner.free)
 
     def _within(self, room: int) -> Sequence[Command]:
-        """The commands there is room for. A step that is held back stays a wish: it has not begun."""
+        """The commands within the limits. A step that is held back stays pending."""
         commands = self.replay.take_within(room)
-        # Where the run's own limit is the reason, its next outcome leads here again.
+        # If the run's own limit is the reason, its next outcome leads here again.
         if self.services.runner.free < min(len(self.replay.held), self._room - self.state.running):
             self.services.runner.wait_for_room(self)
         return commands
@@ -493,7 +493,7 @@ class Driver:
                     self._refuse(wish, error)
                     return
             else:
-                # Called by name: it begins with the version that executes it.
+                # Called by name: its version is chosen at its first claim.
                 wish = self.replay.wishes[wish.op] = msgspec.structs.replace(wish, version=version)
         elif wish.continue_with is not None:
             what, data = "the input of continue_as()", wish.continue_with
@@ -527,7 +527,7 @@ class Driver:
         self._pump(None)
 
     def offload(self, data: bytes, what: str, then: Callable[[str | BaseException], None]) -> None:
-        """Offload a value, and call `then` with its blob's id or with what went wrong."""
+        """Offload a value, and call `then` with its blob's id or the error."""
 
         def stored(task: asyncio.Task[str]) -> None:
             try:
@@ -569,18 +569,18 @@ class Driver:
             self.attempts.large.clear()
             self._barrier = False
         if self.outbox.wanted or self._barrier:
-            # More came while this was in flight, after the writer had asked.
+            # More was recorded while this append was pending.
             self.services.writer.touch(self)
         self._act()
         self.services.on_commit(self, append)
         if not self.closed:
             self._set_alarm()
             if self.attempts.channels:
-                # After what was planned has begun: a stream that never pauses must not hold it up.
+                # After launching planned calls, which a continuous stream must not delay.
                 self.attempts.channels_committed(self.outbox.committed)
 
     def _act(self) -> None:
-        """Start and stop what the journal now says."""
+        """Start and stop attempts according to the durable journal."""
         attempts = self.attempts
         if attempts.cancels and self.saved:
             attempts.stop_given_up()
@@ -601,7 +601,7 @@ class Driver:
             self._alarm.cancel()
             self._alarm = None
         if due is not None and self.state.owner is not None and not self.retry_held:
-            # At most an hour: a wall clock that is set forward must not leave the run asleep.
+            # At most an hour, in case the wall clock is set forward.
             wait = due - self.services.clock.now()
             wait = at_least if wait <= 0 else min(wait, 3600.0)
             self._alarm = self.services.loop.call_later(wait, self.ring)
@@ -623,18 +623,18 @@ class Driver:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way: the run can be evicted without losing anything."""
-        # What the body of a paused run wishes for waits until it is resumed; replay finds it again.
+        """Whether the run can be evicted without losing anything."""
+        # Pending commands of a paused run wait until it is resumed; replay issues them again.
         wishes = self.state.paused is None and (self.replay.wishes or self.replay.held)
         return not (self.attempts.busy or self._offloading or wishes) and self.saved
 
     @property
     def working(self) -> bool:
-        """Whether an attempt is under way, or its outcome is not on its way to the store yet."""
+        """Whether an attempt is running, or its outcome is not in an append yet."""
         return self.attempts.busy or bool(self._offloading)
 
     def release(self, owner: str) -> None:
-        """Release the run: nothing new starts, and the journal says so."""
+        """Release the run: start nothing new, and append RunReleased."""
         self.attempts.flush_channels()
         self.attempts.cancel_running()
         self.attempts.forget_calls()
@@ -644,7 +644,7 @@ class Driver:
             self._touch()
 
     def close(self, cancel: bool = True) -> None:
-        """Leave memory. Attempts under way are cancelled, unless another driver takes them over."""
+        """Close the driver. Running attempts are cancelled, unless another driver takes them over."""
         self.closed = True
         for _, accepted in self._accepting:
             if not accepted.done():

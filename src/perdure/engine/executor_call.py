@@ -29,7 +29,7 @@ from perdure.kernel.values.raised import pressed
 
 
 class Raised(Exception):
-    """What a step raised that no task or future can pass on: it would end the loop, or cancel what waits for it."""
+    """An exception of a step that no task or future can carry: it would end the loop, or cancel the waiter."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -37,7 +37,7 @@ class Raised(Exception):
 
 
 class RemoteError(Exception):
-    """What a step raised in another process. Its class may not survive the way here, so it comes as a failure."""
+    """An exception of a step in another process, as a Failure, because its class may not be importable here."""
 
     def __init__(self, failure: bytes) -> None:
         self.data = failure
@@ -45,12 +45,12 @@ class RemoteError(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """What there is to say of an error, in the process where it was raised."""
+        """Describe an error in the process where it was raised."""
         return cls(msgspec.json.encode(describe(error.error if type(error) is Raised else error, Codec())))
 
     @property
     def failure(self) -> Failure:
-        """What it was."""
+        """The failure."""
         return msgspec.json.decode(self.data, type=Failure)
 
 
@@ -63,7 +63,7 @@ class Job:
         self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], step: StepContext, context: Context
     ) -> None:
         self.fn, self.args, self.kwargs, self.step, self.context = fn, args, kwargs, step, context
-        # Called when its function is about to be, from any thread; and what it may take from then on.
+        # Called, from any thread, right before the function; and its timeouts from then on.
         self.begun: Callable[[], None] | None = None
         self.timeout: float | None = None
 
@@ -99,12 +99,12 @@ class Job:
 
 
 class GeneratorJob(Job):
-    """An attempt of a step that yields what it makes."""
+    """An attempt of a step that is a generator."""
 
     __slots__ = ()
 
     def __call__(self) -> Any:
-        """Show each thing that the function yields, and return them all."""
+        """Emit each value that the function yields, and return them all."""
         if self.begun is not None:
             self.begun()
         return self.context.run(_call, drain_in_thread, [self.fn, self.args, self.kwargs, self.step], {})
@@ -117,7 +117,7 @@ class GeneratorJob(Job):
 
 
 def follow_parent() -> None:
-    """End with the process that made this one, also when it is killed: a step without an engine must not go on."""
+    """Die with the parent process, also if it is killed: a step must not outlive its engine."""
     import multiprocessing
 
     def follow() -> None:
@@ -129,13 +129,13 @@ def follow_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-# What a step knows of its attempt in another process: its key, its run_id, the number, when it is timed out, its run,
-# where it finds resources, and what its body knows of patches.
+# The context of an attempt in another process: its key, run_id, number, deadline, run context, resources, and answers
+# of `patched()`.
 Sent = tuple[str, str, int, float | None, RunContext, dict[str, Place], dict[str, bool]]
 
 
 class _Named:
-    """A job on the other side: finds its function by name."""
+    """A call in another process: finds its function by name."""
 
     def __init__(
         self, module: str, name: str, args: list[Any], kwargs: dict[str, Any], step: Sent, timeout: float | None
@@ -147,7 +147,7 @@ class _Named:
         return self.found()()
 
     def found(self) -> Callable[[], Any]:
-        """The call, with its function: looked up, which may import a module and take a while."""
+        """The call with its function, whose lookup may import a module."""
         found: Any = importlib.import_module(self._module)
         for part in self._name.split("."):
             if not hasattr(found, part):
@@ -156,7 +156,7 @@ class _Named:
                     'top of a module that is a file, and outside of `if __name__ == "__main__":`'
                 )
             found = getattr(found, part)
-        # The module holds the Step; a function that was wrapped by hand may be there bare.
+        # The module usually holds the Step; a function wrapped by hand may be there unwrapped.
         return partial(self._perform, getattr(found, "fn", found))
 
     def _perform(self, fn: Callable[..., Any]) -> Any:

@@ -1,4 +1,4 @@
-"""An attempt of a fallback: ask what to make of a failure, and do that once. Never decides whether there is one."""
+"""An attempt of a fallback: call it with the failure, and make the call that it returns. The kernel plans it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from perdure.kernel.policies.fallback import FailedStep, Instead, RetryWith
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import rebuild, set_cause
 
-# Calls a function where steps of its kind run, and says when that begins.
+# Executes a function where steps of its kind run, and reports when it begins.
 Execute = Callable[[StepSpec, list[Any], dict[str, Any], Callable[[], None] | None], Coroutine[Any, Any, Any]]
 
 
 async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: Codec, execute: Execute) -> Any:
-    """The value that the fallback gives, or that of the call it asks for. What it raises has the failure as its cause.
+    """The value of the fallback, or of the call that it returns. An error of it has the failure as its cause.
 
-    Its timeout is the step's, for the fallback itself and again for the step; another step has its own.
+    The step's timeout applies to the fallback and again to another call of the step; another step has its own.
     """
     command = call.command
     spec, fallback = command.spec, command.spec.fallback
@@ -52,9 +52,9 @@ async def fall_back(call: Call, args: list[Any], kwargs: dict[str, Any], codec: 
 async def _within(
     timeout: float | None, op: str, begin: Callable[[Callable[[], None] | None], Coroutine[Any, Any, Any]]
 ) -> Any:
-    """What a call returns; StepTimeout when its time is up, whether or not it heeds its cancellation.
+    """The result of a call; StepTimeout when its time is up, even if it ignores its cancellation.
 
-    Its time counts from when its function is called, and not while it waits for a thread.
+    The time counts from the call of the function, not while it waits for a thread.
     """
     if timeout is None:
         return await begin(None)

@@ -1,4 +1,4 @@
-"""Large values: out to the blob store when they are recorded, back in when a journal is read."""
+"""Offload large values to blobs when they are recorded, and load them when a journal is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perdure.kernel.values.limits import Limits, place
 from perdure.ports.appends import blob_of
 from perdure.ports.blobs import Blobs
 
-# How long a store that cannot take anything is left alone before the next try.
+# The backoff while the store is unavailable.
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 
 
@@ -33,14 +33,14 @@ log = logging.getLogger("perdure")
 
 
 class Payloads:
-    """Moves values between events and the blob store."""
+    """Moves values between events and blobs."""
 
     def __init__(self, blobs: Blobs, limits: Limits) -> None:
         self._blobs = blobs
         self.limits = limits
 
     def fits_inline(self, size: int, what: str) -> bool:
-        """Whether a value goes into the journal itself. Raises PayloadTooLarge when it goes nowhere."""
+        """Whether a value stays in the journal. Raises PayloadTooLarge if it is above the limit."""
         where = place(size, self.limits)
         if where == "refuse":
             raise PayloadTooLarge(what, size, self.limits.payload)
@@ -49,14 +49,14 @@ class Payloads:
     async def offload(self, data: bytes, what: str) -> str:
         """Put a value into the blob store and return its blob's id."""
         log.warning(
-            "%s is %s bytes as JSON; it is kept in the blob store. Pass references to large data between steps",
+            "%s is %s bytes as JSON; it was offloaded to a blob. Pass references to large data between steps",
             what,
             f"{len(data):,}",
         )
         return await self._blobs.put(data)
 
     async def offload_patiently(self, data: bytes, what: str, given_up: Callable[[], bool]) -> str:
-        """As `offload`, but wait for a store that cannot take it now: what is done is not lost to a full disk."""
+        """As `offload`, but retry while the store is unavailable: a result must not be lost to a full disk."""
         wait = FIRST_RETRY
         while True:
             try:
@@ -64,7 +64,7 @@ class Payloads:
             except StoreUnavailable as error:
                 if given_up():
                     raise
-                log.warning("%s; %s waits", error, what)
+                log.warning("%s; retrying to store %s", error, what)
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, LAST_RETRY)
 
@@ -78,7 +78,7 @@ class Payloads:
         return Raw(data)
 
     async def inflate(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """The batches with the results of steps in place, as the program saw them first."""
+        """The batches with offloaded values in place, as the program saw them first."""
         if not any(blob_of(event) for batch in batches for event in batch.events):
             return batches
         return [Batch(b.seq, b.at, [await self._inflate(event) for event in b.events]) for b in batches]
@@ -92,7 +92,7 @@ class Payloads:
         return msgspec.structs.replace(event, **{field: value})
 
     async def with_input(self, batches: Sequence[Batch]) -> RunStarted:
-        """The start of a run as it began, with its input in place."""
+        """The RunStarted of a run with its input in place and the version it is pinned to."""
         started = batches[0].events[0] if batches else None
         if not isinstance(started, RunStarted):
             raise Corrupt("a journal", "it does not begin with RunStarted")

@@ -1,4 +1,4 @@
-"""Until when an orchestrator may act: shortly before its lease ends, by a clock that is never set.
+"""Until when an orchestrator may act: shortly before its lease ends, by the monotonic clock.
 
 `expired` is a question. What has to stop when the answer is yes is stopped by `enforce`, and only there.
 """
@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 
-# Less than this is no suspension of the machine: two clocks cannot be read in the same moment.
+# Differences below this are not a suspension of the machine: two clocks cannot be read at the same instant.
 INSTANT = 0.1
 
 
@@ -76,7 +76,7 @@ class LeaseDeadline:
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def slept() -> float:
-        """For how long the machine has been suspended since it was booted: the loop's clock stands still then."""
+        """How long the machine has been suspended since boot, during which the loop's clock stops."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 else:

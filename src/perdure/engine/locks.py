@@ -31,17 +31,17 @@ class LocksConfig:
     """Durations are in seconds."""
 
     refresh_interval: float = 0.125
-    """How often at most locks that other processes hold are read because the store has changed."""
+    """The minimum interval between reads of locks that other processes hold."""
     retry: float = 0.2
     """How long after the store was out of reach a lock is asked for again."""
     longest_wait: float = 30.0
-    """How long a waiter waits at most before it asks for a held lock again, whatever the clocks say."""
+    """The maximum pause before a waiter tries to acquire a held lock again."""
     few: int = 10
-    """So many locks are read one by one; for more, all that are held are read."""
+    """Up to this many locks are read one by one; beyond it, all held locks are listed."""
 
 
 class Hold:
-    """A lock that is held through this process, until it is given back or lost."""
+    """A lock that this process holds, until it is released or lost."""
 
     __slots__ = ("expires", "key", "lost", "on_lost", "owner", "renew_at", "token", "ttl", "wanted")
 
@@ -78,7 +78,7 @@ class Locker:
         self._leases, self._clock, self.config = store.leases, clock, config
         self._duties = Duties(f"store {store.url}", clock)
         self._holds: dict[str, Hold] = {}
-        # The waiters for a lock, by its key; only the first of them asks the store.
+        # The waiters for each lock; only the first of them polls the store.
         self._queues: dict[str, deque[asyncio.Event]] = {}
         # Locks that other processes hold and waiters here want.
         self._held_elsewhere: set[str] = set()
@@ -95,7 +95,7 @@ class Locker:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    # --- taking ---------------------------------------------------------------------------------------------------
+    # --- acquiring ------------------------------------------------------------------------------------------------
 
     async def take(
         self,
@@ -109,7 +109,7 @@ class Locker:
         replaces: Callable[[str], bool] = lambda owner: False,
         mine: Callable[[], bool] = lambda: True,
     ) -> Hold:
-        """Wait for a lock and hold it; raises LockTimeout when it does not come free in time.
+        """Wait for a lock and hold it; raises LockTimeout if it is not released in time.
 
         `patient`: a store that is out of reach is waited for, too. `again`: what is the owner's already needs no turn.
         `replaces` says of which owner this one is the successor: it gets the lock of that owner at once. `mine` says,
@@ -224,7 +224,7 @@ class Locker:
         except NotOwner:
             hold.lost = True
         except StoreUnavailable as error:
-            log.warning("the lock %r was not given back, and runs out in %g s: %s", hold.key, hold.ttl, error)
+            log.warning("the lock %r could not be released, and expires in %g s: %s", hold.key, hold.ttl, error)
         finally:
             self._wake(hold.key)
 
@@ -240,13 +240,13 @@ class Locker:
         self._wake(key)
 
     def forget(self, hold: Hold) -> None:
-        """Renew a lock no more and leave it in force: another process takes its holder over."""
+        """Stop renewing a lock without releasing it: another process takes over its holder."""
         if self._holds.get(hold.key) is hold:
             del self._holds[hold.key]
             self._wake(hold.key)
 
     async def close(self) -> None:
-        """Give back everything that is held here, and wait for no more."""
+        """Release all locks held here, and cancel the waiters."""
         self._closed = True
         for hold in list(self._holds.values()):
             await self.release(hold)
@@ -301,7 +301,7 @@ class Locker:
             lost = set(await self._leases.renew_all(renewals, now))
         except StoreUnavailable as error:
             log.warning(
-                "%d locks could not be renewed: %s. It is tried again; a lock that is not renewed in time is lost",
+                "%d locks could not be renewed: %s. Retrying; a lock that is not renewed in time is lost",
                 len(due),
                 error,
             )
@@ -322,7 +322,7 @@ class Locker:
         if self._holds.get(hold.key) is hold:
             del self._holds[hold.key]
         hold.lost = True
-        log.warning("%s has lost the lock %r: it ran out, and another holder took it", hold.owner, hold.key)
+        log.warning("%s has lost the lock %r: it expired, and another holder acquired it", hold.owner, hold.key)
         hold.on_lost()
         self._wake(hold.key)
 
@@ -331,7 +331,7 @@ class Locker:
     def _wait_for_release(self, key: str) -> None:
         self._held_elsewhere.add(key)
         self._changes.start()
-        # It may have come free between the answer and now.
+        # It may have been released since it was read.
         self._changes.notify()
 
     def _lease_ended(self, name: str) -> None:
@@ -339,7 +339,7 @@ class Locker:
             self._wake(key)
 
     async def _wake_free(self) -> None:
-        """Wake the waiters for locks that have come free."""
+        """Wake the waiters for released locks."""
         for key in await self._free(list(self._held_elsewhere)):
             self._wake(key)
 

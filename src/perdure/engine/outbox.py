@@ -1,4 +1,4 @@
-"""What has happened to a run and is not in the store yet. Decides neither when it goes there nor what it is."""
+"""The events of a run that are not in the store yet. Decides neither what nor when to append."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """Closed batches, the events of the moment that is being recorded, and the append that is on its way."""
+    """Closed batches, the open batch, and the pending append."""
 
     __slots__ = (
         "_batches",
@@ -41,19 +41,19 @@ class Outbox:
         self._batches: list[Batch] = []
         self._row_key: tuple[object, ...] = row_key(state) if self.committed else ()
         self.in_flight: Append | None = None
-        # The number after the append that is on its way.
+        # The number after the pending append.
         self._next = self.committed
-        # Runs that begin with what has not been taken yet.
+        # Detached runs that start with the next append.
         self.starts: list[Start] = []
         state.changed.clear()
-        # The limits of its queue, while the run has not begun.
+        # The limits of its queue, until the run is admitted.
         self.admit: Queue | None = None
         # Whether the driver wants this appended, and the writer has not taken it since.
         self.wanted = False
 
     @property
     def empty(self) -> bool:
-        """Whether everything that happened is in the store."""
+        """Whether everything is in the store."""
         return not (self._batches or self.events or self.in_flight)
 
     @property
@@ -68,14 +68,14 @@ class Outbox:
         return self.at
 
     def close_batch(self) -> None:
-        """End the moment: what happens from here on has a time of its own."""
+        """Close the open batch: later events get a new time."""
         if self.events:
             seq = self._state.next_seq - len(self.events)
             self._batches.append(Batch(seq, self.at, self.events))
             self.events = []
 
     def take(self, fsync: bool) -> Append | None:
-        """Everything as one append, or the one that is on its way still."""
+        """Everything as one append, or the pending one."""
         if self.in_flight is not None:
             return self.in_flight
         self.close_batch()
@@ -86,7 +86,7 @@ class Outbox:
         changed = row(state) if key != self._row_key else None
         self._row_key = key
         self.wanted = False
-        # A start and a timer are accepted as durably as the store can, in every mode.
+        # Starts and timers are written with fsync in every mode.
         fsync = fsync or self.committed == 0 or self.has_wait
         starts: Sequence[Append] = ()
         if self.starts:
@@ -103,7 +103,7 @@ class Outbox:
         return self.in_flight
 
     def settle(self) -> Append:
-        """The append on its way has arrived."""
+        """The pending append was written."""
         append, self.in_flight = self.in_flight, None
         assert append is not None
         self.committed = self._next
@@ -117,7 +117,7 @@ class Outbox:
         self._state.changed.clear()
 
     def unsaved(self) -> Iterator[AnyEvent]:
-        """Every event that is not known to be in the store."""
+        """Every event that may not be in the store."""
         for batch in [*(self.in_flight.batches if self.in_flight else ()), *self._batches]:
             yield from batch.events
         yield from self.events

@@ -1,4 +1,4 @@
-"""Processes in which steps with `cpu=True` are called, one call in each at a time. Decides nothing about retries.
+"""The process pool for `cpu=True` steps, one call per process at a time. Decides nothing about retries.
 
 A thread of its own waits for each process, so that it is known which step was in a process that died: that step fails,
 the others do not notice, and the next call gets a new process. They are spawned, not forked: a fork of a process with
@@ -25,7 +25,7 @@ from perdure.inherited import CPU_PROCESS, GUARD, UNGUARDED
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import brief
 
-# How long a process that says nothing more may take to end.
+# How long a process may take to end.
 LAST_SECONDS = 5.0
 _READY, _BEGUN, _RETURNED, _UNSENT, _RAISED = "ready", "begun", "returned", "unsent", "raised"
 
@@ -39,7 +39,7 @@ class Processes:
         self._lock = threading.Lock()
         self._children: set[_Child] = set()
         self._closed = False
-        # Before multiprocessing waits for its processes: ours take no signals, and are not waited for.
+        # Before multiprocessing joins its processes at exit: ours ignore signals, and must be killed.
         atexit.register(self.close)
 
     def submit(self, job: Job, label: object, kept: bool = False) -> asyncio.Future[Outcome]:
@@ -48,12 +48,12 @@ class Processes:
         call = _Call(job, label)
         made = self._threads.submit(lambda: self._call(call), label, kept)
         made.add_done_callback(lambda done: _pass_on(done, future))
-        # Whatever is given up is ended: in another process nothing else would tell it.
+        # A cancelled call is killed: nothing else reaches code in another process.
         future.add_done_callback(lambda done: call.give_up(made) if done.cancelled() else None)
         return future
 
     def withdraw(self) -> None:
-        """Give up calls that have not begun, without those that are to be kept."""
+        """Drop calls that have not begun, except for those to be kept."""
         self._threads.withdraw()
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Processes:
 
 
 class _Call:
-    """One call, and the process it is made in for as long as it is."""
+    """One call, and the process that executes it."""
 
     def __init__(self, job: Job, label: object) -> None:
         self._job, self.label = job, label
@@ -124,7 +124,7 @@ class _Child:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        # Not a daemon of multiprocessing: those may have no children of their own.
+        # Not daemonic: such a process could not have children.
         self._process = context.Process(target=serve, args=(theirs,), name=CPU_PROCESS)
         try:
             self._process.start()
@@ -149,11 +149,11 @@ class _Child:
         )
 
     def call(self, job: Job, label: object) -> Any:
-        """What the call returns; raises what it raises."""
+        """The result of the call; raises its exception."""
         try:
             self._connection.send(job)
         except OSError:
-            pass  # it has died: what follows says how
+            pass  # it has died: handled below
         while (message := self._receive()) is not None:
             kind, value = message
             if kind == _RETURNED:
@@ -167,12 +167,12 @@ class _Child:
         raise ProcessDied(str(label), _ended(self._died()))
 
     def end(self) -> None:
-        """Kill it: it heeds no other signal."""
+        """Kill it: it ignores other signals."""
         self.alive = False
         self._process.kill()
 
     def _receive(self) -> Any:
-        """What it says next; None when it has died."""
+        """Its next message; None if it has died."""
         # A process that it started may hold the other end of the pipe open.
         if self._connection not in wait([self._connection, self._process.sentinel]):
             return None
@@ -184,7 +184,7 @@ class _Child:
     def _died(self) -> int:
         self.alive = False
         self._process.join(LAST_SECONDS)
-        if self._process.exitcode is None:  # it has closed its end of the pipe, and goes on
+        if self._process.exitcode is None:  # it has closed its end of the pipe, but still runs
             self._process.kill()
             self._process.join()
         self._connection.close()
@@ -210,8 +210,8 @@ def _pass_on(made: asyncio.Future[Outcome], future: asyncio.Future[Outcome]) -> 
 
 def serve(connection: Connection) -> None:
     """Make the calls that come through the connection, until it is closed."""
-    # Signals to the whole group (Ctrl-C, a service manager) are for the engine: it decides what becomes of its steps.
-    # A handler, and not SIG_IGN, which programs that a step starts would inherit.
+    # Signals to the process group (Ctrl-C, a service manager) are for the engine, which decides about its steps. A
+    # handler, not SIG_IGN, which subprocesses of a step would inherit.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _heed_nothing)
     follow_parent()
@@ -221,7 +221,7 @@ def serve(connection: Connection) -> None:
             job = connection.recv()
         except EOFError:
             return
-        except Exception as error:  # its arguments cannot be made again here
+        except Exception as error:  # its arguments cannot be unpickled here
             connection.send((_RAISED, RemoteError.of(error).data))
             continue
         try:
@@ -241,7 +241,7 @@ def serve(connection: Connection) -> None:
 
 
 def _why_unsent(value: object, error: BaseException) -> tuple[str, str]:
-    """Where in a value that cannot be pickled the trouble is, and what it is."""
+    """Where in a value the part is that cannot be pickled, and why."""
     try:
         Codec().encode(value, "")
     except NotSerializable as refused:

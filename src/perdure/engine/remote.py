@@ -1,4 +1,4 @@
-"""A remote step where it is executed: a run of its own, which makes the attempts and then reports to its parent.
+"""The run that executes a remote step: it makes the attempts, and reports the outcome to its parent.
 
 The report is the run's last step. It is made again after a crash until the parent's journal has an outcome, and counts
 once there.
@@ -34,7 +34,7 @@ from perdure.kernel.values.codec import Codec
 Outcome = StepSucceeded | StepFailed | StepSkipped
 Report = Callable[[str, Outcome], Awaitable[str]]
 
-# A store that is out of reach is waited for: what was done must not be lost.
+# Retry while the store is unavailable: the outcome must not be lost.
 _UNTIL_REPORTED = Retry(attempts=1_000_000, initial=0.5, factor=2.0, max=30.0, jitter=True, on=(StoreUnavailable,))
 _REPORT = "<report>:0"
 
@@ -44,18 +44,18 @@ class RemoteStep(Program):
 
     def __init__(self, spec: StepSpec, report: Report) -> None:
         self.name = REMOTE + spec.name
-        # Here it is executed, and queued no further.
+        # It is executed here, not queued again.
         self._spec = dataclasses.replace(spec, queue="")
         self._report = report
 
     def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> RemoteStepRun:
-        """A fresh execution that has been fed nothing yet."""
+        """A new execution."""
         assert started.remote is not None
         return RemoteStepRun(self._spec, started, started.remote, self._report)
 
 
 class RemoteStepRun:
-    """One call of a remote step: performed, reported, ended."""
+    """One call of a remote step: execute, report, end."""
 
     def __init__(self, spec: StepSpec, started: RunStarted, call: RemoteCall, report: Report) -> None:
         self._spec, self._parent, self._call, self._report = spec, started.parent, call, report
@@ -65,7 +65,7 @@ class RemoteStepRun:
         self._cancelled = False
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
-        """Take one fact in, and return what is wished for next."""
+        """Apply one event, and return the next commands."""
         if isinstance(event, RunClaimed):
             call, inputs = self._call, self._inputs
             return [RunStep(self._op, self._spec, inputs, inputs_hash(inputs), call.positional, call.keywords)]
@@ -79,14 +79,14 @@ class RemoteStepRun:
         if self._outcome is None:
             self._outcome = self._translated(event)
             return [self._reporting(self._outcome)]
-        if isinstance(event, StepFailed):  # it could not be reported: this run shows the outcome
+        if isinstance(event, StepFailed):  # it could not be reported: this run has the outcome
             return [Finish(RunStatus.FAILED, error=event.error)]
         if isinstance(self._outcome, StepSucceeded):
             return [Finish(RunStatus.COMPLETED, bytes(event.value) if isinstance(event, StepSucceeded) else b"null")]
         return [Finish(RunStatus.FAILED, error=self._outcome.error)]
 
     def _translated(self, event: Outcome) -> Outcome:
-        """The outcome as the parent knows the step: under its own op, and as the only attempt."""
+        """The outcome for the parent: under the parent's op, as its only attempt."""
         op = self._call.op
         if isinstance(event, StepSucceeded):
             return StepSucceeded(op, event.value, fallback=event.fallback)

@@ -1,4 +1,4 @@
-"""What steps use and nothing stores: pools, clients, models. Looked up by name in the process that runs the step."""
+"""Resources of steps: pools, clients, models. Looked up by name in the process that runs the step, never stored."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from perdure.errors import NoSuchResource, UsageError
 
-# Where a factory is found from another process: its module and name; None for what cannot go there.
+# How another process finds a factory: its module and name; None if it cannot.
 Place = tuple[str, str] | None
 
 
 class PerProcess:
-    """A resource that is made where it is needed, once in each process."""
+    """A resource that each process creates once, when it is first needed."""
 
     __slots__ = ("factory",)
 
@@ -29,12 +29,12 @@ class PerProcess:
 
 
 def per_process(factory: Callable[[], Any]) -> Any:
-    """A resource that each process makes for itself, when a step first needs it: `{"model": per_process(load_model)}`.
+    """A resource that each process creates when a step first needs it: `{"model": per_process(load_model)}`.
 
-    So `cpu=True` steps have it too; for them the factory is a function at the top of a module.
+    It works in `cpu=True` steps too; for them the factory must be a module-level function.
     """
     if not callable(factory):
-        raise UsageError(f"per_process() takes a function that makes the resource, not {factory!r}")
+        raise UsageError(f"per_process() takes a function that creates the resource, not {factory!r}")
     return PerProcess(factory)
 
 
@@ -43,9 +43,9 @@ class Resources(Mapping[str, Any]):
 
     def __init__(self, given: Mapping[str, Any] | None = None, elsewhere: Mapping[str, Place] | None = None) -> None:
         self._given = dict(given or {})
-        # In a process that runs steps for an engine: which names that engine has, and where their factories are.
+        # In a process that runs steps for an engine: the names that the engine has, and their factories.
         self._elsewhere = dict(elsewhere or {})
-        # What made those that have been made.
+        # The factories of resources that have been created.
         self._factories: dict[str, PerProcess] = {}
         self._lock = threading.Lock()
 
@@ -54,7 +54,7 @@ class Resources(Mapping[str, Any]):
             raise self._missing(name)
         found = self._given[name]
         if type(found) is PerProcess:
-            with self._lock:  # steps in threads may need it at once
+            with self._lock:  # steps in several threads may need it at the same time
                 if type(found := self._given[name]) is PerProcess:
                     self._factories[name] = found
                     found = self._given[name] = found.factory()
@@ -67,7 +67,7 @@ class Resources(Mapping[str, Any]):
         return len({**self._given, **self._elsewhere})
 
     def places(self) -> dict[str, Place]:
-        """What another process can make of them."""
+        """The factories by name, for another process."""
         return {name: self._place(name, value) for name, value in self._given.items()}
 
     def _place(self, name: str, value: Any) -> Place:
@@ -92,17 +92,19 @@ def resources_of(given: Mapping[str, Any] | None) -> Resources:
         raise UsageError(f"Engine(resources=...) takes a dict of names and resources, not {given!r:.80}")
     for name in given or ():
         if not isinstance(name, str) or not name:
-            raise UsageError(f"Engine(resources={{...}}): {name!r} is no name of a resource; use a text, such as 'db'")
+            raise UsageError(
+                f"Engine(resources={{...}}): {name!r} is not a name of a resource; use a text, such as 'db'"
+            )
     return Resources(given)
 
 
-# What this process has made for the steps of an engine in another one. It lives as long as the process, which is the
-# point of it: a model of a gigabyte is loaded once and not for each step.
+# Resources that this process created for steps of an engine in another process. Kept as long as the process lives, so
+# that a large model is loaded once and not for each step.
 _MADE: dict[str, Resources] = {}
 
 
 def resources_here(places: Mapping[str, Place]) -> Resources:
-    """The resources of an engine in another process, as far as they can be made in this one."""
+    """The resources of an engine in another process that this process can create."""
     key = repr(sorted(places.items()))
     found = _MADE.get(key)
     if found is None:

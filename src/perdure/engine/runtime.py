@@ -54,12 +54,12 @@ class Services:
         self.thread = threading.get_ident()
         self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
         self.on_commit = on_commit
-        # Called when code of the engine raised in a callback of a run: the run cannot go on as it is in memory.
+        # Called with an error of the engine in a callback of a run, whose state in memory is then unusable.
         self.on_broken = on_broken
         # Called with the id of a remote step's run that is no longer waited for.
         self.on_abandoned = on_abandoned
-        # When what a step shows is written, where the step does not say.
+        # The default stream mode.
         self.stream = IMMEDIATE
-        # What steps look up by name.
+        # The resources of steps.
         self.resources = Resources()
         self.closing = False

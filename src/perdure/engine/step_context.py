@@ -108,7 +108,7 @@ class StepContext:
         self._cancelled = False
         # Takes locks for the step; None in another process.
         self.locker: Locker | None = None
-        # What earlier attempts had shown when this one was launched.
+        # The chunks of earlier attempts when this one was launched.
         self.shown: Shown | None = None
 
     @property
@@ -133,7 +133,7 @@ class StepContext:
 
     @property
     def patches(self) -> dict[str, bool]:
-        """What the body that called this step was told by `patched()`, by the ids that it asked about."""
+        """The answers of `patched()` in the body that called this step, by id."""
         if self._patches is not None:
             return self._patches
         assert self.owner is not None
@@ -142,13 +142,13 @@ class StepContext:
 
     @property
     def resources(self) -> Resources:
-        """What `Engine(resources={...})` gives the steps of the engine that runs this one, by name. Never stored."""
+        """The resources of the engine that runs this step, by name. Never stored."""
         if self._resources is not None:
             return self._resources
         assert self.owner is not None
         return self.owner.services.resources
 
-    # --- showing what there is before the end ---------------------------------------------------------------------
+    # --- streams and progress -------------------------------------------------------------------------------------
 
     def emit(self, chunk: Any) -> None:
         """Emit a chunk: readers of `engine.stream()` get it once it is durable.
@@ -164,11 +164,11 @@ class StepContext:
         return self.channel(".chunks").chunks()
 
     def restart(self) -> None:
-        """Declare void what has been emitted; readers see a mark, and what follows begins anew."""
+        """Declare earlier chunks void; readers see a restart, and the stream starts over."""
         self.channel("restart()").restart()
 
     def heartbeat(self, progress: Any = None) -> None:
-        """Say that this attempt is alive, and how far it is: any JSON value, shown in `engine.steps()`."""
+        """Report that this attempt is alive, with its progress: any JSON value, shown in `engine.steps()`."""
         channel = self.channel("heartbeat()")
         channel.beat()
         if progress is not None:
@@ -181,7 +181,7 @@ class StepContext:
         return None if last is None else msgspec.json.decode(last)
 
     def channel(self, what: str = "a generator") -> Channel:
-        """The way out for what this attempt shows."""
+        """The channel for chunks and progress of this attempt."""
         channel = self._channel
         if channel is None:
             if self.owner is None or self._call is None:

@@ -37,7 +37,7 @@ Done = Callable[["Attempt", Any, BaseException | None], None]
 
 
 class Attempt:
-    """One try of a step, from its launch to its outcome."""
+    """One attempt of a step, from its launch to its outcome."""
 
     __slots__ = (
         "_heartbeat",
@@ -58,7 +58,7 @@ class Attempt:
         self.context = context
         self.variables = variables
         self.done: Done | None = done
-        # Its own copy, if it was made before the launch.
+        # Its decoded arguments, if prepared before the launch.
         self.arguments: tuple[list[Any], dict[str, Any]] | None = None
         self.task: asyncio.Future[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -69,13 +69,13 @@ class Attempt:
         return f"{self.call.command.op} of run {self.context.run.id!r}"
 
     def launched(self, task: asyncio.Future[Any]) -> None:
-        """The attempt is under way: its function is called now, or as soon as there is a thread for it."""
+        """The attempt is launched: its function is called now, or as soon as there is a thread."""
         self.task = task
         self.began = self._runner.loop.time()
         task.add_done_callback(self._finished)
 
     def start_timers(self, timeout: float | None, heartbeat: float | None) -> None:
-        """Its timeouts count from now on."""
+        """Start its timeouts."""
         loop = self._runner.loop
         if self.task is None or self.task.done():
             return
@@ -101,7 +101,7 @@ class Attempt:
             self.task.cancel()
 
     def _expired(self, timeout: float) -> None:
-        # None if it is the run whose time is up: the run ends then, and no code of the body can stand in the way.
+        # None if the deadline of the run has passed: then the run ends, and its body cannot handle it.
         self.give_up(None if self.context.capped else StepTimeout(self.call.command.op, timeout))
 
     def _check_heartbeat(self, heartbeat: float) -> None:
@@ -113,8 +113,8 @@ class Attempt:
             self.give_up(HeartbeatTimeout(self.call.command.op, heartbeat))
 
     def give_up(self, error: Exception | None) -> None:
-        """End it now, with this error; with none, where its run ends anyway."""
-        # An outcome at once: a step that ignores its cancellation must not hold up the run.
+        """End it now with this error, or with none if its run ends anyway."""
+        # At once: a step that ignores its cancellation must not delay the run.
         done, self.done = self.done, None
         self.context.cancel()
         if self.task is not None:
@@ -165,29 +165,29 @@ class StepRunner:
         self.locker = locker
         self._limit = limit
         self._running = 0
-        # Attempts that are due and found no room: retries, and those of a takeover.
+        # Due attempts that wait for the concurrency limit: retries, and those of a takeover.
         self._queue: deque[Attempt] = deque()
         self._waiters: dict[RoomWaiter, None] = {}
         self._notifying: asyncio.Handle | None = None
-        # Attempts that have room and are not launched: their StepStarted is on its way to the store.
+        # Attempts within the limit whose StepStarted is not durable yet.
         self.reserved = 0
         self._executor = executor
         self._most_threads = min(limit, threads or DEFAULT_THREADS)
         self._threads: Threads | None = None
         self._processes: Processes | None = None
-        # Whether the engine shuts down, and nothing begins that can be left to the next owner; or nothing at all.
+        # Whether the engine shuts down: start nothing that the next owner can do; or nothing at all.
         self._withdrawn = self._closed = False
         self._argument_types: dict[Any, Any] = {}
 
     def make_ready(self, attempt: Attempt) -> None:
-        """Do what can be done before it begins, while there is time."""
+        """Prepare an attempt before it is launched."""
         try:
             attempt.arguments = self._arguments(attempt.call.command)
         except BaseException as error:
-            contained(error)  # what is wrong with them is its outcome once it begins
+            contained(error)  # reported as its outcome when it is launched
 
     def start(self, attempt: Attempt) -> None:
-        """Launch an attempt now, or as soon as there is room."""
+        """Launch an attempt now, or as soon as the limit allows."""
         if self._closed or (self._withdrawn and not attempt.call.command.spec.at_most_once):
             self.loop.call_soon(self._drop, attempt)
             return
@@ -205,15 +205,15 @@ class StepRunner:
 
     @property
     def idle(self) -> bool:
-        """Whether no attempt is under way."""
+        """Whether no attempt is running."""
         return self._running == 0
 
     def wait_for_room(self, waiter: RoomWaiter) -> None:
-        """Call `room_free` of a driver when there is room; in the order of the calls."""
+        """Call `room_free` of a driver when the limit allows another attempt, in order."""
         self._waiters[waiter] = None
 
     def ended(self, attempt: Attempt) -> None:
-        """An attempt has ended, and another may have its room."""
+        """An attempt has ended, and another may take its slot."""
         self._running -= 1
         while self._queue and self._running < self._limit:
             if self._deadline.expired():
@@ -226,13 +226,13 @@ class StepRunner:
             self.notify_waiters()
 
     def notify_waiters(self) -> None:
-        """Call the drivers that wait for room; in a callback of its own, never inside the one that freed it."""
+        """Call the drivers that wait for a slot, in a separate callback."""
         if self._waiters and self._notifying is None:
             self._notifying = self.loop.call_soon(self._notify_waiters)
 
     def _notify_waiters(self) -> None:
         self._notifying = None
-        # A driver that has no use for the room leaves it to the next.
+        # A driver that does not need the slot leaves it to the next.
         for waiter in list(self._waiters):
             if self.free <= 0:
                 break
@@ -248,7 +248,7 @@ class StepRunner:
             context.run(current.set, attempt.context)
             args, kwargs = attempt.arguments or self._arguments(attempt.call.command)
             if attempt.call.failed is not None:
-                # What a fallback asks for has a timeout of its own, and gives no heartbeat.
+                # A call of a fallback has its own timeout, and no heartbeat.
                 work: Coroutine[Any, Any, Any] = fall_back(
                     attempt.call,
                     args,
@@ -263,7 +263,7 @@ class StepRunner:
                     begun = self._when_called(attempt)
                 work = self._work(spec, args, kwargs, attempt, context, begun)
             task: asyncio.Future[Any] = self.loop.create_task(work, context=context)
-        except BaseException as error:  # a wrong call, arguments that do not fit their annotations, or a fault of ours
+        except BaseException as error:  # a wrong call, arguments that do not decode, or an error of the engine
             task = self.loop.create_future()
             task.set_exception(contained(error))
         attempt.launched(task)
@@ -272,7 +272,7 @@ class StepRunner:
                 self._start_timers(attempt, None, None)  # the deadline of the run does not wait for a thread
             elif begun is None and not (spec.timeout is spec.heartbeat is attempt.context.ends is None):
                 self._start_timers(attempt, spec.timeout, spec.heartbeat)
-        except BaseException as error:  # its own outcome, and not that of the attempt whose end made room for it
+        except BaseException as error:  # the outcome of this attempt, not of the one that freed the slot
             attempt.give_up(contained(error))
 
     def _start_timers(self, attempt: Attempt, timeout: float | None, heartbeat: float | None) -> None:
@@ -282,9 +282,9 @@ class StepRunner:
             attempt.start_timers(self._timeout(attempt.context, timeout), heartbeat)
 
     def _when_called(self, attempt: Attempt) -> Callable[[], None]:
-        """What a thread calls when it calls the step: the attempt's timeouts count from then on."""
+        """A callback for the thread that calls the step, which starts the attempt's timeouts."""
         spec = attempt.call.command.spec
-        # A step in another process gives no heartbeat.
+        # A step in another process sends no heartbeats.
         heartbeat = None if spec.cpu else spec.heartbeat
 
         def begun() -> None:
@@ -329,7 +329,7 @@ class StepRunner:
         return self._call(job, spec, attempt)
 
     async def _contained(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call an async step. One that calls sys.exit() fails; it does not end the engine."""
+        """Call an async step. sys.exit() fails the step, and does not end the engine."""
         if self._deadline.expired():  # the process was stopped between the launch and now
             self._deadline.enforce()
             raise asyncio.CancelledError
@@ -349,7 +349,7 @@ class StepRunner:
         else:
             result, error = await self._thread_pool().submit(job, attempt, spec.at_most_once)
         if error is not None:
-            # A thread gets no Ctrl-C: what comes from there was raised by the step.
+            # A thread gets no Ctrl-C: a KeyboardInterrupt from there was raised by the step.
             raise Raised(error) if isinstance(error, SystemExit | KeyboardInterrupt) else error
         if not isinstance(result, Coroutine):
             return result
@@ -361,7 +361,7 @@ class StepRunner:
         name = type(executor).__name__
         try:
             submitted = executor.submit(job)
-        except Exception as error:  # it was shut down, or one of its processes has died
+        except Exception as error:  # shut down, or one of its processes died
             return None, ExecutorBroken(name, str(error) or type(error).__name__)
         try:
             return await asyncio.wrap_future(submitted), None
@@ -371,7 +371,7 @@ class StepRunner:
             return None, error
 
     def _executor_for(self, spec: StepSpec) -> Executor | None:
-        """The executor that the engine was given, for what it is for."""
+        """The executor that was passed to the engine, if it is for this step."""
         return self._executor if not spec.cpu or isinstance(self._executor, EveryStepExecutor) else None
 
     def _thread_pool(self) -> Threads:
@@ -387,7 +387,7 @@ class StepRunner:
         return self._processes
 
     def _arguments(self, command: RunStep) -> tuple[list[Any], dict[str, Any]]:
-        """The step's own copy of its arguments, made from what was encoded: as it will be after a crash."""
+        """The arguments decoded from their stored form, as they would be after a crash."""
         values = self._codec.decode(command.inputs, self._types(command), f"the arguments of {command.op}")
         if not command.keywords:
             return values, {}
@@ -398,7 +398,7 @@ class StepRunner:
         key = (command.spec.fn, command.positional, command.keywords)
         found = self._argument_types.get(key)
         if found is None:
-            if len(self._argument_types) > 10_000:  # functions made anew for every call
+            if len(self._argument_types) > 10_000:  # functions created for every call
                 self._argument_types.clear()
             found = self._argument_types[key] = argument_types(command)
         return found

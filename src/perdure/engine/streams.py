@@ -1,4 +1,4 @@
-"""What attempts show before they have an outcome: chunks and progress. Decides when it is recorded, and keeps it whole.
+"""Chunks and progress that attempts emit before their outcome. Decides when they are recorded.
 
 An attempt writes into its channel from any thread. What is in there is recorded through the run's driver like every
 other fact, in callbacks of the loop, and seen by readers once it is durable. While an append of the run is on its way
@@ -25,7 +25,7 @@ from perdure.kernel.values.raised import contained
 if TYPE_CHECKING:
     from perdure.engine.step_context import AttemptOwner, StepContext
 
-# How much of a stream may wait for the store before its step has to.
+# How much of a stream may be unwritten before its step has to wait.
 MOST_CHUNKS = 1024
 MOST_BYTES = 1024 * 1024
 # Progress is recorded about so often; the latest wins.
@@ -37,7 +37,7 @@ Report = ChunkAppended | StepProgressed
 
 
 class Channel:
-    """What one attempt shows."""
+    """The chunks and progress of one attempt."""
 
     __slots__ = (
         "_before",
@@ -73,16 +73,16 @@ class Channel:
 
     def __init__(self, owner: AttemptOwner, context: StepContext, call: Call) -> None:
         self._owner, self._services, self._call = owner, owner.services, call
-        # The context owns its channel, and is there whenever the step calls it.
+        # A weak reference: the context owns its channel.
         self._context = weakref.ref(context)
         self._op = call.command.op
         self._mode = call.command.spec.stream or owner.services.stream
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._waiting: list[asyncio.Future[None]] = []
-        # As of the launch: by now the run may have given the step up, and take that back when its journal is read anew.
+        # As of the launch: the run may have cancelled the step since, and replay may undo that.
         shown = context.shown
-        # What earlier attempts showed and nothing has made void, until this attempt goes on from it or begins again.
+        # Valid chunks of earlier attempts, until this attempt continues from them or restarts.
         self._before: list[Raw] = list(shown.chunks) if shown is not None else []
         self._looked = not self._before
         self._next = shown.count if shown is not None else 0
@@ -99,13 +99,13 @@ class Channel:
         self._scheduled = self._due = self._settled = self._cancelled = False
         self._timer: asyncio.TimerHandle | None = None
         self._flush_at = 0.0
-        # Whether what was sent went to a driver before this one, and its numbers mean nothing to this one.
+        # Whether `_sent` went to an earlier driver, whose numbers this one does not know.
         self.handed_over = False
 
     # --- for the step, in any thread ------------------------------------------------------------------------------
 
     def emit(self, value: Any) -> None:
-        """Show a chunk. In a thread, wait while there is too much that the store has not taken yet."""
+        """Emit a chunk. In a thread, wait while too much is unwritten."""
         services, op = self._services, self._op
         data = services.codec.encode(value, f"a chunk of {op}")
         limits = services.payloads.limits
@@ -138,7 +138,7 @@ class Channel:
                 self._check_open()
 
     def restart(self) -> None:
-        """Declare void what has been shown."""
+        """Declare earlier chunks void."""
         with self._lock:
             self._check_open()
             self._begin_again()
@@ -154,7 +154,7 @@ class Channel:
         return self._decoded(before)
 
     def result(self) -> list[Any]:
-        """All that is valid, for a step that is a generator."""
+        """All valid chunks, for a step that is a generator."""
         with self._lock:
             if not self._looked:
                 self._begin_again()
@@ -162,14 +162,14 @@ class Channel:
         return self._decoded(valid)
 
     def beat(self) -> float:
-        """Note that the attempt is alive, and give the time of that on the loop's clock."""
+        """Record a heartbeat, and return its time on the loop's clock."""
         now = self._services.loop.time()
         if (context := self._context()) is not None:
             context.last_heartbeat = now
         return now
 
     def progress(self, value: Any) -> None:
-        """Say how far the attempt is."""
+        """Report progress."""
         data = self._services.codec.encode(value, f"the progress of {self._op}")
         if len(data) > self._services.payloads.limits.blob:
             raise PayloadTooLarge(f"the progress of {self._op}", len(data), self._services.payloads.limits.blob)
@@ -183,13 +183,13 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """Whether too much waits for the store. What waits for the step's end is bounded by the journal's limit."""
+        """Whether too much is unwritten. Chunks that wait for the step's end are bounded by the journal's limit."""
         if not self._mode.count:
             return False
         return self._unsaved >= MOST_CHUNKS or self._bytes >= MOST_BYTES
 
     async def room(self) -> None:
-        """Wait on the loop until the store has taken some of it."""
+        """Wait on the loop until some of it is written."""
         with self._lock:
             if not self.full or self._closed:
                 return
@@ -209,10 +209,10 @@ class Channel:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StepCancelled(self._op, "nobody waits for this attempt any more")
+            raise StepCancelled(self._op, "this attempt no longer counts")
 
     def _begin_again(self) -> None:
-        # What has not been recorded was never shown, and needs no mark.
+        # Unrecorded chunks were never visible, and need no restart.
         self._bytes -= sum(map(len, self._pending))
         self._unsaved -= len(self._pending)
         self._pending.clear()
@@ -242,7 +242,7 @@ class Channel:
             self._cancelled = True
 
     def look(self) -> None:
-        """Record what is due, and come back for the rest."""
+        """Record what is due, and schedule the rest."""
         with self._lock:
             self._scheduled = False
             if self._timer is not None:
@@ -268,8 +268,8 @@ class Channel:
                 self._timer = self._services.loop.call_at(min(moments), self.look)
 
     def _take(self, everything: bool) -> list[Report]:
-        """The events that are to be recorded now."""
-        # A timer may ring a hair too early.
+        """The events to record now."""
+        # A timer may fire slightly early.
         now = self._services.loop.time() + 0.001
         events: list[Report] = []
         op, attempt = self._op, self._call.attempt
@@ -296,7 +296,7 @@ class Channel:
                 self._sent += [(next_seq, event) for event in events]
 
     def flush(self) -> None:
-        """Record what could be shown later."""
+        """Record everything that is pending."""
         self._due |= self._mode.count > 0
         self._progress_at = -PROGRESS_SECONDS
         if not self.handed_over and self._owner.expects(self._call):
@@ -317,12 +317,12 @@ class Channel:
         self._record(self._take(everything=True))
 
     def hand_over(self, owner: AttemptOwner) -> None:
-        """Another driver takes over: wait until the attempt goes on there."""
+        """Another driver takes over: hold back until it has the attempt."""
         self._owner = owner
         self.handed_over = True
 
     def record_again(self) -> None:
-        """The attempt goes on under another driver: what that does not find in the journal is recorded once more."""
+        """The attempt continues under another driver, which records again what is not in its journal."""
         with self._lock:
             sent, self._sent = self._sent, []
             self.handed_over = False
@@ -351,12 +351,12 @@ class Channel:
                 self._wake()
             more = not self._closed and (self._mark or bool(self._pending) or self._progress is not None)
         if more:
-            # All that came while the last append was on its way goes together.
+            # Everything that came during the last append goes into one.
             self.look()
 
     @property
     def empty(self) -> bool:
-        """Whether nothing more can come, and everything is in the store."""
+        """Whether the stream has ended, and everything is in the store."""
         return self._closed and not self._sent
 
     def _saved(self, event: Report) -> None:
@@ -382,7 +382,7 @@ def _size(event: Report) -> int:
 async def drain(
     fn: Callable[..., AsyncGenerator[Any, Any]], args: list[Any], kwargs: dict[str, Any], context: StepContext
 ) -> list[Any]:
-    """Run an async generator to its end, showing each thing it yields, and return all that is valid."""
+    """Run an async generator to its end, emit each value, and return all valid chunks."""
     channel = context.channel()
     loop = asyncio.get_running_loop()
     turn = loop.time()

@@ -1,7 +1,7 @@
-"""Threads in which plain functions are called for steps. Knows when each call begins; decides nothing about it.
+"""The thread pool for `def` steps. Knows when each call begins; decides nothing about it.
 
-The threads are daemons: a step that hangs must not keep the process from leaving. A thread that waits for perdure (a
-step that calls `perdure.blocking`) does not count against the limit, since what it waits for may need a thread.
+The threads are daemons: a step that hangs must not keep the process alive. A thread that waits for perdure (a step that
+calls `perdure.blocking`) does not count against the limit, because what it waits for may need a thread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 log = logging.getLogger("perdure")
 
-# How many threads there are, unless a setting says otherwise.
+# The default limit of threads.
 DEFAULT_THREADS = 64
-# How long calls may wait while none begins or ends before the log says so.
+# How long a pool may make no progress while calls wait before it is logged.
 STALL_SECONDS = 30.0
 # How many calls a log line names.
 NAMED = 5
 
-# What a call came to: its value, or what it raised.
+# The value of a call, or its exception.
 Outcome = tuple[Any, BaseException | None]
 
 
 class Item:
-    """One call: waits for a thread, is made, and has an outcome."""
+    """One call, from waiting for a thread to its outcome."""
 
     __slots__ = ("future", "kept", "label", "work")
 
@@ -54,7 +54,7 @@ class Threads:
         self._watch: asyncio.TimerHandle | None = None
 
     def submit(self, work: Callable[[], Any], label: object, kept: bool = False) -> asyncio.Future[Outcome]:
-        """Make a call as soon as there is a thread. Cancelling the future gives up a call that has not begun."""
+        """Make a call as soon as there is a thread. Cancelling the future drops a call that has not begun."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         item = Item(work, label, kept, future)
         with self._lock:
@@ -66,7 +66,7 @@ class Threads:
         return future
 
     def withdraw(self) -> None:
-        """Give up calls that have not begun, without those that are to be kept."""
+        """Drop calls that have not begun, except for those to be kept."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque(item for item in self._waiting if item.kept)
         for item in waiting:
@@ -74,7 +74,7 @@ class Threads:
                 item.future.cancel()
 
     def close(self) -> None:
-        """Begin nothing more. A thread that is busy ends after its call; nothing comes of that."""
+        """Start no more calls. A busy thread ends after its call, whose outcome is discarded."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -84,7 +84,7 @@ class Threads:
 
     @contextmanager
     def waits(self) -> Iterator[None]:
-        """For the length of a block, this thread waits for perdure: another one may work in its place."""
+        """In this block the thread waits for perdure, and another one may work in its place."""
         with self._lock:
             self._blocked += 1
             self._see_to_waiting()
@@ -95,7 +95,7 @@ class Threads:
                 self._blocked -= 1
 
     def _see_to_waiting(self) -> None:
-        """Under the lock: have a thread for the calls that wait, if there may be one."""
+        """With the lock held: start a thread for waiting calls, if the limit allows it."""
         if len(self._waiting) <= self._idle:
             self._ready.notify()
         elif self._waiting and self._size - self._blocked < self._limit:
@@ -110,11 +110,11 @@ class Threads:
             with self._lock:
                 self._moves += 1
                 del self._busy[item]
-            del item  # what it returned must not live as long as this thread waits
+            del item  # do not keep its result alive while this thread waits
 
     def _next(self) -> Item | None:
         with self._lock:
-            # One too many, since a thread that waited for perdure has gone on.
+            # Above the limit, because a thread that waited for perdure has continued.
             if self._size - self._blocked > self._limit and not self._closed:
                 self._size -= 1
                 return None
@@ -133,20 +133,20 @@ class Threads:
     def _perform(self, item: Item) -> None:
         work, item.work = item.work, None
         if item.future.cancelled() or work is None:
-            return  # given up before it began
+            return  # cancelled before it began
         try:
             outcome: Outcome = work(), None
-        except BaseException as error:  # whatever it is, it is the step's outcome and not the thread's
+        except BaseException as error:  # any exception is the outcome of the step
             outcome = None, error
         try:
             self._loop.call_soon_threadsafe(_settle, item.future, outcome)
         except RuntimeError:
-            pass  # the loop is closed: the engine is gone, and nothing comes of it
+            pass  # the loop is closed, so the outcome is discarded
 
-    # --- a pool in which nothing moves ----------------------------------------------------------------------------
+    # --- stalled pools --------------------------------------------------------------------------------------------
 
     def _look(self, moves: int) -> None:
-        """On the loop, while calls wait: say so if none has begun or ended since the last look."""
+        """On the loop, while calls wait: log if none has begun or ended since the last check."""
         with self._lock:
             while self._waiting and self._waiting[0].future.cancelled():
                 self._waiting.popleft()
@@ -167,7 +167,7 @@ class Threads:
                 f" and {len(busy) - NAMED} more" if len(busy) > NAMED else "",
                 self._setting,
             )
-        # Once it has been said there is time until it is said again.
+        # After a log line, wait longer before the next.
         self._watch = self._loop.call_later(STALL_SECONDS * (10 if stalled else 1), self._look, moves)
 
 
@@ -182,7 +182,7 @@ _here = _Here()
 
 @contextmanager
 def waiting_for_perdure() -> Iterator[None]:
-    """For the length of a block, the current thread waits for what an engine does."""
+    """In this block the current thread waits for an engine."""
     pool = _here.pool
     if pool is None:
         yield

@@ -13,15 +13,15 @@ from perdure.errors import NotOwner, StoreUnavailable
 from perdure.ports.clock import Clock
 from perdure.ports.leases import TURN, Acquired, Leases
 
-# So many appends are lost before a writer asks for its turn.
+# After how many lost appends a writer reserves its turn.
 LOSSES = 2
 # After so many external events in a row a caller asks whether the owner has asked for its turn.
 EXTERNAL_EVENTS = 8
-# How long a turn lasts, for each append that was lost: reading a long journal again takes its time. It is given back
-# with the append, so this counts only where the writer has died.
+# The length of a turn per lost append: reading a long journal again takes time. The turn is released with the append,
+# so this only matters if the writer dies.
 SECONDS_PER_LOSS = 5.0
 LONGEST = 60.0
-# How soon a caller that waits looks again.
+# The poll interval of a waiting caller.
 FIRST_LOOK, LAST_LOOK = 0.005, 0.1
 
 
@@ -35,7 +35,7 @@ class Turns:
         self._held: set[str] = set()
 
     def lose(self, run_id: str) -> None:
-        """An append came too late."""
+        """Count a lost append."""
         self.lost[run_id] = self.lost.get(run_id, 0) + 1
 
     async def take(self, run_id: str) -> None:
@@ -47,12 +47,12 @@ class Turns:
         try:
             taken = await self._leases.acquire(TURN + run_id, self.owner, seconds, self._clock.now())
         except StoreUnavailable:
-            return  # it goes on without: its append may win all the same
+            return  # continue without a turn: the append may still win
         if isinstance(taken, Acquired):
             self._held.add(run_id)
 
     def settle(self, run_id: str) -> bool:
-        """Forget what was lost: the append was written, or is no longer wanted. True: there is a turn to give back."""
+        """Reset the count: the append was written or is no longer wanted. True if there is a turn to release."""
         self.lost.pop(run_id, None)
         return run_id in self._held
 
@@ -62,20 +62,20 @@ class Turns:
         try:
             await self._leases.release(TURN + run_id, self.owner)
         except (NotOwner, StoreUnavailable):
-            pass  # it has ended, or ends by itself
+            pass  # it has expired, or will
 
 
 async def wait_for_turn(leases: Leases, clock: Clock, run_id: str, owner: str = "") -> bool:
-    """Wait while another writer has its turn; False when none has."""
+    """Wait while another writer has its turn; False if none has."""
     loop = asyncio.get_running_loop()
     began, pause, waited = loop.time(), FIRST_LOOK, False
     try:
         while (turn := await leases.get(TURN + run_id, clock.now())) is not None and turn.owner != owner:
             if loop.time() - began > LONGEST:
-                break  # the clocks of the two differ: a turn is never that long
+                break  # a turn is never that long: the clocks differ
             waited = True
             await asyncio.sleep(pause)
             pause = min(pause * 2, LAST_LOOK)
     except StoreUnavailable:
-        pass  # the append says so, if the journal is out of reach as well
+        pass  # if the journal is unreachable too, the append reports it
     return waited

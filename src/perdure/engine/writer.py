@@ -1,4 +1,4 @@
-"""Group commit: whatever is ready when the disk is, goes into one commit. Decides nothing about runs."""
+"""Group commit: everything that is ready goes into one commit. Decides nothing about runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("perdure")
 
 
 class Source(Protocol):
-    """What has something to append: a driver."""
+    """A source of appends: a driver."""
 
     run_id: str
 
@@ -44,7 +44,7 @@ class Writer:
         self._journal = journal
         self._on_conflict = on_conflict
         self._on_refused = on_refused
-        # Called when a source raises: it appends nothing more, and the other sources go on.
+        # Called when a source raises: it is dropped, and the other sources continue.
         self._on_broken = on_broken
         self._deadline = deadline
         self._dirty: dict[Source, None] = {}
@@ -56,14 +56,14 @@ class Writer:
         self._idle.set()
 
     def touch(self, source: Source) -> None:
-        """Something of this source wants to be written."""
+        """Queue a source whose events are to be written."""
         self._dirty[source] = None
         if self._scheduled is None and not self._busy:
             self._idle.clear()
             self._scheduled = self._loop.call_soon(self._flush)
 
     def hurry(self) -> None:
-        """Write what is there now, rather than in the next turn of the loop. The last thing that a callback does."""
+        """Write now instead of in the next turn of the loop. Must be the last call in a callback."""
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._flush()
@@ -148,7 +148,7 @@ class Writer:
         """Nothing was written. New runs are refused; the other sources keep their appends and retry."""
         self._busy = False
         if not isinstance(error, StoreUnavailable) and len(sources) > 1:
-            # One of them cannot be written, and must not hold up the rest: find out which.
+            # One of them cannot be written, and must not block the others: find out which.
             self._alone.extend(sources)
             self._next()
             return
@@ -162,7 +162,7 @@ class Writer:
             self._next()
             return
         if self._retry == FIRST_RETRY:
-            log.warning("%s; runs that are under way wait and go on by themselves", error)
+            log.warning("%s; open runs wait, and continue when the store is available", error)
         self._busy = True
         self._loop.call_later(self._retry, self._try_again)
         self._retry = min(self._retry * 2, LAST_RETRY)

@@ -1,4 +1,4 @@
-"""What the end of a journal says of its run, without folding all of it: cheap enough to ask before replay."""
+"""Read the claim in force from the end of a journal, without folding it: cheap enough before replay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kept_parked(batches: Sequence[Batch]) -> bool:
 
 
 def glance(batches: Sequence[Batch]) -> tuple[bool, RunClaimed | None]:
-    """Whether a journal has come to its end, and the claim in force; one that is parked has none."""
+    """Whether the run has finished, and the claim in force; a parked run has none."""
     resumed = False
     for batch in reversed(batches):
         for event in reversed(batch.events):

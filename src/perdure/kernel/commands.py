@@ -1,4 +1,4 @@
-"""What a program wishes for. Describes work, never performs it."""
+"""The commands of a program. Describes work, never performs it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from perdure.kernel.streams import StreamMode
 from perdure.kernel.values.failures import Failure
 
 OnFailure = Literal["halt", "skip"]
-# The name of the wish for the end of a run.
+# The key of the command that ends a run.
 FINISH = "<finish>"
-# In place of a value that has not been decoded.
+# A value that has not been decoded.
 UNDECODED: Any = object()
 
 
@@ -32,24 +32,24 @@ class StepSpec:
     at_most_once: bool = False
     cpu: bool = False
     asynchronous: bool = False
-    # Whether `fn` yields what it makes, piece by piece; its result is the list of that.
+    # Whether `fn` is a generator, whose chunks are its result.
     generator: bool = False
-    # When the chunks it emits are written; None: as the engine says.
+    # When the chunks it emits are written; None: the engine's default.
     stream: StreamMode | None = None
-    # Seconds without a heartbeat after which an attempt is given up.
+    # Seconds without a heartbeat after which an attempt fails.
     heartbeat: float | None = None
     types: tuple[tuple[str, Any], ...] = ()
     returns: Any = Any
-    # Exception classes that can be found through no module, by name.
+    # Exception classes that cannot be found through a module, by name.
     errors: Mapping[str, type[BaseException]] = field(default_factory=dict)
-    # What the last failure comes to: the end of the step, None as its result, or what the fallback makes of it.
+    # What follows the last failure: the step fails, is skipped with None, or the fallback is called.
     on_failure: OnFailure = "halt"
     fallback: Callable[..., Any] | None = None
-    # The queue from which another process takes it.
+    # The queue of a remote step.
     queue: str = ""
-    # Whether the journal keeps its arguments, to be inspected.
+    # Whether the journal records its arguments.
     record_inputs: bool = False
-    # Of a remote step: the policy that options of the call and rules gave it, which its worker is sent.
+    # For a remote step: the policy from call options and rules, which is sent to its worker.
     sent: tuple[tuple[str, Any], ...] = ()
 
 
@@ -63,15 +63,15 @@ class RunStep(msgspec.Struct, frozen=True, gc=False):
     positional: int = 0
     keywords: tuple[str, ...] = ()
     source: str = ""
-    # For a remote step, and one whose inputs are recorded: the blob that has them, and why it cannot be called.
+    # For a remote step, and one whose inputs are recorded: the blob of the inputs, and why it cannot be called.
     blob: str = ""
     refused: Failure | None = None
-    # For a remote step: what the body knows of patches.
+    # For a remote step: the answers of `patched()` in the body.
     patches: dict[str, bool] | None = None
 
 
 class StartTimer(msgspec.Struct, frozen=True, gc=False):
-    """Tell the program when `due` has come."""
+    """Resume the program at `due`."""
 
     op: str
     due: float
@@ -79,7 +79,7 @@ class StartTimer(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenWait(msgspec.Struct, frozen=True, gc=False):
-    """Tell the program when a signal or an answer has come, or a lock is its own, or `deadline` has passed."""
+    """Resume the program when a signal or an answer has come, a lock is acquired, or `deadline` has passed."""
 
     op: str
     kind: str
@@ -104,7 +104,7 @@ class SetState(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartOptions(msgspec.Struct, frozen=True):
-    """What a run that goes its own way is started with, beside its input: as the journal keeps it."""
+    """The start options of a detached run, as the journal stores them."""
 
     tags: dict[str, str] | None = None
     queue: str = ""
@@ -128,23 +128,23 @@ class StartChild(msgspec.Struct, frozen=True, gc=False):
     deadline: float | None = None
     source: str = ""
     blob: str = ""
-    # Why it cannot begin: it ends with this at once.
+    # Why it cannot begin: it fails with this at once.
     refused: Failure | None = None
     # For one that is detached.
     options: StartOptions | None = None
-    # The program itself, where the body has it: it may have been defined again since the engine was given it.
+    # The program object, if the body has it: it may have been redefined since the engine got it.
     own: Any = None
 
 
 class CancelOp(msgspec.Struct, frozen=True, gc=False):
-    """Give up an op that is under way; its outcome no longer matters. A child is asked to end, and then ends."""
+    """Cancel an open op; its outcome no longer matters. A child gets a cancellation, and then ends."""
 
     op: str
     reason: str = ""
 
 
 class RecordValue(msgspec.Struct, frozen=True, gc=False):
-    """Keep a value that the program has just used."""
+    """Record a value that the program has just used."""
 
     op: str
     kind: str
@@ -168,18 +168,18 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     blob: str = ""
     op: str = FINISH
-    # The encoded input that the next incarnation begins with.
+    # The encoded input of the next incarnation.
     continue_with: bytes | None = None
-    # The version of the program that wishes for it: the next incarnation begins with that.
+    # The version of the program, with which the next incarnation begins.
     version: str = ""
 
 
 class CancelKey(NamedTuple):
-    """What a CancelOp is found under among a program's wishes: the op itself may be wished for again."""
+    """The key of a CancelOp among pending commands: the op itself may be commanded again."""
 
     op: str
 
 
 Command = RunStep | StartTimer | OpenWait | StartChild | SetState | CancelOp | RecordValue | Checkpoint | Finish
-# What a program wishes for and the journal does not hold yet, by op, in order.
+# Commands that are not in the journal yet, by op, in order.
 Wishes: TypeAlias = dict[str | CancelKey, Command]

@@ -1,4 +1,4 @@
-"""Which run code is part of, as that code may know it. Follows from the journal alone, so a replay sees the same."""
+"""The run that code is part of, as that code sees it. Derived from the journal only, so replay sees the same."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class RunContext(msgspec.Struct, frozen=True, omit_defaults=True):
     program: str
     version: str
     root: str
-    """The `run_id` of the run at the top, in whose journal this one lives; its own for a run that is no child."""
+    """The `run_id` of the root run, whose journal contains this run; its own if it is not a child."""
     parent: str | None = None
-    """The `run_id` of the run that began it."""
+    """The `run_id` of the run that started it."""
     attempt: int = 1
-    """Which run under its id it is, from 1 on: it may be started again, retried, or go on by continue_as. The body of
-    one that is retried keeps the number that it had first."""
+    """Its number under its id, from 1 on: an id may be started again, retried, or continued by continue_as. The body of
+    a retried run keeps its first number."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     queue: str | None = None
     schedule: str | None = None
     """The id of the schedule that started it."""
     scheduled_at: datetime | None = None
-    """The moment of the tick that it was started for, however late it began; None when it was triggered by hand."""
+    """The time of the tick that it was started for, however late it began; None when it was triggered by hand."""
 
 
 def started_context(run_id: str, started: RunStarted) -> RunContext:
-    """The context of a run that is no child."""
+    """The context of a root run."""
     due = started.scheduled_at
     return RunContext(
         id=started.id,
@@ -60,7 +60,7 @@ def run_context(state: RunState, path: str = "", origin: RunContext | None = Non
     started = state.started
     assert started is not None
     if started.remote is not None and started.remote.run is not None:
-        # Executed for another run: that is the one its code belongs to.
+        # A remote step is executed for another run, which its code sees as its own.
         return msgspec.structs.replace(started.remote.run, tags=dict(started.tags or {}))
     if origin is None:
         root = started_context(state.run_id, started)
@@ -82,5 +82,5 @@ def run_context(state: RunState, path: str = "", origin: RunContext | None = Non
 
 
 def without_tags(context: RunContext) -> RunContext:
-    """A context to be recorded beside a start that has the tags already."""
+    """A context without tags, to be recorded beside a RunStarted that has them."""
     return msgspec.structs.replace(context, tags={})

@@ -23,7 +23,7 @@ NULL = Raw(b"null")
 
 
 class RunStatus(StrEnum):
-    """Where a run stands."""
+    """The status of a run."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -37,7 +37,7 @@ class RunStatus(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended for good."""
+        """Whether the run has ended."""
         return self in FINISHED
 
 
@@ -45,7 +45,7 @@ FINISHED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED
 
 
 class StepStatus(StrEnum):
-    """Where a step stands. *unknown*: started, and its owner died."""
+    """The status of a step. *unknown*: it started, and its owner died."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -59,7 +59,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A fact in a journal."""
 
     def __repr__(self) -> str:
-        """With the values in it, which are raw JSON otherwise."""
+        """Shows values, which are raw JSON otherwise."""
         fields = msgspec.json.decode(msgspec.json.encode(self))
         kind = fields.pop("type")
         return f"{kind}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
@@ -71,11 +71,11 @@ class RemoteCall(msgspec.Struct, frozen=True, omit_defaults=True):
     op: str
     positional: int = 0
     keywords: tuple[str, ...] = ()
-    # Whether the run goes on without a result when the step fails.
+    # Whether the caller continues with None when the step fails.
     skip: bool = False
-    # The run that asks for it; its tags are those of the start.
+    # The context of the calling run; its tags are in RunStarted.
     run: RunContext | None = None
-    # What its body was told of patches, for the step to ask.
+    # The answers of `patched()` in the calling body.
     patches: dict[str, bool] | None = None
 
 
@@ -93,33 +93,32 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     not_before: float | None = None
     deadline: float | None = None
     max_concurrency: int | None = None
-    # The run that started it and lets it go its own way, and the incarnation it goes on for.
+    # The run that started it detached, and the incarnation that it continues.
     parent: str = ""
     continued_from: str = ""
-    # Ids of signals that the incarnations before it have had.
+    # Ids of signals that earlier incarnations received, for deduplication.
     seen: tuple[str, ...] = ()
-    # A run in a queue begins when the queue's limits let it.
+    # A queued run begins when the queue's limits allow it.
     queue: str = ""
     queue_key: str = ""
     priority: int = 0
     # The rules it was started with, as data: see kernel/policies/rules.py.
     rules: dict[str, Any] | None = None
-    # The run_id of the run whose past it shares, and the values that were recorded in that past, by op: a body finds
-    # them there, since what it would compute belongs to another run.
+    # For a fork: the run_id of its origin, and the values recorded in the shared past, by op. A body reads them there,
+    # because computed values depend on the run_id.
     forked_from: str = ""
     recorded: dict[str, Raw] | None = None
-    # The run_id that the idempotency keys of its steps are made of, if not its own: one that is retried goes on under
-    # the keys that its effects are known by.
+    # The run_id in the idempotency keys of its steps, if not its own: a retry keeps the keys of the failed run.
     keys: str = ""
-    # For the run of a remote step: what it does for its parent, which waits for the outcome.
+    # For the run of a remote step: the call that it executes for its parent.
     remote: RemoteCall | None = None
-    # The id of the schedule that started it, and the moment of the tick that it was started for.
+    # The id of the schedule that started it, and the time of the tick.
     schedule: str = ""
     scheduled_at: float | None = None
 
 
 class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
-    """The run was started again before it began, and waits anew: it begins once, with the input of the last start."""
+    """The run was started again before it began: it begins once, with the input of the last start."""
 
     input: Raw
     input_blob: str = ""
@@ -127,7 +126,7 @@ class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
     priority: int = 0
 
     def of(self, started: RunStarted) -> RunStarted:
-        """The start of the run as it is now."""
+        """The RunStarted with the new input."""
         of_input = {"input": self.input, "input_blob": self.input_blob}
         return msgspec.structs.replace(started, **of_input, not_before=self.not_before, priority=self.priority)
 
@@ -143,7 +142,7 @@ class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
     version: str = ""
     # Made before the journal was replayed: external events since the last owner are still to be processed.
     early: bool = False
-    # How many suspects were claimed together with this run; 0: it was none.
+    # How many suspects were claimed together with this run; 0 if it is not one.
     tried: int = 0
 
 
@@ -154,11 +153,10 @@ class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
-    """An attempt of a step is about to be made. `source` is the file and line that asked for it.
+    """An attempt of a step is about to be made. `source` is the file and line of the call.
 
-    With a `queue`, a run of its own was started there, which makes the attempts and reports what came of them. `inputs`
-    is their fingerprint; `input` are the arguments themselves, called `names`, where the step asks for them to be
-    recorded.
+    With a `queue`, a separate run was started there, which makes the attempts and reports the outcome. `inputs` is the
+    hash of the arguments; `input` are the arguments themselves, with their `names`, if the step records them.
     """
 
     op: str
@@ -172,17 +170,17 @@ class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepsHeld(Event, frozen=True, tag=True, omit_defaults=True):
-    """The program wants `count` things that cannot begin yet, though the run only waits otherwise; 0: no longer.
+    """`count` commands cannot begin yet, while the run otherwise only waits; 0: none any more.
 
-    For want of room, because their values are being stored apart, or because the engine is being left. Written so that
-    the next owner knows of them after a crash: no other event does.
+    Because of a concurrency limit, because their values are being offloaded, or because the engine is closing. After a
+    crash no other event would tell the next owner that the run has work to do.
     """
 
     count: int = 0
 
 
 class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
-    """The step has its result, for ever. `fallback`: it comes from the fallback, after the last attempt failed."""
+    """The step has its final result. `fallback`: it comes from the fallback, after the last attempt failed."""
 
     op: str
     value: Raw
@@ -194,7 +192,7 @@ class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
 class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
     """An attempt failed, and the next may start at `retry_at`.
 
-    `fallback`: it was the last one, and what comes next is an attempt of the fallback. `of`: how many there may be.
+    `fallback`: it was the last one, and the fallback is next. `of`: the limit of attempts.
     """
 
     op: str
@@ -206,10 +204,10 @@ class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
-    """The step has failed, for ever.
+    """The step has failed, finally.
 
-    `unknown`: whether it took effect is not known. `cancelled`: the program gave it up. `bailed`: it asked for the
-    end of the run, with this `output`; the reason is the message of `error`.
+    `unknown`: whether it took effect is not known. `cancelled`: the program cancelled it. `bailed`: it ended the run
+    with bail() and this `output`; the reason is the message of `error`.
     """
 
     op: str
@@ -222,7 +220,7 @@ class StepFailed(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepSkipped(Event, frozen=True, tag=True, omit_defaults=True):
-    """The step has failed, for ever, and the program goes on with None in place of its result."""
+    """The step has failed, finally, and the program continues with None in place of its result."""
 
     op: str
     attempt: int
@@ -230,11 +228,10 @@ class StepSkipped(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class ValueRecorded(Event, frozen=True, tag=True, omit_defaults=True):
-    """A value that a body may not compute twice: `now`, `uuid`, `random`, or the mark of a `checkpoint`.
+    """A value that a body must not compute twice: `now`, `uuid`, `random`, or a `checkpoint`.
 
-    `patch`: the mark that the run takes the new path of a patch; its id is in the op, as in `patch:tax-first`.
-    `unlock`: the lock that `lock:0` asked for is given back, under the op `lock:0/unlock`. `lock`: the one that `op`
-    asked for has a new token.
+    `patch`: the run takes the new path of a patch, whose id is in the op, as in `patch:tax-first`. `unlock`: the lock
+    of `lock:0` is released, under the op `lock:0/unlock`. `lock`: the lock of `op` has a new token.
     """
 
     op: str
@@ -251,24 +248,24 @@ class WaitOpened(Event, frozen=True, tag=True, omit_defaults=True):
     deadline: float | None = None
     source: str = ""
     name: str = ""
-    # What people are shown and what they may answer, for approvals.
+    # For approvals: what is shown to people, and the schema of the answer.
     request: Raw = NULL
     schema: Raw = NULL
     approvers: tuple[str, ...] = ()
     escalate_at: float | None = None
     escalate_to: tuple[str, ...] = ()
-    # How long a lock outlives its holder.
+    # The ttl of a lock.
     ttl: float = 0.0
 
 
-# How a person ends a wait, followed by who it was.
+# Prefixes of `by` for waits resolved by a person, followed by the name.
 _ANSWER, _REJECTED = "answer:", "rejected:"
 
 
 class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
     """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal`, `lock`, or `answer:` or `rejected:` and who.
 
-    By a signal: the oldest one of that name that no wait has taken; `kept`: one that the run before this had. By a
+    By a signal: the oldest unconsumed one of that name; `kept`: one that the previous incarnation consumed. By a
     rejection: `value` is the reason, a text.
     """
 
@@ -304,9 +301,9 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class SignalReceived(Event, frozen=True, tag=True, omit_defaults=True):
-    """A client or another run sent a signal. It is kept until a wait for its name takes it, in order.
+    """A client or another run sent a signal. It is kept until a wait for its name consumes it, in order.
 
-    `child` is the op path of the child that it was sent to; none: the root.
+    `child` is the op path of the child that it was sent to; empty: the root.
     """
 
     name: str
@@ -316,9 +313,9 @@ class SignalReceived(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class ChildStarted(Event, frozen=True, tag=True, omit_defaults=True):
-    """A run began another one: in this journal, under its op path; or detached, in a journal of its own.
+    """A run started a child: in this journal, under its op path; or detached, in its own journal.
 
-    `detached` is the run_id of the latter.
+    `detached` is the run_id of a detached child.
     """
 
     op: str
@@ -331,12 +328,12 @@ class ChildStarted(Event, frozen=True, tag=True, omit_defaults=True):
     detached: str = ""
     deadline: float | None = None
     source: str = ""
-    # It could not begin: its end follows.
+    # Why it could not begin: its end follows.
     refused: bool = False
 
 
 class ChildFinished(Event, frozen=True, tag=True, omit_defaults=True):
-    """A child in this journal ended. Nothing of it follows."""
+    """A child in this journal ended. No event of it follows."""
 
     op: str
     status: RunStatus
@@ -362,9 +359,9 @@ class RunPaused(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class ChunkAppended(Event, frozen=True, tag=True, omit_defaults=True):
-    """An attempt showed something of what it makes. The first chunk has the number `start` in the stream of its step.
+    """An attempt emitted chunks. The first has the number `start` in the stream of its step.
 
-    `restart`: what was shown before is void; that mark takes the number `start` itself, and the chunks follow it.
+    `restart`: earlier chunks are void; the restart itself has the number `start`, and the chunks follow it.
     """
 
     op: str
@@ -380,7 +377,7 @@ class ChunkAppended(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepProgressed(Event, frozen=True, tag=True, omit_defaults=True):
-    """An attempt said how far it is."""
+    """A heartbeat of an attempt, with its progress."""
 
     op: str
     attempt: int
@@ -396,10 +393,10 @@ class CancelRequested(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
-    """The run stands still, visibly, until a person or a deploy resolves it.
+    """The run is stopped, visibly, until a person or a deploy resolves it.
 
     `kind`: `diverged`, with its `divergence`; `no_program`; `no_version`; `undecodable`; `damaged`; `poisoned`;
-    `internal`, where the engine itself went wrong.
+    `internal`, for an error of the engine itself.
     """
 
     reason: str
@@ -408,9 +405,9 @@ class RunParked(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class SnapshotTaken(Event, frozen=True, tag=True, omit_defaults=True):
-    """The owner stored what replay needs of the events before number `seq`. Without that the journal says the same.
+    """The owner stored a snapshot of the events before number `seq`. The journal stays complete without it.
 
-    `size` is about how large the journal was.
+    `size` is the approximate size of the journal.
     """
 
     seq: int
@@ -419,16 +416,16 @@ class SnapshotTaken(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class RunResumed(Event, frozen=True, tag=True, omit_defaults=True):
-    """A run that stood still goes on; with another `version` of its program, if one is named."""
+    """A paused or parked run continues; with another `version` of its program, if given."""
 
     version: str = ""
 
 
 class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
-    """The past of another run ends here: what stands before is its events before number `seq`, `moved` seconds later.
+    """The past of the origin ends here: the events before it are those of `run_id` before `seq`, `moved` seconds later.
 
-    `inputs` are arguments that take the place of what the program gives those ops, by op and name; `state` are values
-    that are published from here on. `run` is what the code took the other run for; its tags are those of this one.
+    `inputs` replace arguments that the program gives to ops, by op and name; `state` are values that are published from
+    here on. `run` is the context of the origin, without tags.
     """
 
     run_id: str
@@ -440,16 +437,16 @@ class RunForked(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):
-    """What an op came to in the run that this one goes on for; it has that again when the program asks for it again.
+    """The outcome of an op in the run that this one retries; the op gets it when the program asks for it again.
 
-    `kind`: the step `succeeded`, was `skipped`, or `failed` and the program went on; it failed and is called `again`;
-    a wait was `waited` for, and ended as `by` says; a lock was `locked`; a detached run was `started`, whose
-    run_id is `by`; a path was `patched`.
+    `kind`: the step `succeeded`, was `skipped`, or `failed` and the program handled it; it failed and runs `again`; a
+    wait was `waited` for, resolved by `by`; a lock was `locked`; a detached run was `started`, whose run_id is `by`; a
+    path was `patched`.
     """
 
     op: str
     kind: str
-    # The fingerprint of what a step or a run was given; what a wait was for.
+    # The hash of the inputs of a step or a child; the kind and name of a wait.
     inputs: str = ""
     value: Raw = NULL
     blob: str = ""
@@ -468,7 +465,7 @@ class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):
     blob: str = ""
     error: Failure | None = None
     reason: str = ""
-    # The run_id of the incarnation that goes on in its place.
+    # The run_id of the next incarnation.
     continued_as: str = ""
 
 
@@ -502,23 +499,23 @@ AnyEvent = (
     | RunFinished
 )
 
-# What ends a step for good.
+# The final outcomes of a step.
 StepOutcome = StepSucceeded | StepFailed | StepSkipped
 
 
 class Trait(Flag):
     """What is true of every event of a class, for the modules that treat classes of events alike."""
 
-    # A process that does not own the run may append it. All others are the owner's, who has read what stands before.
+    # A client may append it. All others are appended by the owner, which has read the events before.
     OUTSIDE = auto()
-    # A fork keeps it: it belongs to the past, and not to the execution that had that past.
+    # A fork keeps it: it belongs to the past, not to the execution of the origin.
     FORKED = auto()
     # It records a command of the program, which replay must issue again. `patches.commanded` knows those of which only
     # some do.
     COMMAND = auto()
     # A run that only gets events of this kind has made no progress.
     NO_PROGRESS = auto()
-    # An attempt of a step left it behind; once the step has its outcome, replay does not need it.
+    # It concerns an attempt of a step; once the step has its outcome, replay does not need it.
     ATTEMPT = auto()
     # Which processes are notified of it: none, since only the owner uses it; those that follow the run; or all.
     FOR_OWNER = auto()
@@ -568,7 +565,7 @@ FROM_OUTSIDE = events_with(Trait.OUTSIDE)
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """What one append wrote: events that share a moment, numbered from `seq`."""
+    """Events of one append that share a time, numbered from `seq`."""
 
     seq: int
     at: float
@@ -582,7 +579,7 @@ class Entry(msgspec.Struct, frozen=True):
     run_id: str
     at: datetime
     event: AnyEvent
-    # The run at the top, whose journal it is in: its own run, or the root of the child that was asked about.
+    # The root run whose journal it is in.
     root_run_id: str = ""
 
 
@@ -606,7 +603,7 @@ _decode = msgspec.json.Decoder(list[AnyEvent]).decode
 
 
 def encode_events(events: Sequence[AnyEvent]) -> bytes:
-    """One JSON array, as a store keeps it."""
+    """Events as one JSON array, as a store keeps them."""
     return _encode(events)
 
 
@@ -618,7 +615,7 @@ def decode_events(data: bytes) -> list[AnyEvent]:
         raise ValueError("its values are nested too deeply") from None
 
 
-# A rough count of what an event adds to a journal besides its value.
+# The approximate overhead of an event besides its value.
 EVENT_BYTES = 120
 
 
@@ -629,7 +626,7 @@ def weight(event: AnyEvent) -> int:
 
 
 def journal_size(batches: Sequence[Batch]) -> int:
-    """About how many bytes a journal takes; what a snapshot leaves out of it is counted as well."""
+    """About how many bytes a journal takes, including what a snapshot leaves out."""
     size = 0
     for event in (event for batch in batches for event in batch.events):
         size += weight(event)
@@ -638,12 +635,12 @@ def journal_size(batches: Sequence[Batch]) -> int:
     return size
 
 
-# How a reference begins in encoded events, those in `input_blob` included. Values of users may hold the same bytes.
+# The start of a blob reference in encoded events, `input_blob` included. User values may hold the same bytes.
 MARK = b'blob":"'
 
 
 def mentions_blob(data: bytes) -> bool:
-    """Whether encoded events may refer to a blob: quick, never wrong about a reference, sometimes about a value."""
+    """Whether encoded events may refer to a blob: fast, without false negatives."""
     return MARK in data
 
 

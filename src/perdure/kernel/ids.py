@@ -12,7 +12,7 @@ from perdure.errors import InvalidId, InvalidName, UsageError
 
 
 class WrongValue(UsageError, TypeError, ValueError):
-    """An option cannot have this value. Of the classes that Python raises for such as well."""
+    """An option has an invalid value. Also a TypeError and a ValueError, as Python would raise."""
 
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -22,9 +22,9 @@ MAX_ID = 255
 MAX_VERSION = 100
 MAX_REASON = 10_000
 ODD = "holds a control character or a lone surrogate"
-# How the names of perdure's own programs begin.
+# The prefix of perdure's own programs.
 BUILT_IN = "perdure."
-# The program of a remote step: its name follows.
+# The prefix of the program of a remote step.
 REMOTE = "perdure.step."
 # The signal under which a run gets its inputs, unless another name is chosen.
 INPUT = "input"
@@ -33,7 +33,7 @@ INPUT = "input"
 def run_id(now: float, entropy: int, after: str = "") -> str:
     """Sixteen characters: 44 bits of milliseconds, so that ids sort by age, then 36 bits of entropy.
 
-    Short, because every row of a journal bears it. Two that are equal meet a conflict, and one is made anew. Within one
+    Short, because every row of a journal has it. A collision is a conflict, and a new id is made. Within one
     millisecond the id comes soon `after` the last one; the step between them is up to 20 bits of entropy.
     """
     number = (int(now * 1000) & 0xFFF_FFFF_FFFF) << 36 | entropy & 0xF_FFFF_FFFF
@@ -45,7 +45,7 @@ def run_id(now: float, entropy: int, after: str = "") -> str:
 
 
 def check_cursor(cursor: str | None, what: str) -> str | None:
-    """Return where a list is to go on, or raise UsageError for what no page can have given."""
+    """Return the cursor of a list, or raise UsageError if no page can have returned it."""
     if cursor is not None and not (isinstance(cursor, str) and _CURSOR.match(cursor)):
         raise UsageError(f"{what}(cursor={cursor!r:.60}): give the cursor of the page before")
     return cursor
@@ -73,7 +73,7 @@ def check_asked_id(id: str) -> str:
 
 
 def flaw_of(key: object, limit: int) -> str | None:
-    """Why callers cannot name something like this, to follow the name in a sentence; None when they can."""
+    """What is wrong with a name, to follow it in a sentence; None if it is valid."""
     if not isinstance(key, str):
         return f"is not a string but of type {type(key).__name__}"
     if not key:
@@ -97,7 +97,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_text(text: str | None, what: str, limit: int = 1000) -> str:
-    """Return a text that can be kept in a journal, empty for None, or raise UsageError."""
+    """Return a text that can be stored, empty for None, or raise UsageError."""
     if text is None:
         return ""
     if not isinstance(text, str):
@@ -110,7 +110,7 @@ def check_text(text: str | None, what: str, limit: int = 1000) -> str:
 
 
 def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
-    """What versions are sorted by. They are texts, and the numbers in them are compared as numbers: 9, 10, 10.1."""
+    """The sort key of a version: a text whose numbers are compared as numbers: 9, 10, 10.1."""
     parts = re.findall(r"[0-9]+|[^0-9]+", version)
     return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts)
 
@@ -136,12 +136,12 @@ def step_key(run_id: str, op: str) -> str:
 
 
 def entropy_of(key: str) -> int:
-    """Bits for `run_id` that depend on `key` alone."""
+    """Bits for `run_id` that depend only on `key`."""
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
 
 
 def inputs_hash(data: bytes) -> str:
-    """A short fingerprint of a step's encoded inputs."""
+    """A short hash of a step's encoded inputs."""
     return urlsafe_b64encode(blake2b(data, digest_size=9).digest()).decode()
 
 

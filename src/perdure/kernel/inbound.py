@@ -1,4 +1,4 @@
-"""What comes to a run from outside: signals, answers, cancels, pauses. Decides, never writes.
+"""External events of a run: signals, answers, cancellations, pauses. Decides, never writes.
 
 Anyone may append these events, owner or not. Each function looks at the folded journal and returns the events to append
 at its end, or why there are none; when another event comes first, the caller folds it and asks again. So every race has
@@ -40,15 +40,15 @@ V = TypeVar("V")
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """It is in the journal, durably."""
+    """The event is in the journal, durably."""
 
 
 class Duplicate(msgspec.Struct, frozen=True):
-    """It was there already, under the same id."""
+    """The same message was received before, under the same id."""
 
 
 class NotFound(msgspec.Struct, frozen=True):
-    """There is no such run, or no such question."""
+    """There is no such run, or no such open approval."""
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """The run is asked to end, and will not complete unless its code refuses to."""
+    """The run has a cancellation, and ends as cancelled unless its code catches it."""
 
 
 class AlreadyFinished(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ def events_of(verdict: Events | V) -> Events | None:
 
 
 def ended(state: RunState, child: str) -> RunStatus | None:
-    """How a run ended, or the child of it at this op path; None while it goes on."""
+    """How a run, or its child at this op path, ended; None while it is open."""
     if child:
         return state.ended.get(child)
     return state.finished.status if state.finished is not None else None
@@ -108,9 +108,9 @@ def signal(
     child: str = "",
     check: Callable[[WaitOpened], None] = lambda asked: None,
 ) -> Events | Duplicate | Finished:
-    """Send a signal. One with a `signal_id` that has come before is a duplicate, whatever it carries.
+    """Send a signal. One with a known `signal_id` is a duplicate, whatever its payload.
 
-    `check` raises SignalRejected when the signal does not fit the wait that would take it at once.
+    `check` raises SignalRejected if the signal does not fit the wait that would consume it at once.
     """
     if signal_id and SignalKey(child, signal_id) in state.signal_ids:
         return Duplicate()
@@ -133,7 +133,7 @@ def answer(
     check: Callable[[WaitOpened], None],
     child: str = "",
 ) -> Events | Duplicate | NotFound | Finished:
-    """Answer an open approval; `check` raises AnswerRejected when the answer does not fit what was asked."""
+    """Answer an open approval; `check` raises AnswerRejected if the answer does not fit the question."""
     found = _question(state, name, answer_id, by, now, child)
     if not isinstance(found, tuple):
         return found
@@ -164,7 +164,7 @@ def _question(
 ) -> tuple[str, WaitOpened] | Duplicate | NotFound | Finished:
     """The oldest open question of this name, or the one at this path, that `by` may answer.
 
-    Those of its children are a run's own as well.
+    Includes the questions of its children.
     """
     if answer_id and answer_id in state.answers:
         return Duplicate()
@@ -192,7 +192,7 @@ def _question(
 
 
 def cancel(state: RunState, reason: str, child: str = "") -> Events | AlreadyFinished:
-    """Ask a run to end. One that never began, or cannot go on, ends at once."""
+    """Cancel a run. A run that never began, or is parked, ends at once."""
     if (status := ended(state, child)) is not None:
         return AlreadyFinished(status)
     if child:
@@ -204,14 +204,14 @@ def cancel(state: RunState, reason: str, child: str = "") -> Events | AlreadyFin
 
 
 def terminate(state: RunState, reason: str) -> Events | AlreadyFinished:
-    """End a run at once, whichever orchestrator owns it; its body is not asked."""
+    """Terminate a run at once, whichever orchestrator owns it; its body does not run again."""
     if state.finished is not None:
         return AlreadyFinished(state.finished.status)
     return [CancelRequested(reason), RunFinished(RunStatus.CANCELLED, reason=reason)]
 
 
 def report(state: RunState, outcome: StepSucceeded | StepFailed | StepSkipped) -> Events | Duplicate | Finished:
-    """Tell a run what came of its remote step. Counts once; nothing, when the step was given up meanwhile."""
+    """Report the outcome of a remote step to its run, once; no events if the step was cancelled in the meantime."""
     if state.finished is not None:
         return Finished(state.finished.status)
     open_op = state.ops.get(outcome.op)
@@ -219,7 +219,7 @@ def report(state: RunState, outcome: StepSucceeded | StepFailed | StepSkipped) -
 
 
 def pause(state: RunState, reason: str, child: str = "") -> Events | Finished:
-    """Let nothing new begin."""
+    """Pause a run: no new step begins."""
     _refuse_child(child, "paused")
     if state.finished is not None:
         return Finished(state.finished.status)
@@ -227,7 +227,7 @@ def pause(state: RunState, reason: str, child: str = "") -> Events | Finished:
 
 
 def resume(state: RunState, child: str = "") -> Events | Finished:
-    """Let a paused run go on."""
+    """Resume a paused run."""
     _refuse_child(child, "resumed")
     if state.finished is not None:
         return Finished(state.finished.status)
@@ -239,17 +239,17 @@ def resume(state: RunState, child: str = "") -> Events | Finished:
         )
     if state.paused is None:
         return []
-    # What ends a pause ends a parking as well, in every journal there is: one that is parked is said to be so again.
+    # RunResumed ends both a pause and a parking, so a parked run is parked again.
     return [RunResumed()] if state.parked is None else [RunResumed(), state.parked]
 
 
 def unpark(state: RunState, version: str = "") -> Events:
-    """Let a parked run go on; one that was paused as well stays paused until it is resumed."""
+    """Let a parked run continue; if it was paused too, it stays paused until it is resumed."""
     return [RunResumed(version)] if state.paused is None else [RunResumed(version), state.paused]
 
 
 def resolve(state: RunState, version: str, failure: Failure | None, child: str = "") -> Events | Finished:
-    """Let a parked run go on, with another version of its program if one is named; or end it as failed."""
+    """Let a parked run continue, with another version of its program if given; or end it as failed."""
     _refuse_child(child, "resolved")
     if state.finished is not None:
         return Finished(state.finished.status)
@@ -262,7 +262,7 @@ def resolve(state: RunState, version: str, failure: Failure | None, child: str =
 
 
 def refuse_redacted(state: RunState) -> None:
-    """Raise UsageError where a run would go on with values that are not its own."""
+    """Raise UsageError if a run would continue with redacted values."""
     if state.parked is not None and state.parked.kind == REDACTED:
         raise UsageError(
             f"run {state.started.id if state.started else state.run_id!r} came here without some of its values, and "
@@ -271,7 +271,7 @@ def refuse_redacted(state: RunState) -> None:
 
 
 def replace_input(state: RunState, again: RunStarted) -> Events | Finished | NotFound:
-    """Start a run again that waits to begin: it waits anew, and begins with the new input. NotFound: it has begun."""
+    """Replace the input of a run that has not begun, and restart its delay. NotFound if it has begun."""
     if state.finished is not None:
         return Finished(state.finished.status)
     if state.epoch > 0 or state.parked is not None:

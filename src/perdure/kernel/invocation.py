@@ -14,7 +14,7 @@ R = TypeVar("R", covariant=True)
 
 
 class WrongCall(UsageError, TypeError):
-    """As Python would say of a call that does not fit the function."""
+    """The TypeError that Python would raise for a call that does not fit."""
 
 
 class Invocation(Coroutine[object, Never, R], Generic[R]):
@@ -46,7 +46,7 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
 
     @property
     def returns(self) -> Any:
-        """The type of the result, where the program says it."""
+        """The type of the result, if the program declares it."""
         return Any if self.program is None else self.program.returns
 
     def __repr__(self) -> str:
@@ -75,12 +75,12 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
 
 
 def check_invocation(given: object, what: str) -> None:
-    """Refuse what is no invocation, and say what to write in its place. `what` is the call, such as `start`."""
+    """Refuse anything but an invocation, and say what to write. `what` is the call, such as `start`."""
     if isinstance(given, Invocation):
         return
     name = getattr(given, "__name__", "")
     if inspect.iscoroutine(given):
-        given.close()  # or Python would complain as well that it was never awaited
+        given.close()  # or Python would also warn that it was never awaited
         raise UsageError(
             f"{what}() needs an invocation of a workflow, and {name}(...) is a plain coroutine: of a step, or of a "
             f"function without @workflow. Give it the workflow with its arguments, as in {what}(fulfil(order))"
@@ -100,7 +100,7 @@ def check_invocation(given: object, what: str) -> None:
 
 
 def check_arguments(name: str, args: Iterable[object]) -> None:
-    """Say of an argument that has no form in JSON that it has not been run or awaited, where that is why."""
+    """Explain an argument that cannot be encoded because it was not awaited or run."""
     for given in args:
         if isinstance(given, Invocation):
             raise UsageError(
@@ -113,7 +113,7 @@ def check_arguments(name: str, args: Iterable[object]) -> None:
 
 
 class EncodedInvocation(Invocation[Any]):
-    """An invocation whose input has been encoded before; its program need not be known here."""
+    """An invocation whose input is already encoded; its program need not be loaded here."""
 
     __slots__ = ("_input", "rules", "schedule", "scheduled_at")
 
@@ -127,9 +127,9 @@ class EncodedInvocation(Invocation[Any]):
     ) -> None:
         super().__init__(name, None, (), {})
         self._input = input
-        # The schedule that starts it, and for which tick; and rules as a journal keeps them.
+        # The schedule that starts it, the tick, and the encoded rules.
         self.schedule, self.scheduled_at, self.rules = schedule, scheduled_at, rules
 
     def encode(self, program: Program | None, codec: Codec) -> bytes:
-        """The input as it was recorded."""
+        """The encoded input."""
         return self._input

@@ -63,7 +63,7 @@ _PLAIN = Codec()
 class Call(msgspec.Struct, frozen=True, gc=False):
     """An attempt of a step, to be made once its StepStarted is durable.
 
-    `failed`: it is the fallback's, and this is the failure that it has to make something of.
+    `failed`: it is an attempt of the fallback, for this failure.
     """
 
     command: RunStep
@@ -72,7 +72,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """A run of its own that begins with these events, in the commit that says so."""
+    """A detached run that begins with these events, in the same commit."""
 
     run_id: str
     events: list[AnyEvent]
@@ -85,16 +85,16 @@ class Plan(msgspec.Struct, gc=False):
     calls: list[Call]
     cancels: list[str]
     starts: list[Start] = msgspec.field(default_factory=list)
-    # Whether the caller asked that everything so far be durable before anything else takes effect.
+    # Whether everything so far must be durable before anything else takes effect.
     barrier: bool = False
-    # The ids of runs of remote steps that were given up.
+    # The ids of runs of cancelled remote steps.
     abandoned: list[str] = msgspec.field(default_factory=list)
-    # Whether something that is due must wait for room.
+    # Whether something that is due waits for a concurrency limit.
     held: bool = False
 
 
 def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
-    """What the program's wishes come to, in their order."""
+    """Plan the program's commands, in order."""
     result = Plan([], [], [])
     events, calls = result.events, result.calls
     finish: Finish | None = None
@@ -112,7 +112,7 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
                 continue
             calls.append(Call(command, 1))
             if command.spec.at_most_once:
-                # The owner after a crash must know that it began.
+                # After a crash the next owner must know that it began.
                 result.barrier = True
         elif isinstance(command, StartTimer):
             events.append(WaitOpened(command.op, "timer", command.due, command.source))
@@ -125,17 +125,17 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         elif isinstance(command, CancelOp):
             if command.op in state.children:
                 events.append(CancelRequested(command.reason, command.op, given_up=True))
-                # The child is cancelled when this is folded, and may no longer want what follows: that stays a wish.
+                # Folding this cancels the child, which may withdraw its other commands: plan those later.
                 break
             _cancel(state, command.op, "the workflow no longer waits for it", result)
         elif isinstance(command, RecordValue):
             events.append(ValueRecorded(command.op, command.kind, command.value, command.source))
-            # What was done under a lock is in the store before the next holder comes.
+            # Work done under a lock is stored before the lock is released.
             result.barrier |= command.kind == "unlock"
         elif isinstance(command, Checkpoint):
             events.append(ValueRecorded(command.op, "checkpoint", source=command.source))
             result.barrier = True
-            # The program goes on when this is folded, and may no longer want what follows: that stays a wish.
+            # Folding this advances the program, which may withdraw its other commands: plan those later.
             break
         elif isinstance(command, Finish):
             if command.op == FINISH:
@@ -146,15 +146,15 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
         _drop_begun("", result)
         _finish(state, finish, now, result)
     else:
-        # One at a time: its parent may then cancel the others. The innermost first: with a child ends what it left
-        # under way.
+        # One at a time, because its parent may then cancel the others. The innermost first, because the end of a child
+        # cancels its open ops.
         if ends:
             _finish_child(state, max(ends, key=lambda end: end.op.count("/")), now, result)
     return result
 
 
 def keep(state: RunState, wishes: Wishes, now: float) -> Plan | None:
-    """What a run that is tried again has at once of what it wishes for; None when all that is left is new."""
+    """The next command of a retried run that has a kept outcome, with that outcome; None if there is none."""
     if state.kept is None or (command := state.kept.next(wishes)) is None:
         return None
     kept = state.kept.of(command)
@@ -172,7 +172,7 @@ def keep(state: RunState, wishes: Wishes, now: float) -> Plan | None:
 
 
 def _drop_begun(prefix: str, result: Plan) -> None:
-    """What was asked for in the same breath as the end never begins."""
+    """Drop commands that were issued together with the end of the run or child."""
     result.calls = [call for call in result.calls if not call.command.op.startswith(prefix)]
     refused = {event.op for event in result.events if isinstance(event, ChildStarted) and event.refused}
     result.events = [
@@ -224,12 +224,12 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan,
     )
     result.events.append(msgspec.structs.replace(event, detached=child, input=NULL, input_blob=""))
     result.starts.append(Start(child, [started]))
-    # It must not begin before the journal says that it did.
+    # The child must not begin before its ChildStarted is durable.
     result.barrier = True
 
 
 def _with_inputs(event: StepStarted, command: RunStep) -> StepStarted:
-    """The beginning of a step that asks for its arguments to be recorded; not those that are too large to be kept."""
+    """The StepStarted of a step that records its arguments, unless they are too large."""
     if command.refused is not None:
         return event
     input = NULL if command.blob else Raw(command.inputs)
@@ -254,7 +254,7 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
         deadline=state.deadline_of(op),
         parent=state.run_id,
         queue=command.spec.queue,
-        # Who waits in one queue for a turn of its own, waits in the next under the same key.
+        # A remote step has the queue key of its run.
         queue_key=state.started.queue_key,
         priority=state.started.priority,
         tags=state.started.tags,
@@ -289,9 +289,9 @@ def _open(command: OpenWait) -> WaitOpened:
 
 
 def deliver(state: RunState) -> WaitResolved | None:
-    """Hand the next signal that has come to the wait for it; None when there is nothing to hand over.
+    """Deliver the next received signal to its wait; None if there is none.
 
-    One at a time: the program may give up the other waits when it gets it, and their signals must not go with them.
+    One at a time: the program may then cancel the other waits, and their signals must not be consumed.
     """
     if not state.inbox or state.finished is not None or state.parked is not None:
         return None
@@ -317,7 +317,7 @@ def _cancel(state: RunState, op: str, reason: str, result: Plan) -> None:
 
 
 def _give_up_open(state: RunState, prefix: str, result: Plan) -> None:
-    """What a body left under way has an outcome too: it was given up. The innermost first."""
+    """Cancel the open ops of a body that has ended, the innermost first."""
     given_up = {event.op for event in result.events if isinstance(event, StepFailed | WaitResolved | ChildFinished)}
     for op in sorted(state.ops, key=lambda op: -op.count("/")) if state.children else state.ops:
         if op.startswith(prefix) and op not in given_up:
@@ -326,7 +326,7 @@ def _give_up_open(state: RunState, prefix: str, result: Plan) -> None:
 
 def _finish(state: RunState, command: Finish, now: float, result: Plan) -> None:
     if is_late(state, now):
-        # The body may end before the alarm of its deadline rings: the deadline wins, whichever comes first.
+        # The body may end after its deadline but before the timer fires: the deadline wins.
         assert state.started is not None
         command = _too_late(state.started.id, state.started.deadline, FINISH)
     _give_up_open(state, "", result)
@@ -362,7 +362,7 @@ def _finish_child(state: RunState, command: Finish, now: float, result: Plan) ->
 
 
 def continuation(state: RunState, command: Finish, now: float) -> Start:
-    """The next incarnation of a run: with new input, and with every signal that the last one has not taken."""
+    """The next incarnation of a run: with new input, and with every signal that was not consumed."""
     started, input = state.started, command.continue_with
     assert started is not None
     assert input is not None
@@ -376,7 +376,7 @@ def continuation(state: RunState, command: Finish, now: float) -> Start:
         continued_from=state.run_id,
         recorded=None,
         keys="",
-        # The latest of those that callers chose: a signal that is sent again is known as such.
+        # The latest ids that callers chose, to deduplicate repeated signals.
         seen=tuple(key.id for key in state.signal_ids if not key.child and not is_generated(key.id))[-1000:],
     )
     unread = [signal for waiting in state.inbox.values() for signal in waiting if not signal.child]
@@ -384,13 +384,13 @@ def continuation(state: RunState, command: Finish, now: float) -> Start:
 
 
 def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: int) -> Plan:
-    """What is due at `now`: timers that fire, retries that start while there is room, the deadline of the run."""
+    """What is due at `now`: timers, retries within the concurrency limit, the deadline of the run."""
     result = Plan([], [], [])
     if state.finished is not None or state.parked is not None or state.started is None:
         return result
     if is_late(state, now):
         return expire(state, now)
-    # A signal that has come wins over the timeout of the wait for it: see `deliver`.
+    # A received signal wins over the timeout of its wait: see `deliver`.
     served = set(state.deliverable()) if state.inbox else ()
     for op in state.due(now):
         if op in served or (state.paused is not None and op not in state.children):
@@ -411,21 +411,21 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
 
 
 def is_late(state: RunState, now: float) -> bool:
-    """Whether the deadline of a run has passed, in whatever status it is. An imported run does not expire."""
+    """Whether the deadline of a run has passed, in any status. An imported run does not expire."""
     if state.finished is not None or state.started is None or state.imported:
         return False
     return state.started.deadline is not None and state.started.deadline <= now
 
 
 def expire(state: RunState, now: float) -> Plan:
-    """The end of a run whose deadline has passed. Needs no code: it is the same whatever the run was at."""
+    """The end of a run whose deadline has passed. Needs no program: it is the same in every state."""
     result = Plan([], [], [])
     _finish(state, Finish(RunStatus.FAILED), now, result)
     return result
 
 
 def adopt(state: RunState, open_steps: Mapping[str, RunStep]) -> Plan:
-    """What a new owner does about attempts that were under way when the last one died.
+    """How a new owner handles attempts that were running when the previous owner died.
 
     Such an attempt is counted and made again under the same idempotency key; one that must not run twice is declared
     unknown, which the program gets as an error.
@@ -445,7 +445,7 @@ def adopt(state: RunState, open_steps: Mapping[str, RunStep]) -> Plan:
 
 def _try_again(op: str, open_op: OpenOp, command: RunStep, result: Plan) -> None:
     if open_op.failed is not None and command.spec.fallback is None:
-        # It waited for a fallback that the rules no longer have.
+        # It waited for a fallback that the rules no longer contain.
         result.events.append(_end(command, open_op.attempt, open_op.failed))
         return
     result.events.append(StepStarted(op, open_op.attempt + 1, source=open_op.source))
@@ -455,12 +455,12 @@ def _try_again(op: str, open_op: OpenOp, command: RunStep, result: Plan) -> None
 def failed(
     state: RunState, call: Call, error: Failure, retryable: bool, now: float
 ) -> AttemptFailed | StepFailed | StepSkipped:
-    """What a failed attempt comes to: another one later, one of the fallback, or the end of the step."""
+    """What follows a failed attempt: a retry, the fallback, or the failure of the step."""
     command = call.command
     spec = command.spec
     open_op = state.ops[command.op]
     if open_op.failed is None:
-        # Attempts that died with their process are numbered but not held against the step.
+        # Attempts whose process died are numbered, but do not count as failures.
         failures = open_op.failures + 1
         if retryable and failures < spec.retry.attempts:
             wait = backoff(spec.retry, failures, step_key(state.run_id, command.op))

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Execution(Protocol):
-    """One run of a program in memory: a state machine that is fed facts and wishes for things.
+    """One run of a program in memory: a state machine that takes events and returns commands.
 
-    `advance` must depend on nothing but the events it has been fed, in their order.
+    `advance` must depend on nothing but the events it has received, in order.
     """
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
-        """Take one fact in, and return what the program wishes for next.
+        """Apply one event, and return the next commands of the program.
 
         `decoded` is the value of a StepSucceeded, where it has just been decoded from what the event holds.
         """
@@ -41,7 +41,7 @@ class Execution(Protocol):
 
 
 class Defined(msgspec.Struct, frozen=True):
-    """Where and when a program was defined: one that is defined again has the same place, and a higher number."""
+    """Where and when a program was defined; a redefinition has the same place and a higher number."""
 
     place: tuple[str, str]
     """Its module and its qualified name."""
@@ -69,7 +69,7 @@ class Program(Protocol):
     accepts: tuple[str, ...] = ()
     # The type of its result.
     returns: Any = Any
-    # Exception classes that can be found through no module, by name.
+    # Exception classes that cannot be found through a module, by name.
     errors: Mapping[str, type[BaseException]] = MappingProxyType({})
     # The policies of its steps.
     rules: Rules = NONE
@@ -77,19 +77,19 @@ class Program(Protocol):
     defined: Defined | None = None
 
     def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory) -> Execution:
-        """A fresh execution that has been fed nothing yet; `past` is what its journal says beforehand."""
+        """A new execution; `past` is the patch history of its journal."""
         ...
 
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
-        """The arguments of a call as JSON. Raises TypeError for a call that does not fit, where that is known."""
+        """The arguments of a call as JSON. Raises TypeError for a call that does not fit, if that is known."""
         return encode_arguments(self.name, args, kwargs, codec)
 
     def check_input(self, input: Raw, codec: Codec) -> object:
-        """Raise NotDecodable for stored input that it cannot be called with, where that is known."""
+        """Raise NotDecodable for stored input that does not fit, if that is known."""
         return None
 
     def takes(self, codec: Codec) -> Signature | None:
-        """What it is called with, for callers in other processes; None where that is not known."""
+        """Its signature, for callers in other processes; None if it is not known."""
         return None
 
     @property
@@ -98,19 +98,19 @@ class Program(Protocol):
         return "(...)"
 
     def step_names(self) -> StepNames:
-        """The steps that it can be seen to call: a rule for another name is a mistake."""
+        """The steps that its code calls: a rule for another name is a mistake."""
         return UNKNOWN
 
     def source_map(self) -> SourceMap:
-        """At which lines of its source it names ops: an explanation of a divergence points there."""
+        """The source lines that mention ops, for the explanation of a divergence."""
         return NO_SOURCE
 
     def source_hash(self) -> str:
-        """A fingerprint of its source, which a capsule keeps; empty where there is none."""
+        """A hash of its source, which a capsule stores; empty if there is none."""
         return ""
 
     def children(self) -> Sequence[Program]:
-        """The programs that it can be seen to run as children."""
+        """The programs that its code runs as children."""
         return ()
 
 

@@ -16,13 +16,13 @@ from perdure.kernel.values.failures import Failure
 
 
 class Changes(Enum):
-    """When a column gets a new value after its row was written; one without any of these marks never does."""
+    """When a column may change after its row was written; a column without a mark never does."""
 
     # With any event of the run.
     IN_ROOTS = auto()
     # The same, also in the row of a child.
     IN_ALL = auto()
-    # When the run is started again before it began, with another input.
+    # When the input is replaced before the run began.
     WITH_INPUT = auto()
 
 
@@ -51,14 +51,14 @@ class RunRow(msgspec.Struct, frozen=True):
     output_blob: Annotated[str, Changes.IN_ALL]
     error: Annotated[Failure | None, Changes.IN_ALL]
     reason: Annotated[str, Changes.IN_ALL]
-    # A child that its parent waits for lives in the journal of the root; other runs are roots and have none.
+    # An awaited child has the run_id of the root, whose journal it is in; a root has none.
     parent: str = ""
     root: str = ""
     queue: str = ""
     queue_key: str = ""
     priority: Annotated[int, Changes.WITH_INPUT] = 0
     not_before: Annotated[float | None, Changes.WITH_INPUT] = None
-    # When a run of a queue began: what its rate is counted by.
+    # When a queued run was admitted, for the rate limit.
     began_at: Annotated[float | None, Changes.IN_ROOTS] = None
     continued_as: Annotated[str, Changes.IN_ROOTS] = ""
     # How many approvals are open.
@@ -105,7 +105,7 @@ COLUMNS = columns_of(RunRow)
 
 def row_key(state: RunState) -> tuple[object, ...]:
     """What can change in a row: two states with the same key have the same row."""
-    # One that was resumed and paused again in between says why it is paused now.
+    # A run may have been resumed and paused again, with another reason.
     return (state.status, state.owner, state.epoch, state.wake_at, state.approvals, state.paused)
 
 
@@ -113,7 +113,7 @@ def row(state: RunState) -> RunRow:
     """The row of a run in this state."""
     started, finished = state.started, state.finished
     assert started is not None
-    # A run that was imported takes no room in a queue of this store.
+    # An imported run does not count in a queue of this store.
     queued = started.queue and not state.imported
     return RunRow(
         run_id=state.run_id,
@@ -133,7 +133,7 @@ def row(state: RunState) -> RunRow:
         output=finished.value if finished else Raw(b"null"),
         output_blob=finished.blob if finished else "",
         error=finished.error if finished else None,
-        # The latest word: a run that ended is no longer parked, and one that is parked says that rather than its pause.
+        # The end of a run comes before its parking, and the parking before a pause.
         reason=getattr(finished or state.parked or state.paused, "reason", ""),
         parent=started.parent,
         queue=started.queue,
@@ -153,7 +153,7 @@ def child_run_id(root: str, path: str) -> str:
 
 
 def child_path(row: RunRow) -> str:
-    """The op path of a child in the journal of its root; none for a root."""
+    """The op path of a child in the journal of its root; empty for a root."""
     return row.run_id[len(row.root) + 1 :] if row.root else ""
 
 
@@ -191,7 +191,7 @@ def child_row(state: RunState, child: Child) -> RunRow:
 
 
 def _child_status(state: RunState, child: Child) -> RunStatus:
-    """Where a child stands that has not ended: it stands still when its tree does, and waits or runs by itself."""
+    """The status of an open child: paused or parked with its tree, otherwise waiting or running."""
     if state.parked is not None:
         return RunStatus.PARKED
     if state.paused is not None:

@@ -1,4 +1,4 @@
-"""Follow a journal with a program: the same events lead to the same commands, or the run has diverged.
+"""Replay a journal with a program: the same events lead to the same commands, or the run has diverged.
 
 Live execution and replay are one thing here. Each event is folded; facts go to the program, whose commands become
 *wishes*; events that record a wish must find it. What is wished for and not recorded when the journal ends is what the
@@ -72,7 +72,7 @@ Resolve: TypeAlias = Callable[[RunStep], RunStep]
 
 
 class Family:
-    """What the children of a run need: programs, the codec of their values, the rules for their steps, the past."""
+    """What the children of a run need: programs, codec, rules for their steps, patch history."""
 
     __slots__ = ("codec", "past", "programs", "rules")
 
@@ -87,7 +87,7 @@ class Family:
 
 
 class Replay:
-    """A run in memory: its folded state, its program, and what the program wishes for."""
+    """A run in memory: its folded state, its program, and the pending commands of the program."""
 
     __slots__ = (
         "_children",
@@ -109,27 +109,27 @@ class Replay:
     ) -> None:
         self.state = state
         self.execution = execution
-        # What the rules of the engine, the program and the run make of a step's policy. Never of its name or inputs:
-        # rules may change while a run goes on.
+        # Applies the rules of the engine, the program and the run to a step's policy, never to its name or inputs:
+        # rules may change while a run is open.
         self._rules = rules
         self._family = family or Family(Programs(), Codec())
         self._children: dict[str, tuple[Execution, Resolve | None]] = {}
-        # For a fork: arguments in place of those that ops are given, and values that were recorded before.
+        # For a fork: replaced arguments by op, and values recorded in the past of the origin.
         self._inputs: dict[str, dict[str, Raw]] = {}
         self._recorded: dict[str, Raw] = {}
         # Commands whose events are not in the journal yet, in the order they were made.
         self.wishes: Wishes = {}
-        # Those of them that are steps and are held back, apart, so that they are not walked over again and again.
+        # Steps among them that wait for a concurrency limit, apart, so that they are not iterated over repeatedly.
         self.held: dict[str, RunStep] = {}
-        # Wishes with a value that may have to be offloaded.
+        # Commands with a value that may have to be offloaded.
         self.bulky: set[str] = set()
-        # Steps that have begun and have no outcome: an attempt after the first needs the command again.
+        # The commands of open steps: a later attempt needs them again.
         self.open_steps: dict[str, RunStep] = {}
         # Cancellations recorded without a CancelOp; valid only if the enclosing run or child ends next.
         self._given_up: list[StepFailed | WaitResolved] = []
 
     def fold(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> None:
-        """Take one event in. Raises Diverged when the program did not wish for what was recorded.
+        """Fold one event. Raises Diverged if the program did not command what was recorded.
 
         `decoded`: see `Execution.advance`.
         """
@@ -174,7 +174,7 @@ class Replay:
         elif isinstance(event, StateSet):
             self._match(event)
         elif isinstance(event, ValueRecorded) and event.kind == "lock":
-            # The owner's event, not a wish: the run has its lock again, under a new token.
+            # From the owner, not a command: the run has its lock again, under a new token.
             self._advance(event, at)
         elif isinstance(event, ValueRecorded) and event.kind == PATCH:
             # Patch marks are read before replay; code that dropped `patched()` still takes the new branch.
@@ -200,7 +200,7 @@ class Replay:
             self._close_children("")
 
     def fold_all(self, batches: Iterable[Batch]) -> None:
-        """Take whole batches in."""
+        """Fold whole batches."""
         for batch in batches:
             at = batch.at
             self.state.next_seq = batch.seq
@@ -220,7 +220,7 @@ class Replay:
 
     @property
     def children(self) -> dict[str, Execution]:
-        """The executions of children that have not ended, by op path."""
+        """The executions of open children, by op path."""
         return {path: child for path, (child, _) in self._children.items()}
 
     def program(self, child: StartChild) -> Program:
@@ -237,7 +237,7 @@ class Replay:
     # --- the program advances -------------------------------------------------------------------------------------
 
     def _advance(self, event: OfOp, at: float, decoded: Any = UNDECODED) -> None:
-        """Advance the program, or the child, that asked for an op with its outcome."""
+        """Advance the program or child that commanded an op with its outcome."""
         path = self.state.child_of(event.op) if self._children else ""
         if path:
             child, rules = self._children[path]
@@ -246,7 +246,7 @@ class Replay:
             self._take(self.execution.advance(event, at, decoded), "", self._rules, at)
 
     def _take(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
-        """Take in what an execution wishes for."""
+        """Add the commands of an execution."""
         wishes = self.wishes
         for command in commands:
             if path:
@@ -267,7 +267,7 @@ class Replay:
             wishes[command.op] = command
 
     def _give_up(self, command: Command, at: float) -> None:
-        # Wished for and given up in the same round: neither is ever recorded.
+        # Commanded and cancelled in the same round: neither is recorded.
         wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
         if type(wished) is StartChild and not wished.detached:
             # What awaits a child waits for its end.
@@ -325,14 +325,14 @@ class Replay:
         for child in [c for c in self._children if not path or c == path or c.startswith(path + "/")]:
             self._children.pop(child)[0].close()
 
-    # --- wishes and what was recorded of them ---------------------------------------------------------------------
+    # --- commands and their events --------------------------------------------------------------------------------
 
     def _match_cancel(self, op: str) -> bool:
         return self.wishes.pop(CancelKey(op), None) is not None
 
     def _match_step(self, event: StepStarted) -> None:
         command = self.wishes.get(event.op) or self.held.get(event.op)
-        # Without inputs: they were taken out of the journal with what they are of.
+        # No hash of inputs: it was redacted.
         if type(command) is not RunStep or (
             event.inputs and event.inputs != command.inputs_hash and not same_inputs(event.inputs, command.inputs_hash)
         ):
@@ -357,7 +357,7 @@ class Replay:
             self._given_up = [one for one in self._given_up if not one.op.startswith(event.op + "/")]
             return
         if isinstance(event, StepFailed | WaitResolved):
-            return  # more of them, before that end
+            return  # more cancellations before that end
         given_up, self._given_up = self._given_up, []
         if not isinstance(event, RunClaimed):
             self._diverge(given_up_op(given_up[0]))
@@ -366,7 +366,7 @@ class Replay:
             self._advance(one, at)
 
     def settle(self) -> None:
-        """Say that the journal ends here. Raises Diverged for what only its next event would have shown."""
+        """Finish replay at the end of the journal. Raises Diverged for what only a next event would have shown."""
         if self._given_up:
             self._diverge(given_up_op(self._given_up[0]))
 
@@ -375,7 +375,7 @@ class Replay:
         raise Diverged(self.state.next_seq - 1, explain(self.evidence(recorded)))
 
     def evidence(self, recorded: OpView) -> Evidence:
-        """What speaks for one change or another, where the program does not ask for a recorded op."""
+        """The evidence for the kind of change, where the program does not command a recorded op."""
         return Evidence(recorded, [wished_op(wish) for wish in (*self.wishes.values(), *self.held.values())])
 
 
@@ -388,9 +388,9 @@ def open_replay(
     rules: Callable[[Program], Resolve | None] = lambda program: None,
     kind: type[Replay] = Replay,
 ) -> Replay:
-    """A replay that has folded nothing yet, of the program that fits, which knows what `batches` will tell it.
+    """A new replay with the patch history of `batches`, of the program that fits.
 
-    Raises UnknownProgram or UnknownVersion where no program fits.
+    Raises UnknownProgram or UnknownVersion if no program fits.
     """
     program, state = programs.find(started.program, started.version), RunState(run_id)
     past = patch_history(state, batches)
@@ -399,14 +399,14 @@ def open_replay(
 
 
 def _is_child(command: StartChild, event: ChildStarted) -> bool:
-    """Whether it is this child that an event records. Without inputs, they were taken out of the journal."""
+    """Whether an event records this child. A missing hash of inputs was redacted."""
     if event.inputs and not same_inputs(event.inputs, command.inputs_hash):
         return False
     return (command.program, command.id, command.detached) == (event.program, event.id, bool(event.detached))
 
 
 def _asks_for(command: Command | None, event: WaitOpened | StateSet | ValueRecorded) -> bool:
-    """Whether it is this command that an event records."""
+    """Whether an event records this command."""
     if isinstance(event, WaitOpened):
         if event.kind == "timer":
             return isinstance(command, StartTimer)

@@ -1,4 +1,4 @@
-"""What replay needs of a long journal, without what is over and done with. Never decides when one is taken.
+"""Snapshots: the events of a long journal that replay still needs. Never decides when one is taken.
 
 A journal with a snapshot says the same without it: the events that are left out change nothing about the state of a run
 or what its program wishes for. Events keep their numbers, so that what is left out shows as a gap.
@@ -38,7 +38,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def needed(batches: Sequence[Batch]) -> list[Batch]:
-    """The events that the state of a run, and its replay, come from."""
+    """The events that the state of a run and its replay depend on."""
     ended = {event.op for batch in batches for event in batch.events if isinstance(event, StepOutcome)}
     last = max((n for n, event in _numbered(batches) if isinstance(event, RunClaimed)), default=0)
     begun = max((n for n, event in _numbered(batches) if isinstance(event, StepStarted)), default=0)
@@ -58,9 +58,9 @@ def needed(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def audited(batches: Sequence[Batch]) -> list[Batch]:
-    """A finished journal without what its steps showed before they ended, numbered anew from 0 without gaps.
+    """A finished journal without chunks and progress, renumbered from 0 without gaps.
 
-    Attempts and their errors, claims, signals and answers all stay, for the audit of what happened.
+    Attempts and their errors, claims, signals and answers stay, for audits.
     """
     kept = _kept(batches, lambda _, event: not isinstance(event, ChunkAppended | StepProgressed | SnapshotTaken))
     numbered: list[Batch] = []
@@ -75,7 +75,7 @@ def audited(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _kept(batches: Sequence[Batch], keep: Callable[[int, AnyEvent], bool]) -> list[Batch]:
-    """The events that are kept, in batches that end where something is left out."""
+    """The kept events, in batches that end where something is left out."""
     kept: list[Batch] = []
     for batch in batches:
         run: list[AnyEvent] = []
@@ -121,7 +121,7 @@ def decode_snapshot(data: bytes, run_id: str, seq: int) -> list[Batch]:
 
 
 def newest(batches: Sequence[Batch]) -> SnapshotTaken | None:
-    """The last snapshot that these events tell of."""
+    """The last SnapshotTaken in these events."""
     for batch in reversed(batches):
         for event in reversed(batch.events):
             if isinstance(event, SnapshotTaken):

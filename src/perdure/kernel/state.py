@@ -105,18 +105,18 @@ POISONED = "poisoned"
 
 
 class Shown:
-    """What the attempts of a step have emitted before its outcome."""
+    """The chunks that the attempts of a step have emitted before its outcome."""
 
     __slots__ = ("chunks", "count", "progress")
 
     def __init__(self) -> None:
-        # The chunks that are valid, and how many numbers have been given to chunks and marks of a restart.
+        # The valid chunks, and how many numbers chunks and restarts have used.
         self.chunks: list[Raw] = []
         self.count = 0
         self.progress: Raw | None = None
 
     def copy(self) -> Shown:
-        """The same, as of now."""
+        """A copy."""
         copied = Shown()
         copied.chunks, copied.count, copied.progress = list(self.chunks), self.count, self.progress
         return copied
@@ -147,16 +147,16 @@ class OpenOp:
         self.source = source
         self.attempt = 0
         self.failures = 0
-        # What the last attempt failed with, and how many attempts there may be, if the journal says so.
+        # The error of the last attempt, and the limit of attempts, if recorded.
         self.error: Failure | None = None
         self.allowed = 0
-        # The failure of the last attempt that was not the fallback's: only the fallback can save the step now.
+        # The failure of the last own attempt, once only the fallback is left.
         self.failed: Failure | None = None
         self.running = False
         self.due: float | None = None
         self.name = ""
         self.shown: Shown | None = None
-        # For an approval, and a signal of a given type: what was asked for, and when.
+        # For an approval, and a signal of a given type: the WaitOpened, and its time.
         self.opened: WaitOpened | None = None
         self.opened_at = 0.0
         # How many of its events a snapshot leaves out once it has ended.
@@ -164,7 +164,7 @@ class OpenOp:
 
 
 class Child:
-    """A child that lives in this journal, from its beginning to its end."""
+    """An open child in this journal."""
 
     __slots__ = (
         "created_at",
@@ -180,7 +180,7 @@ class Child:
 
     def __init__(self, started: ChildStarted, parent: str, incarnation: int, at: float) -> None:
         self.path, self.started, self.incarnation, self.created_at = started.op, started, incarnation, at
-        # The op path of the child that began it; none: the root.
+        # The op path of its parent; empty: the root.
         self.parent = parent
         self.finished: ChildFinished | None = None
         self.finished_at: float | None = None
@@ -190,12 +190,12 @@ class Child:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing goes on in it until something comes or is due."""
+        """Whether it is idle until something arrives or is due."""
         return self.waiting > 0 and not self.running
 
 
 class RunState:
-    """Everything a journal says about its run. Ops with an outcome are forgotten: the program has had it."""
+    """The state of a run. Ops with an outcome are dropped: the program has received it."""
 
     __slots__ = (
         "_due",
@@ -250,7 +250,7 @@ class RunState:
         self.session = ""
         self.ops: dict[str, OpenOp] = {}
         self.running = 0
-        # How many commands wait for a concurrency limit, where the journal has to say so: the run is not just waiting.
+        # How many commands are held back (StepsHeld): the run is not only waiting.
         self.held = 0
         self.steps = 0
         self.parked: RunParked | None = None
@@ -263,47 +263,47 @@ class RunState:
         self.child_ids: dict[str, int] = {}
         self.ended: dict[str, RunStatus] = {}
         self.child_values: dict[str, dict[str, Raw]] = {}
-        # Signals that no wait has taken yet, and waits that no signal has come for, by `address` and in order.
+        # Unconsumed signals, and waits without a signal, by `address` and in order.
         self.inbox: dict[str, deque[SignalReceived]] = {}
         self.waits: dict[str, deque[str]] = {}
         self.signal_ids: dict[SignalKey, None] = {}
         self.answers: dict[str, str] = {}
         self.approvals = 0
-        # Locks that the run holds and waits for, by the op that asked for them, in that order.
+        # Locks that the run holds and waits for, by the op that acquires them, in order.
         self.locks: dict[str, HeldLock] = {}
         self.lock_waits: dict[str, HeldLock] = {}
         self.uses_locks = False
-        # Whether a client has appended something that the owner has not answered yet.
+        # Whether a client has appended an event that the owner has not processed yet.
         self.has_external_event = False
         self.values: dict[str, Raw] = {}
-        # For a run that is retried: the outcomes that it keeps and has not asked for again.
+        # For a retried run: kept outcomes that the program has not asked for again.
         self.kept: KeptOutcomes | None = None
         self.finished: RunFinished | None = None
         self.finished_at: float | None = None
-        # How many events the next snapshot leaves out, and where the last snapshot was taken.
+        # How many events the next snapshot would drop, and where the last one was taken.
         self.spent = 0
         self.snapshot = 0
-        # Moments at which something of this run is due, and the earliest of them while it is known.
+        # The times at which something is due, and the earliest of them while it is known.
         self._due: dict[str, float] = {}
         self._wake: float | None = None
 
     def fold(self, event: AnyEvent, at: float) -> None:
-        """Take one event in."""
+        """Fold one event."""
         self.next_seq += 1
         self.at = at
         if self.has_external_event and type(event) not in FROM_OUTSIDE:
-            # An early claim is appended before the owner has read the journal, and a release answers nothing.
+            # An early claim precedes reading the journal, and a release processes nothing.
             self.has_external_event = type(event) is RunReleased or (type(event) is RunClaimed and event.early)
         _FOLD[type(event)](self, event, at)
 
     @property
     def keys(self) -> str:
-        """The run_id that the idempotency keys of its steps are made of."""
+        """The run_id in the idempotency keys of its steps."""
         return (self.started.keys if self.started is not None else "") or self.run_id
 
     @property
     def status(self) -> RunStatus:
-        """Where the run stands, as the projection shows it."""
+        """The status of the run."""
         if self.finished is not None:
             return self.finished.status
         if self.parked is not None:
@@ -316,9 +316,9 @@ class RunState:
 
     @property
     def advancing(self) -> bool:
-        """Whether the run needs its owner now, and not only when something comes or is due."""
-        # No op but children: a body is between two of them, and its owner is about to say what comes next. A lock must
-        # be renewed, and asked for, also while the run waits for something else.
+        """Whether the run needs its owner now, not only when something arrives or is due."""
+        # No open op but children: a body is between two ops, and the owner is about to record the next. A lock must be
+        # acquired and renewed also while the run waits for something else.
         return bool(self.running or self.held or len(self.ops) == len(self.children) or self.locks or self.lock_waits)
 
     @property
@@ -327,7 +327,7 @@ class RunState:
         return self.parked is not None and self.parked.kind in (IMPORTED, REDACTED)
 
     def child_of(self, op: str) -> str:
-        """The op path of the child that this op belongs to; none for the root's own."""
+        """The op path of the child that this op belongs to; empty for the root."""
         if self.children:
             while (end := op.rfind("/")) >= 0:
                 op = op[:end]
@@ -336,7 +336,7 @@ class RunState:
         return ""
 
     def deadline_of(self, op: str) -> float | None:
-        """When an op must have ended: the deadline of the run, or of a child around it."""
+        """The deadline of an op: that of the run, or of a child around it."""
         assert self.started is not None
         found = [self.started.deadline]
         while op := self.child_of(op):
@@ -345,7 +345,7 @@ class RunState:
 
     @property
     def wake_at(self) -> float | None:
-        """When an orchestrator must look at this run even if nothing else happens to it."""
+        """When the run is due even if no event arrives."""
         if self.finished is not None:
             return None
         assert self.started is not None
@@ -353,7 +353,7 @@ class RunState:
         if self.parked is not None:
             return None if self.imported else deadline
         if self.epoch == 0:
-            # A queued run is begun by its queue's admission.
+            # A queued run is started by admission.
             if self.paused is not None or self.started.queue:
                 return deadline
             begins = self.started.not_before or self.created_at
@@ -361,7 +361,7 @@ class RunState:
         if self.has_external_event:
             return self.at
         if self.paused is not None:
-            # Nothing begins, and time goes by.
+            # Paused: only the deadline counts.
             ends = [at for op in self.children if (at := self._due.get(op)) is not None]
             return min(ends if deadline is None else [deadline, *ends], default=None)
         if self.owner is None and self.advancing:
@@ -373,7 +373,7 @@ class RunState:
         return self._wake
 
     def due(self, now: float) -> list[str]:
-        """The ops whose moment has come, earliest first."""
+        """The ops that are due, earliest first."""
         if not self._due:
             return []
         return [op for at, op in sorted((at, op) for op, at in self._due.items() if at <= now)]
@@ -419,7 +419,7 @@ class RunState:
             op.running = True
             self.running += 1
             if self.children:
-                # One that has been tried before has waited for this attempt.
+                # A retry: the op was waiting for this attempt.
                 self._moved(event.op, 1, -1 if op.failures else 0)
         op.attempt = event.attempt
         op.spent += event.attempt > 1
@@ -501,7 +501,7 @@ class RunState:
         self.has_external_event = event.is_answer or event.is_rejection
 
     def deliverable(self) -> list[str]:
-        """The waits whose signal has come, in the order of the waits."""
+        """The waits with a received signal, in the order of the waits."""
         found = []
         for name, signals in self.inbox.items():
             if signals and self.waits.get(name):
@@ -509,7 +509,7 @@ class RunState:
         return found
 
     def next_signal(self, op: str) -> SignalReceived | None:
-        """The signal that an open wait takes when it is resolved by one."""
+        """The signal that an open wait would consume."""
         wait = self.ops.get(op)
         return self.inbox[wait.name][0] if wait is not None and wait.kind == "signal" else None
 
@@ -518,7 +518,7 @@ class RunState:
             self.signal_ids[SignalKey(event.child, event.signal_id)] = None
         name = address(event.child, event.name)
         self.inbox.setdefault(name, deque()).append(event)
-        # A signal that no wait is open for is no reason to wake the run.
+        # A signal without an open wait does not wake the run.
         if self.waits.get(name):
             self.has_external_event = True
 
@@ -599,7 +599,7 @@ class RunState:
             if self.paused is not None:
                 self.paused = None
                 self.changed.update(self.children)
-        # A child that its parent cancelled is the owner's own event.
+        # The cancellation of a child by its parent is recorded by the owner.
         self.has_external_event |= not event.given_up
 
     def _run_parked(self, event: RunParked, at: float) -> None:
@@ -623,7 +623,7 @@ class RunState:
     def _run_forked(self, event: RunForked, at: float) -> None:
         self.created_at = at
         self.values.update(event.state or {})
-        # Its first owner may have something to begin, whatever else the run waits for.
+        # Its first owner may have something to start, whatever else the run waits for.
         self.has_external_event = self.epoch > 0
 
     def _outcome_kept(self, event: OutcomeKept, at: float) -> None:
@@ -680,7 +680,7 @@ def fold(run_id: str, batches: Iterable[Batch]) -> RunState:
     """The state after all of `batches`."""
     state = RunState(run_id)
     for batch in batches:
-        # Not always the next one: a snapshot leaves events out.
+        # Not always the next number: a snapshot drops events.
         state.next_seq = batch.seq
         for event in batch.events:
             state.fold(event, batch.at)

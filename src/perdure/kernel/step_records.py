@@ -26,7 +26,7 @@ from perdure.kernel.values.failures import Failure
 
 
 class AttemptRecord(msgspec.Struct):
-    """One try of a step."""
+    """One attempt of a step."""
 
     number: int
     started_at: float
@@ -34,7 +34,7 @@ class AttemptRecord(msgspec.Struct):
     finished_at: float | None = None
     error: Failure | None = None
     retry_at: float | None = None
-    # Whether it is an attempt of the fallback.
+    # Whether the fallback made it.
     fallback: bool = False
 
 
@@ -51,17 +51,17 @@ class StepRecord(msgspec.Struct):
     error: Failure | None = None
     finished_at: float | None = None
     progress: Raw = NULL
-    # Whether another run executes it, whatever becomes of the owner of this one.
+    # Whether it is remote: another run executes it, even if the owner of this one dies.
     remote: bool = False
-    # Whether the last attempt of its own has failed, and the fallback has its turn.
+    # Whether its own attempts have failed, and the fallback is next.
     fallback: bool = False
-    # Its arguments, where it has them recorded, and what they are called.
+    # Its recorded arguments, if any, and their names.
     input: Raw = NULL
     input_blob: str = ""
     names: tuple[str, ...] = ()
-    # Whether its outcome was there before the present owner took the run up, or before the fork that it is part of.
+    # Whether its outcome was recorded before the current owner claimed the run, or before the fork.
     replayed: bool = False
-    # What it has shown and not taken back, how many numbers that took, and how often it began anew.
+    # Its valid chunks, how many numbers its stream has used, and how often it restarted.
     chunks: list[Raw] = []
     shown: int = 0
     restarts: int = 0
@@ -79,7 +79,7 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
                     record.input, record.input_blob, record.names = event.input, event.input_blob, event.names
                     found[event.op] = record
                 elif record.attempts[-1].status is StepStatus.RUNNING:
-                    # Another attempt without an outcome of the last: its owner died.
+                    # A new attempt without an outcome of the previous one: its owner died.
                     record.attempts[-1].status = StepStatus.UNKNOWN
                 record.attempts.append(AttemptRecord(event.attempt, batch.at, fallback=record.fallback))
                 record.status = StepStatus.RUNNING

@@ -30,7 +30,7 @@ from perdure.kernel.ids import WrongValue, op_name
 
 @dataclass(frozen=True, slots=True)
 class StreamMode:
-    """When the chunks of a step are written: after `count` of them or `seconds`, whichever is first.
+    """When the chunks of a step are written: after `count` chunks or `seconds`, whichever is first.
 
     `count=0`: with the outcome of the step, and not before.
     """
@@ -58,7 +58,7 @@ def batched(n: int, seconds: float) -> StreamMode:
 
 
 def stream_mode(mode: str | StreamMode) -> StreamMode:
-    """The mode that a name or an object stands for."""
+    """The mode of a name or an object."""
     if isinstance(mode, StreamMode):
         return mode
     known = {"immediate": IMMEDIATE, "on_complete": ON_COMPLETE}
@@ -70,7 +70,7 @@ def stream_mode(mode: str | StreamMode) -> StreamMode:
 
 
 class Numbered(msgspec.Struct, frozen=True, gc=False):
-    """One chunk of a stream, or the mark of a restart."""
+    """One chunk of a stream, or a restart."""
 
     index: int
     path: str
@@ -82,9 +82,9 @@ class Numbered(msgspec.Struct, frozen=True, gc=False):
 class Reading:
     """A stream as far as its journal has been read.
 
-    `step` is an op path, or a name, which stands for the first step of that name; None is the whole run. `within` is
-    the op path of a child in the journal of its root: only what is inside it counts, and `step` is meant from there.
-    `index` is the number of its first chunk, where another journal came before it.
+    `step` is an op path, or a name for the first step of that name; None is the whole run. `within` is the op path of a
+    child in the journal of its root: only its contents are read, and `step` is relative to it. `index` is the number of
+    the first chunk, if another journal came before.
     """
 
     __slots__ = ("_named", "_paths", "_start", "_step", "_within", "ended", "found", "index", "next_seq")
@@ -98,12 +98,12 @@ class Reading:
         self.index = index
         self._paths: list[str] = []
         self.next_seq = 0
-        # Whether nothing more can come, and whether the step has begun at all.
+        # Whether the stream has ended, and whether the step has begun.
         self.ended = False
         self.found = step is None
 
     def feed(self, batches: Iterable[Batch]) -> Iterator[Numbered]:
-        """The chunks in what follows in the journal, from the number that was asked for on."""
+        """The chunks in the next batches of the journal, from `start` on."""
         for batch in batches:
             for event in batch.events:
                 self.next_seq += 1
@@ -129,14 +129,14 @@ class Reading:
         if isinstance(event, StepSucceeded | StepFailed | StepSkipped):
             return event.op == self._step
         if isinstance(event, ChildFinished):
-            # Of the child that is asked about, or of one that the step is in.
+            # The end of the child that is read, or of one that contains the step.
             inside = f"{event.op}/"
             return self._within.startswith(inside) or (self.found and (self._step or "").startswith(inside))
         return isinstance(event, RunFinished)
 
     @property
     def begun(self) -> list[str]:
-        """The steps that have begun, while the one that is asked for has not."""
+        """The steps that have begun, while the requested one has not."""
         return self._paths
 
     def _chunks(self, event: ChunkAppended) -> Iterator[Numbered]:

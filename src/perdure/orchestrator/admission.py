@@ -1,6 +1,6 @@
 """Begin queued runs when it is their turn. Limits are decided where a claim is written; this only knows when to try.
 
-A queue is polled when a run is put into it here, when a run of a queue leaves memory here and others wait, when another
+A queue is polled when a run is put into it here, when a run of a queue is evicted here and others wait, when another
 process wrote to the store, when a rate allows the next start, and when a delayed run may begin. Otherwise nothing is
 read.
 """

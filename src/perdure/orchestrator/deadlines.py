@@ -22,22 +22,22 @@ class DeadlinesConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeadlinesReport:
-    """What a look came to."""
+    """The report of a pass."""
 
     ended: int
     """How many late runs were ended."""
     next_look: float | None
-    """When to look again even if the store does not change."""
+    """When to poll again even if the store does not change."""
 
 
 class Deadlines:
-    """Knows the next deadline of such a run. Asks the store nothing while there are none."""
+    """Knows the next deadline of such a run, and queries nothing while there are none."""
 
     name = "ending late runs"
 
     def __init__(self, orchestrator: Orchestrator, membership: Membership, config: DeadlinesConfig) -> None:
         self._orchestrator, self._membership, self._config = orchestrator, membership, config
-        # When to look even if the store does not change; None: when it does.
+        # When to poll even if the store does not change; None: when it does.
         self.next_look: float | None = None
         # Whether programs, runs or orchestrators may have come or gone since the store was asked for them.
         self.stale = True
@@ -64,7 +64,7 @@ class Deadlines:
         self.next_look = at if self.next_look is None else min(self.next_look, at)
 
     async def _end_some(self) -> int:
-        """End some late runs, and say how many; 0: there are none left that can be ended."""
+        """End some late runs, and return how many; 0 if none can be ended."""
         orchestrator, timers = self._orchestrator, self._orchestrator.store.timers
         now = orchestrator.clock.now()
         late = await timers.late(now, self._config.batch, self._programs, self._membership.others)
@@ -75,7 +75,7 @@ class Deadlines:
         await self._membership.refresh()
         ended = await orchestrator.loader.end_late(late.run_ids, self._membership.others)
         if ended == 0:
-            self._look_again(now)  # their owners end them, or the store is out of reach
+            self._look_again(now)  # their owners end them, or the store is unreachable
         return ended
 
     async def _without_orchestrator(self) -> Sequence[str]:

@@ -20,7 +20,7 @@ class HeartbeatConfig:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReport:
-    """What a heartbeat came to."""
+    """The report of a heartbeat."""
 
     renewed: bool = False
     """Whether the lease was renewed."""
@@ -36,7 +36,7 @@ class Heartbeat:
     def __init__(self, orchestrator: Orchestrator, membership: Membership, config: HeartbeatConfig) -> None:
         self._orchestrator, self._membership, self._config = orchestrator, membership, config
         self._renewed = True
-        # Set when the lease is in doubt: another process may have this name, or runs come into memory.
+        # Set when a heartbeat is due now: another process may have this name, or runs are loaded.
         self._at_once = orchestrator.wakeups.heartbeat
 
     async def wait(self) -> None:
@@ -60,7 +60,7 @@ class Heartbeat:
         return self._at_once.is_set()
 
     async def run_once(self, now: float) -> HeartbeatReport:
-        """Renew the lease. Stops the orchestrator for good if another process has its name."""
+        """Renew the lease. Stops the orchestrator permanently if another process has its name."""
         self._at_once.clear()
         self._renewed = False
         try:

@@ -35,7 +35,7 @@ class Wakeups:
     def __init__(self) -> None:
         # Something below has changed.
         self.changed = asyncio.Event()
-        # The earliest moment at which a run is due that left memory, or was put into the store, since this was reset.
+        # The earliest time at which a run is due that was evicted, or stored, since this was reset.
         self.due_at: float | None = None
         # Whether a run of a queue may begin; and, kept by the admission, whether runs were left there for want of room.
         self.queue_changed = False
@@ -56,7 +56,7 @@ class Wakeups:
         self.changed.set()
 
     def room(self) -> None:
-        """A run of a queue has left memory."""
+        """A run of a queue was evicted."""
         if self.backlog:
             self.queued()
 

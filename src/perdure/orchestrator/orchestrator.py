@@ -65,7 +65,7 @@ from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
 
-# A run that waits for longer than this leaves memory.
+# A run that waits for longer than this is evicted.
 MOMENT = 1.0
 # How long closing may take before the log says what it waits for, and how many steps that names.
 QUIET_SECONDS = 1.0

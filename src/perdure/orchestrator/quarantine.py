@@ -248,7 +248,7 @@ class Quarantine:
             self.acquit(run_id)
 
     def acquit(self, run_id: str) -> None:
-        """The trial of a run is over: it made progress, was survived, or has left memory."""
+        """The trial of a run is over: it made progress, its owner survived it, or it was evicted."""
         self.on_trial.discard(run_id)
         if not self.on_trial:
             self._cleared.set()

@@ -192,7 +192,7 @@ class RunTable:
         # Indexes of the slots, kept by `move`: read them, and write to neither.
         self.drivers: dict[str, Driver] = {}
         self.unreadable: dict[str, Corrupt] = {}
-        # Set when a run has left memory, has been loaded or parked, or has come to rest.
+        # Set when a run has been evicted, loaded or parked, or has become idle.
         self.settled = asyncio.Event()
 
     # --- questions ------------------------------------------------------------------------------------------------

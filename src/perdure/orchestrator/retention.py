@@ -1,4 +1,4 @@
-"""Prune by the clock, where an engine has a `Retention`. Never decides what goes: the retention does."""
+"""Prune periodically, if an engine has a `Retention`, which decides what is removed."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ class Pruner:
         if pruned.runs or pruned.blobs:
             log.info("pruned %s runs and %s blobs", f"{pruned.runs:,}", f"{pruned.blobs:,}")
         if pruned.kept:
-            log.warning("%s runs are kept that were to be pruned; the first: %s", len(pruned.kept), pruned.kept[0])
+            log.warning("%s runs could not be pruned; the first: %s", len(pruned.kept), pruned.kept[0])
         return RetentionReport(True, pruned.runs, pruned.blobs, len(pruned.kept))

@@ -108,7 +108,7 @@ class Service:
         self._periodic.append((duty, first, interval))
 
     def start_heartbeat(self) -> None:
-        """Begin with heartbeats, before anything that may take longer than a lease lasts."""
+        """Start heartbeats, before anything that may take longer than a lease."""
         self._heart = self._schedule(self._beat)
         self.register()
 
@@ -127,7 +127,7 @@ class Service:
                 await self._registered.wait()
 
     def start(self, *, look: bool = True) -> None:
-        """Begin with the rest. Without `look`, nothing is searched for in the store."""
+        """Start the other duties. Without `look`, the store is not searched."""
         if look:
             self._changes.start()
             self._tasks.append(self._schedule(self._watch_store))
@@ -139,13 +139,13 @@ class Service:
         return asyncio.get_running_loop().create_task(self._keep_going(loop))
 
     async def _keep_going(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a loop again after an error: without it, runs would stand still for no visible reason."""
+        """Restart a loop after an error: without it, runs would stall for no visible reason."""
         duty = FunctionDuty(loop.__qualname__ if hasattr(loop, "__qualname__") else "a periodic duty", loop)
         while await self.duties.perform(duty) is None:
             await asyncio.sleep(self._config.restart)
 
     async def stop_taking_runs(self) -> None:
-        """Load no more runs. Heartbeats go on, for as long as steps do."""
+        """Load no more runs. Heartbeats continue while steps run."""
         await self._changes.close()
         await cancelled(set(self._tasks), self._config.cancel_again)
 
@@ -244,12 +244,12 @@ class Service:
                     await self._wake.wait()
 
     def _upcoming(self) -> float | None:
-        """The next moment at which a run or a deadline is due."""
+        """When the next run or deadline is due."""
         moments = (self.timers.next_due, self.deadlines.next_look)
         return min((at for at in moments if at is not None), default=None)
 
     async def _load(self, *, peers_changed: bool) -> None:
-        """Load due runs, end late ones, and begin queued ones."""
+        """Load due runs, end late ones, and admit queued ones."""
         self.timers.peers_changed |= peers_changed
         self.deadlines.stale |= peers_changed
         report = await self.duties.perform(self.timers)
@@ -258,6 +258,6 @@ class Service:
         await self.duties.perform(self._admit(report))
 
     def _admit(self, report: TimersReport | None) -> Duty[object]:
-        """Beginning queued runs. The queues that have some are known where `timers` has just asked for them."""
+        """Admit queued runs. The queues that have some are known if `timers` has just read them."""
         waiting = None if report is None else report.waiting
         return FunctionDuty("beginning queued runs", partial(self.admission.poll, waiting=waiting))

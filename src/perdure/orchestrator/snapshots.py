@@ -70,7 +70,7 @@ class SnapshotReader:
 
 
 class SnapshotTaker:
-    """Takes a snapshot when enough of a journal is over and done with.
+    """Takes a snapshot when enough events of a journal are obsolete.
 
     `broke` parks a run that an error of the engine stopped.
     """
@@ -88,7 +88,7 @@ class SnapshotTaker:
     ) -> None:
         self._reader, self._store, self._every, self._clock = reader, store, every, clock
         self._runs, self._lifecycle, self._owner, self._broke = runs, lifecycle, owner, broke
-        # The runs of which a snapshot is being taken. They may leave memory meanwhile.
+        # The runs of which a snapshot is being taken. They may be evicted meanwhile.
         self._taking: set[str] = set()
 
     def due(self, state: RunState) -> bool:
@@ -129,7 +129,7 @@ class SnapshotTaker:
 
             await self._lifecycle.in_callback(record)
         except StoreUnavailable:
-            pass  # another time: the journal is complete without it
+            pass  # retried later: the journal is complete without it
         except Exception as error:
             reason = error if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
             log.warning("run %r: no snapshot was taken: %s; the run is not affected", driver.id, reason)

@@ -27,18 +27,18 @@ class SweepConfig:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep took up: timers that were due, ticks of schedules, runs that were new or had lost their owner."""
+    """What a sweep did: due timers, ticks of schedules, new runs and orphans."""
 
     timers: int = 0
     schedules: int = 0
     runs: int = 0
     more: bool = False
-    """Whether something may be left to do: a limit was met, or the time was up."""
+    """Whether work may be left: a limit was reached, or the time was up."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a sweep has taken up, and how much of each kind it may."""
+    """Counts of a sweep, and their limits."""
 
     limits: dict[str, int]
     taken: dict[str, int] = field(default_factory=lambda: {"timers": 0, "schedules": 0, "runs": 0})
@@ -50,7 +50,7 @@ class Counts:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     def left(self, kind: str) -> int:
-        """How many more of this kind may be taken up."""
+        """How many more of this kind are within the limit."""
         return self.limits[kind] - self.taken[kind]
 
     def take(self, kind: str) -> bool:
@@ -82,7 +82,7 @@ async def sweep(
     is_held: Callable[[str], bool],
     config: SweepConfig = SweepConfig(),  # noqa: B008 - frozen
 ) -> SweepReport:
-    """Take up what is due, let it go as far as it gets, and look again, until nothing is due or `until` has come.
+    """Do what is due and repeat, until nothing is due or `until` has come.
 
     `until` is in the time of the event loop. `alone`: nothing else advances runs here, so that whatever is in memory
     was begun by the sweep. `is_held` says of the idempotency key of a step that it waits for another sweep.
@@ -118,7 +118,7 @@ async def sweep(
 
 
 async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str], bool]) -> bool:
-    """Whether a run has left memory, or has nothing to do before something comes that a sweep does not wait for."""
+    """Whether a run was evicted, or is idle until something arrives that a sweep does not wait for."""
     driver = orchestrator.active.get(run_id)
     if driver is None:
         residency = orchestrator.runs.state(run_id)
@@ -169,7 +169,7 @@ async def _settled(
 
 
 async def _orphans(orchestrator: Orchestrator, dead: Sequence[str], counts: Counts, seen: Collection[str]) -> list[str]:
-    """Runs that were under way when their owner went away."""
+    """Orphans that were running."""
     if not dead:
         return []
     limit = counts.limits["runs"] + len(seen) + len(orchestrator.active) + 1
@@ -179,7 +179,7 @@ async def _orphans(orchestrator: Orchestrator, dead: Sequence[str], counts: Coun
 
 
 async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Counts, seen: Collection[str]) -> list[str]:
-    """Runs that their queues let begin."""
+    """Queued runs that are admitted."""
     left = counts.left("runs")
     # A run begins once: one that comes again could not be brought into memory.
     begun = [run_id for run_id in await admission.poll(most=left) if run_id not in seen]
@@ -189,7 +189,7 @@ async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Coun
 
 
 async def _due(orchestrator: Orchestrator, membership: Membership, counts: Counts) -> dict[str, str]:
-    """Runs whose moment has come, each with the kind of thing that it is counted as; a schedule counts its ticks."""
+    """Due runs, each with the kind it counts as; a schedule counts its ticks."""
     limit = sum(counts.limits.values()) + len(orchestrator.active) + len(orchestrator.runs.unreadable) + 1
     programs, now = list(orchestrator.programs), orchestrator.clock.now()
     found = await orchestrator.store.timers.due(now, limit, programs, membership.others, orchestrator.serves)

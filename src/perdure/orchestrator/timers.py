@@ -1,4 +1,4 @@
-"""Load runs when they are due. Between two looks at the store the next due moment is known, so nothing is asked."""
+"""Load runs when they are due. The next due time is known between polls, so nothing is queried until then."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class TimersConfig:
     batch: int = 1_000
     """How many due runs are loaded at a time."""
     retry: float = 0.1
-    """The first pause after a look that found due runs and could load none; it doubles with each such look."""
+    """The first pause after a poll that found due runs and could load none; it doubles each time."""
     longest_retry: float = 0.5
-    """The longest such pause, where another orchestrator may be about to claim the runs."""
+    """The longest such pause while another orchestrator may be about to claim the runs."""
     unreadable_retry: float = 5.0
-    """The longest such pause, where none of them can be read."""
+    """The longest such pause if none of them can be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimersReport:
-    """What a look came to."""
+    """The report of a poll."""
 
     loaded: int
     """How many due runs were loaded."""
     next_due: float | None
-    """When the next run is due; None: no run waits for a moment."""
+    """When the next run is due; None if none is."""
     waiting: Sequence[Waiting] | None
-    """The queues that have queued runs, where the look found out."""
+    """The queues that have queued runs, if the poll read them."""
 
 
 class Timers:
@@ -51,35 +51,35 @@ class Timers:
         self._orchestrator, self._membership, self._config = orchestrator, membership, config
         # Whether other orchestrators may have come or gone since they were last read.
         self.peers_changed = False
-        # The next due moment by the last answer of the store; `wakeups` has that of runs that were evicted since.
+        # The next due time by the last poll; `wakeups` has that of runs evicted since.
         self._next_due: float | None = None
-        # How many looks in a row found due runs and could load none.
+        # How many polls in a row found due runs and could load none.
         self._fruitless = 0
 
     @property
     def next_due(self) -> float | None:
-        """The next moment at which a run is due, as far as is known."""
+        """When the next run is due, as far as is known."""
         moments = (self._next_due, self._orchestrator.wakeups.due_at)
         return min((at for at in moments if at is not None), default=None)
 
     async def run_once(self, now: float) -> TimersReport:
-        """Load what is due, and ask for the next due moment."""
+        """Load due runs, and query the next due time."""
         if self.peers_changed and self._membership.others:
-            # One of them may be gone; its runs are free to be claimed then.
+            # One of them may have died; then its runs may be claimed.
             await self._membership.refresh()
         self.peers_changed = False
         orchestrator, skip = self._orchestrator, self._membership.others
         programs, queues = list(orchestrator.programs), orchestrator.serves
         loaded, waiting = 0, None
         while orchestrator.at_work:
-            # A moment that is noted from now on may be missing in the answer.
+            # A due time noted from now on may be missing in the result.
             self._next_due = orchestrator.wakeups.due_at = None
             ahead = await orchestrator.store.timers.ahead(programs, skip, queues)
             self._next_due, waiting = ahead.next_due, ahead.waiting
             now = orchestrator.clock.now()
             if self._next_due is None or self._next_due > now:
                 break
-            # Runs that are known here may be due as well, and must not fill the answer.
+            # Due runs that are already here must not fill the result.
             limit = self._config.batch + len(orchestrator.runs.known())
             found = await orchestrator.store.timers.due(now, limit, programs, skip, queues)
             if any(due.owner not in (None, orchestrator.name, *skip) for due in found):

@@ -1,4 +1,4 @@
-"""Keep idle runs in memory for a moment: what they wait for often comes soon, and replaying one costs more."""
+"""Keep idle runs in memory for a moment: their next message often comes soon, and replay costs more."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from perdure.orchestrator.residency import ACTIVE, WARM, RunSlot, RunTable
 # How long an idle run is kept, and how many of them at most.
 WARM_SECONDS = 1.0
 WARM_LIMIT = 256
-# Of how many runs it is remembered that they were warm here.
+# The limit of remembered run_ids.
 KNOWN_LIMIT = 10_000
 
 
 class WarmCache:
-    """The latest runs that have begun to wait. `evict` is called with each whose moment is over; a busy one stays."""
+    """The runs that became idle last. `evict` is called with each whose time is over; a busy one stays."""
 
     def __init__(self, runs: RunTable, loop: asyncio.AbstractEventLoop, evict: Callable[[Driver], None]) -> None:
         # In the order in which they came, so that the first is the oldest.
@@ -26,7 +26,7 @@ class WarmCache:
         self._known: dict[str, str] = {}
 
     def find(self, id: str) -> str | None:
-        """The run_id of a run that most likely waits here, in memory or not."""
+        """The run_id of a run that was warm here lately, in memory or not."""
         return self._known.get(id)
 
     def keep(self, driver: Driver) -> None:
@@ -45,7 +45,7 @@ class WarmCache:
             self._timer = self._loop.call_later(WARM_SECONDS, self._ring)
 
     def forget(self, id: str) -> None:
-        """No run of this id waits here any more."""
+        """Forget the run of this id."""
         self._known.pop(id, None)
 
     def evict_all(self) -> None:

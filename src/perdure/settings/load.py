@@ -1,4 +1,4 @@
-"""Settings as they hold: the file, and over it the environment. The one place where an engine's variables are read."""
+"""Load settings from a file and the environment, which overrides it. The one place that reads variables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PREFIX = "PERDURE_"
 FILE = "PERDURE_CONFIG"
 FOUND = ("perdure.yaml", "perdure.yml")
 PYPROJECT = "pyproject.toml"
-# Sections that variables do not reach: what is in them is said by one variable, or by names of the user.
+# Sections without variables for their keys: one variable sets all, or the user chooses the names.
 UNREACHED = ("queues", "storageConfig", "leaseManager")
 SCHEMES = {
     "inMemory": "memory",
@@ -42,9 +42,9 @@ SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was set; None is what was not. `source` is the file, empty when there is none."""
+    """The settings; None for those that are not set. `source` is the file, empty when there is none."""
 
-    # Both may have a password in them.
+    # Both may contain a password.
     store: str | None = field(default=None, repr=False)
     leases: str | None = field(default=None, repr=False)
     name: str | None = None
@@ -62,7 +62,7 @@ class Settings:
     source: str = ""
 
     def options(self) -> dict[str, Any]:
-        """What was set, as the parameters of an Engine."""
+        """The settings as parameters of an Engine."""
         names = [name for name in self.__slots__ if name not in ("module", "source")]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -70,7 +70,7 @@ class Settings:
 def load_settings(
     path: str | os.PathLike[str] | None = None, *, environment: Mapping[str, str] | None = None
 ) -> Settings:
-    """The settings of a file, with the environment over it.
+    """The settings of a file, overridden by the environment.
 
     Without a `path` it is the file that PERDURE_CONFIG names, or perdure.yaml in the current directory, or the table
     [tool.perdure] of pyproject.toml there; when there is none of these, the environment alone.
@@ -141,7 +141,7 @@ def _read(path: str) -> str:
 
 
 def variable_names() -> dict[str, tuple[str, ...]]:
-    """The variables there are, and the setting of each."""
+    """Every variable, with its setting."""
     names: dict[str, tuple[str, ...]] = {}
     for name, key in KEYS.keys.items():
         if isinstance(key, Key):
@@ -164,7 +164,7 @@ def _variables(variables: Mapping[str, str]) -> dict[tuple[str, ...], Node]:
 
 
 def _check_variable(name: str, known: Mapping[str, Any]) -> None:
-    """Others may begin with PERDURE_ too; one that is almost a setting, or is under a section, was meant as one."""
+    """Refuse an unknown PERDURE_ variable that resembles a setting or names a section; ignore the others."""
     section, inside, _ = name.partition("__")
     mistaken = inside and any(one.startswith(f"{section}__") for one in known)
     if mistaken or get_close_matches(name, known, 1, 0.9):
@@ -173,14 +173,14 @@ def _check_variable(name: str, known: Mapping[str, Any]) -> None:
 
 
 def _set(tree: Node, path: tuple[str, ...], node: Node) -> None:
-    """Put a value in the place of what the file says, by whichever name it says it."""
+    """Override a value of the file, under any of its names."""
     section: Section = KEYS
     for name in path[:-1]:
         inner = section.keys[name]
         assert isinstance(inner, Section)
         section = inner
         if not isinstance(tree.value, dict):
-            return  # said to be wrong when it is read
+            return  # reported when the section is read
         if not isinstance(tree.value.get(name, Node(None, "")).value, dict | None):
             return
         if name not in tree.value or tree.value[name].value is None:
@@ -256,7 +256,7 @@ def _check_scheme(name: str, known: Sequence[str], values: Values, places: dict[
 
 
 def _made(make: Callable[[], T], section: str, places: dict[str, str]) -> T:
-    """What the settings of a section are together; what is wrong with one of them is told where that is."""
+    """Build the dataclass of a section; an error is reported at the line of the setting."""
     try:
         return make()
     except (UsageError, ValueError) as error:
@@ -282,7 +282,7 @@ def _queue(name: str, values: Values, places: dict[str, str]) -> Queue:
 
 
 def _store(values: Values, places: dict[str, str]) -> str:
-    """The URL of a store that is described as in Stepflow's files."""
+    """The URL of a store described as in Stepflow's files."""
     where = places["storageConfig"]
     kind, url = values.get("type"), values.get("databaseUrl", "")
     if kind not in SCHEMES:
@@ -310,7 +310,7 @@ def _store(values: Values, places: dict[str, str]) -> str:
     base, _, query = url.partition("?")
     options = query.split("&") if query else []
     if scheme == "sqlite" and "mode=rwc" in options:
-        options.remove("mode=rwc")  # what it says is so anyway
+        options.remove("mode=rwc")  # the default
     for name, ours in (("maxConnections", "pool"), ("autoMigrate", "migrate")):
         if name not in values:
             continue
@@ -318,13 +318,13 @@ def _store(values: Values, places: dict[str, str]) -> str:
             raise InvalidSettings(places[f"storageConfig.{name}"], f"databaseUrl says {ours}= too; keep one of the two")
         if name == "maxConnections" and not 1 <= values[name] <= 999:
             raise InvalidSettings(places[f"storageConfig.{name}"], "maxConnections must be from 1 to 999")
-        if (scheme, values[name]) != ("sqlite", True):  # that it is migrated is so anyway
+        if (scheme, values[name]) != ("sqlite", True):  # SQLite is migrated by default
             options.append(f"{ours}={str(values[name]).lower()}")
     return "?".join([base, "&".join(options)] if options else [base])
 
 
 def _leases(values: Values, places: dict[str, str]) -> str | None:
-    """The URL of leases that are described as in Stepflow's files."""
+    """The URL of leases described as in Stepflow's files."""
     where, kind = places["leaseManager"], values.get("type")
     if kind in ("none", "store"):
         for name in values.keys() - {"type"}:

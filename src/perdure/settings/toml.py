@@ -1,4 +1,4 @@
-"""TOML with line numbers. The standard library reads it; in which line a key is, a small scanner finds out after."""
+"""TOML with line numbers. The standard library parses it; a small scanner then finds the line of each key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLANK = re.compile(r"[ \t]*")
 
 
 def read_toml(text: str, file: str) -> dict[str, Node]:
-    """The tables and values of a file; raises InvalidSettings when it is none."""
+    """Parse a TOML file; raises InvalidSettings."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -45,24 +45,24 @@ def _node(value: Any, path: Path, lines: dict[Path, int], file: str) -> Node:
 
 
 def _line(path: Path, lines: dict[Path, int]) -> int:
-    """Where a key is, or else what it is in."""
+    """The line of a key, or of what contains it."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """In which line each key and each item of an array is first named, in a text that is known to be TOML."""
+    """The first line of each key and array item, in a valid TOML text."""
     return _Scanner(text.replace("\r\n", "\n")).lines
 
 
 class _Scanner:
-    """Walks once over a text that is known to be right."""
+    """A scanner for valid TOML."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
         self.lines: dict[Path, int] = {}
-        # Up to where lines were counted, and how many there were.
+        # The position up to which lines have been counted, and their number.
         self._counted, self._line = 0, 1
         table: Path = ()
         counts: dict[Path, int] = {}
@@ -87,7 +87,7 @@ class _Scanner:
         for number, part in enumerate(parts, 1):
             path = (*path, part)
             self._note(path)
-            # A table inside one of an array of tables is in the last of those.
+            # A subtable of an array of tables belongs to the last table.
             if path in counts and (brackets == 1 or number < len(parts)):
                 path = (*path, counts[path])
         self._skip(_BLANK)

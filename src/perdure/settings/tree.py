@@ -1,19 +1,19 @@
-"""What a file says, value by value, with the place of each. Knows no setting."""
+"""The values of a settings file with their places. Knows no setting."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-# Settings are small. What is larger, or deeper, is something else or wants to do harm.
+# Settings are small. A larger or deeper file is not one, or is hostile.
 MOST_BYTES, MOST_DEPTH = 256 * 1024, 20
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and where it is said. `value` is plain, a list of nodes, or nodes by their keys.
+    """A value and its place. `value` is plain, a list of nodes, or a dict of nodes.
 
-    `spoken`: it came as text, from a variable, and a number has to be read from it.
+    `spoken`: it is text from a variable, from which numbers must be parsed.
     """
 
     value: Any
@@ -22,7 +22,7 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """What the value is, in words."""
+        """The type of the value, in words."""
         if isinstance(self.value, bool):
             return "true or false"
         names = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number"}

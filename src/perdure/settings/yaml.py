@@ -1,4 +1,4 @@
-"""YAML with line numbers: plain data alone. No tags, no aliases, no key twice; small and not deep."""
+"""YAML with line numbers, limited to plain data: no tags, aliases or duplicate keys; small and shallow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perdure.settings.tree import MOST_DEPTH, Node
 
 
 def read_yaml(text: str, file: str) -> Node:
-    """What a YAML document says; raises InvalidSettings with the line of what is wrong."""
+    """Parse a YAML document; raises InvalidSettings with the line."""
     try:
         import yaml
     except ImportError as error:

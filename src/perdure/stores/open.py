@@ -110,7 +110,7 @@ SQLITE_HINTS = {
 
 
 def with_leases(store: Store, leases: str | Leases | None) -> Store:
-    """The store with leases that are kept elsewhere: at a URL, by an object, or for `"none"` nowhere."""
+    """The store with external leases: at a URL, in an object, or none for `"none"`."""
     if leases is None:
         return store
     from perdure.stores.external_leases import WithLeases

@@ -1,4 +1,4 @@
-"""Options in the URL of a store, after its question mark: each is known to the store, and given once."""
+"""Options in the query of a store URL. Each must be known to the store, and given once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_options(
 
 
 def pairs(shown: str, query: str) -> dict[str, str]:
-    """What stands after the question mark, by name."""
+    """The query of a URL, by name."""
     try:
         options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
@@ -39,7 +39,7 @@ def pairs(shown: str, query: str) -> dict[str, str]:
 
 
 def meant(name: str, known: Sequence[str]) -> str:
-    """What was probably meant, or what there is."""
+    """A close match, or the list of known options."""
     near = get_close_matches(name, known, 1)
     if near:
         return f"did you mean {near[0]!r}?"
@@ -47,7 +47,7 @@ def meant(name: str, known: Sequence[str]) -> str:
 
 
 def flag(shown: str, given: Mapping[str, str], name: str) -> bool | None:
-    """An option that is true or false; None when it is not given."""
+    """A boolean option; None when it is not given."""
     if name not in given:
         return None
     if given[name].lower() not in FLAGS:

@@ -1,4 +1,4 @@
-"""URLs as they may be shown: every message that names a store goes through here."""
+"""URLs without passwords, for messages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _SECRET = re.compile(r"([?&](?:password|sslpassword|passfile)=)[^&]*", re.IGNORE
 
 
 def masked(url: str) -> str:
-    """The URL with stars in the place of its password. One that is wrong is taken apart as well as it can be."""
+    """The URL with its password masked, also if the URL is malformed."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
     head, query, options = rest.partition("?")
     if "@" not in head and ":" in head and "@" in options:
-        head, query, options = rest, "", ""  # a password with a question mark in it, not written as %3F
+        head, query, options = rest, "", ""  # an unescaped question mark in the password
     user, at, place = head.rpartition("@")
     if at and ":" in user:
         head = user.partition(":")[0] + ":***@" + place

@@ -561,7 +561,7 @@ class Body:
     def cancel_child(self, op: str, reason: Any) -> None:
         """Ask a child to end."""
         if not self.loop.closing:
-            self._commands.append(CancelOp(op, str(reason or "nobody waits for it any more")))
+            self._commands.append(CancelOp(op, str(reason or "the body no longer waits for it")))
 
     def continue_as(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """End this incarnation, and have the next one begin."""
@@ -666,7 +666,7 @@ class Body:
         return future
 
     def _refuse(self) -> OpFuture:
-        """What an op gives a body that is leaving memory: an exception, or nothing to go on with.
+        """What an op returns to a body that is being evicted: an exception, or a future that never ends.
 
         A body that swallows every exception would ask for ever; it gets a future that is never resolved, and stays.
         """

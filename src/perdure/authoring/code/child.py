@@ -89,8 +89,8 @@ def child(
     if any(one is not None for one in given):
         if not detached:
             raise UsageError(
-                "child(tags=, queue=, key=, priority=, delay=, max_concurrency=, rules=) are for a run of its own: add "
-                "detached=True. A child that is awaited lives in the journal of its parent, with the parent's"
+                "child(tags=, queue=, key=, priority=, delay=, max_concurrency=, rules=) are for independent runs: "
+                "add detached=True. An awaited child is part of its parent's journal, and shares the parent's"
             )
         place = placed(queue, key, priority)
         options = StartOptions(
@@ -102,7 +102,7 @@ def child(
             at_least_one(max_concurrency),
             run_rules(rules, invocation.program),
         )
-    # A future in the clothes of a coroutine, as a call of a step is: create_task and task groups take it, too.
+    # Typed as a coroutine, as a call of a step is, so that create_task and task groups accept it.
     future = body.start_child(invocation, id or "", detached, due, options)
     future.site = site
     return future  # type: ignore[return-value]
@@ -117,7 +117,7 @@ def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
     if len(args) == 1 and isinstance(args[0], Invocation) and not kwargs:
         inner = ", ".join([*map(repr, args[0].args), *(f"{name}={value!r}" for name, value in args[0].kwargs.items())])
         raise UsageError(
-            f"continue_as() takes the arguments of the next incarnation, and no invocation: it is the same workflow. "
+            f"continue_as() takes the arguments of the next incarnation, not an invocation: it is the same workflow. "
             f"Write continue_as({inner})"
         )
     body.continue_as(args, kwargs)

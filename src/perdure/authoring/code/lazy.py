@@ -1,4 +1,4 @@
-"""Programs that are imported when they are first needed. One that cannot be costs its own runs, and no others."""
+"""Programs that are imported when they are first needed. If an import fails, only its own runs are affected."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PLACE = re.compile(r"(?:([^=]+?) *= *)?([\w.]+):(\w+)")
 
 
 def lazy_programs(places: Sequence[str], check: Callable[[Program], None]) -> dict[str, Callable[[], Program]]:
-    """What loads each program, by its name: `shop.flows:fulfil`, or `fulfil=shop.flows:fulfil_order`."""
+    """The loader of each program by name, from `shop.flows:fulfil` or `fulfil=shop.flows:fulfil_order`."""
     found: dict[str, Callable[[], Program]] = {}
     for place in places:
         parts = _PLACE.fullmatch(place.strip())
         if parts is None:
             raise UsageError(
                 f"Engine(store, [{place!r}]): write the place of a workflow as 'module:workflow', as in "
-                "'shop.flows:fulfil', or 'name=module:workflow' where its name is another one"
+                "'shop.flows:fulfil', or 'name=module:workflow' if its name differs"
             )
         name = check_name(parts[1] or parts[3], "the name of a workflow")
         if name in found:
@@ -34,7 +34,7 @@ def lazy_programs(places: Sequence[str], check: Callable[[Program], None]) -> di
 
 
 class _Loader:
-    """Imports one program. What went wrong is remembered: a module that failed half way is not imported again."""
+    """Imports one program. An error is cached: a module that failed half-way is not imported again."""
 
     def __init__(self, name: str, module: str, attribute: str, check: Callable[[Program], None]) -> None:
         self._name, self._module, self._attribute, self._check = name, module, attribute, check
@@ -45,7 +45,7 @@ class _Loader:
             raise BrokenProgram(self._broken.name, self._broken.place, self._broken.reason)
         try:
             return self._load()
-        # SystemExit too: a module that ends the process at its import is broken, and the engine is not.
+        # SystemExit too: a module that exits at its import is broken, but the engine is not.
         except (Exception, SystemExit) as error:
             reason = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
             self._broken = BrokenProgram(self._name, f"{self._module}:{self._attribute}", reason)
@@ -55,7 +55,7 @@ class _Loader:
     def _load(self) -> Program:
         program: object = getattr(importlib.import_module(self._module), self._attribute)
         if not isinstance(program, Program):
-            raise UsageError(f"{program!r} is no workflow; decorate it with @workflow")
+            raise UsageError(f"{program!r} is not a workflow; decorate it with @workflow")
         if program.name != self._name:
             raise UsageError(f"its name is {program.name!r}: write '{program.name}={self._module}:{self._attribute}'")
         self._check(program)

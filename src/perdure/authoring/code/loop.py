@@ -418,7 +418,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
 
 
 class Closing(BaseException):
-    """The run leaves memory; its body gets no further."""
+    """The run is evicted; its body does not continue."""
 
 
 def _not_durable(name: str, what: str) -> Callable[..., NoReturn]:

@@ -15,14 +15,14 @@ from perdure.kernel.events import moment
 from perdure.kernel.ids import MAX_REASON, check_name, check_text, derived_uuid, step_key
 from perdure.kernel.policies.retry import fraction
 
-# How long the reason of an early end may be.
+# The length limit of the reason of bail().
 
 
 def sleep(duration: float | timedelta) -> Coroutine[object, Never, None]:
     """Sleep durably: for seconds or months, over restarts, without holding memory."""
     return to_await(
         _sleep(duration), sys._getframe(1), "sleep(...)"
-    )  # as a call of a step: with Any in its type, gather would have none
+    )  # typed like a call of a step, so that gather infers its result
 
 
 @named("sleep")
@@ -32,7 +32,7 @@ async def _sleep(duration: float | timedelta) -> None:
 
 
 def sleep_until(when: datetime) -> Coroutine[object, Never, None]:
-    """Sleep durably until a moment. It must be aware: a moment without a zone means another one elsewhere."""
+    """Sleep durably until a datetime, which needs a timezone: without one it would differ between machines."""
     return to_await(_sleep_until(when), sys._getframe(1), "sleep_until(...)")
 
 
@@ -69,9 +69,9 @@ def random() -> float:
 
 
 def deprecate_patch(id: str) -> None:
-    """Stand for a `patched(id)` whose old path is gone, until no run bears its mark any more; then remove this too.
+    """Replace a `patched(id)` whose old path was removed, until no run has its mark; then remove this too.
 
-    Write it when every run that took the old path has ended: `perdure upgrade-check` tells.
+    Use it when every run on the old path has ended: `perdure upgrade-check` reports them.
     """
     require_body("deprecate_patch()")
     check_name(id, "the id of a patch")
@@ -89,7 +89,7 @@ def checkpoint() -> Awaitable[None]:
 def bail(reason: str, output: Any = None) -> NoReturn:
     """End the run here, on purpose and without an error: its status is `bailed`.
 
-    In a step it raises StepBailed, which no policy tries again; the run ends when that is recorded.
+    In a step it raises StepBailed, which is never retried; the run ends when that is recorded.
     """
     body = current_body()
     if body is None:

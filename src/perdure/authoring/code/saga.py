@@ -1,7 +1,7 @@
-"""`saga()`: what is done is undone, in reverse, when what follows fails. Keeps nothing itself: the journal does.
+"""`saga()`: compensations that run in reverse when a later step fails. Stores nothing itself: the journal does.
 
-Compensations are ops of the body like any other. So a crash in the middle of compensating is a crash in the middle of a
-body: the journal says which of them are done, and the next owner goes on with the rest.
+Compensations are ops of the body like any other. A crash while they run is a crash in the middle of a body: the journal
+says which of them are done, and the next owner continues with the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Saga:
         name = getattr(undo, "__name__", "") or type(undo).__name__
         if inspect.isfunction(undo) and not inspect.iscoroutinefunction(undo) and name != "<lambda>":
             raise TypeError(f"compensate({name}): a plain function cannot be awaited; make it a @step")
-        inspect.signature(undo).bind(*args, **kwargs)  # a wrong call fails here, where it is written
+        inspect.signature(undo).bind(*args, **kwargs)  # a wrong call fails here, at the user's line
         self._undo.append(_Compensation(name, undo, args, kwargs))
 
     async def __aenter__(self) -> Self:
@@ -51,7 +51,7 @@ class Saga:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        # Other exceptions end the body on purpose, or take it out of memory: nothing has gone wrong.
+        # Other exceptions end the body on purpose or evict it: nothing has failed.
         if error is None or not self._undo or not is_any_of(error, (Exception, asyncio.CancelledError)):
             return
         # In a task of its own, which is never cancelled: giving up half-way would leave half of it done.
@@ -70,7 +70,7 @@ class Saga:
 
 
 def saga() -> Saga:
-    """Undo what was done when what follows fails.
+    """Undo completed work when a later step fails.
 
     async with saga() as s:
         payment = await charge(order)
@@ -103,7 +103,7 @@ class _Compensation:
 
 # Not private: its name is the scope of its ops, `compensate:0/refund:0`.
 async def compensate(undo: Sequence[_Compensation]) -> list[tuple[str, Exception]]:
-    """Run all of them, the last one first, and say which failed."""
+    """Run all of them, the last one first, and return the failures."""
     failures: list[tuple[str, Exception]] = []
     for compensation in reversed(undo):
         try:
@@ -116,8 +116,8 @@ async def compensate(undo: Sequence[_Compensation]) -> list[tuple[str, Exception
 
 
 def _tell(error: BaseException, failures: Sequence[tuple[str, Exception]], count: int) -> str:
-    told = "; ".join(f"{name} raised {_name(failure)}" for name, failure in failures)
-    return f"{len(failures)} of {count} compensations failed ({told}) after {_name(error)}"
+    listed = "; ".join(f"{name} raised {_name(failure)}" for name, failure in failures)
+    return f"{len(failures)} of {count} compensations failed ({listed}) after {_name(error)}"
 
 
 def _name(error: BaseException) -> str:

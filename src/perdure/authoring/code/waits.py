@@ -1,4 +1,4 @@
-"""What a workflow body waits for from outside, and what it shows: signals, approvals, published state."""
+"""Signals, inputs, approvals and published state of a workflow body."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def wait_signal(name: str, timeout: float | timedelta | None, type: type[T
 @overload
 async def wait_signal(name: str, timeout: float | timedelta | None = None, *, type: type[T]) -> T: ...
 def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any = None) -> Coroutine[Any, Any, Any]:
-    """Wait for a signal of this name, and return what it carries. Signals that came before are taken in their order.
+    """Wait for a signal of this name, and return its payload. Earlier signals are consumed in order.
 
     Raises SignalTimeout, which is a TimeoutError, when none comes in time. The sender of one that is not of `type` gets
     SignalRejected while the run waits; one that had come before, and is not, raises NotDecodable here.
@@ -43,7 +43,7 @@ async def _wait_signal(name: str, timeout: float | timedelta | None, type: Any) 
 
 
 class Inputs(Generic[T]):
-    """The inputs of a run, one after the other: `async for order in inputs(Order)`. `count` is how many have come."""
+    """The inputs of a run as an async iterator: `async for order in inputs(Order)`. `count` is how many have come."""
 
     def __init__(self, type: Any, name: str, idle: float | timedelta | None) -> None:
         self._type, self._name, self._idle = type, name, idle
@@ -66,10 +66,10 @@ def inputs(type: None = None, *, name: str = INPUT, idle: float | timedelta | No
 @overload
 def inputs(type: type[T], *, name: str = INPUT, idle: float | timedelta | None = None) -> Inputs[T]: ...
 def inputs(type: Any = None, *, name: str = INPUT, idle: float | timedelta | None = None) -> Inputs[Any]:
-    """What `engine.feed(id, input)` gives the run, in order and without an end: `async for order in inputs(Order)`.
+    """The inputs that `engine.feed(id, input)` sends, in order and endless: `async for order in inputs(Order)`.
 
-    With `idle` the loop ends when no input has come for so long. Many inputs make a long journal: look at `.count`, and
-    `continue_as` from time to time; what has not been taken goes along.
+    With `idle` the loop ends when no input has come for that long. Many inputs make a long journal: check `.count`, and
+    call `continue_as` from time to time; inputs that have not been consumed are carried over.
     """
     require_body("inputs()")
     check_name(name, "the name of an input")
@@ -152,7 +152,7 @@ async def _approval(
 
 
 def set_state(key: str, value: Any) -> None:
-    """Publish a value that callers see in `get(id).state` while the run goes on."""
+    """Publish a value that callers see in `get(id).state` while the run is open."""
     if not isinstance(key, str) or not key:
         raise ValueError(f"set_state({key!r}, ...): the key is a string that is not empty")
     require_body("set_state()").set_state(check_text(key, "the key of set_state()"), value)
@@ -169,13 +169,13 @@ def _people(given: Any, what: str) -> tuple[str, ...]:
     if not all(people):
         raise UsageError(f"approval({what}=...): one of the names is empty: {given!r:.80}")
     if not people and given != ():
-        # A list that came out empty must not let everybody in.
-        raise UsageError(f"approval({what}={given!r}) names nobody; leave it out where anyone may answer")
+        # A list that is empty by mistake must not let everyone answer.
+        raise UsageError(f"approval({what}={given!r}) is empty; leave it out if anyone may answer")
     return people
 
 
 def _checked(given: Any, where: str) -> Any:
-    """A type, or UsageError for what only looks like one."""
+    """The type, or UsageError for anything else."""
     alias = type(given).__name__ in ("NewType", "TypeVar", "TypeAliasType")
     if given is not None and not isinstance(given, type) and get_origin(given) is None and not alias:
         raise UsageError(f"{where} takes a type, such as int or a dataclass, not {given!r:.80}")
@@ -183,7 +183,7 @@ def _checked(given: Any, where: str) -> Any:
 
 
 def _json_schema(type: Any) -> Any:
-    """The JSON Schema of a type; None for one that has none, whose answers are then checked by the body alone."""
+    """The JSON Schema of a type; None if it has none, and then only the body checks answers."""
     if type is None:
         return None
     of_model = getattr(type, "model_json_schema", None)
@@ -191,5 +191,5 @@ def _json_schema(type: Any) -> Any:
         return of_model()
     try:
         return msgspec.json.schema(type)
-    except (TypeError, NameError):  # NameError: made inside a function, out of names that are known there alone
+    except (TypeError, NameError):  # NameError: it uses names that are local to a function
         return None

@@ -1,4 +1,4 @@
-"""`@workflow`: a plain `async def` that can be stopped at any instant and goes on."""
+"""`@workflow`: a plain `async def` that survives the death of its process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Workflow(CodeProgram, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """What to run, with its arguments; give it to `start` or `run`."""
-        self._signature.bind(*args, **kwargs)  # a wrong call fails here, where it is written
+        self._signature.bind(*args, **kwargs)  # a wrong call fails here, at the user's line
         return to_await(Called(self.name, self, args, kwargs), sys._getframe(1), f"{self.name}(...)")
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ def workflow(
 ) -> Any:
     """Make an `async def` a workflow: `@workflow` or `@workflow(name="fulfil", version="3")`.
 
-    A run keeps the version that it was started with; `accepts` names older ones whose runs this code takes over:
+    A run keeps the version that it was started with; `accepts` names older versions whose runs this code continues:
     `@workflow(version="3", accepts=("1", "2"))`.
     `rules` give policies to the steps of its runs: `rules=[rule("charge", timeout=5)]`.
     """

@@ -1,4 +1,4 @@
-"""Hold a finished journal against the program that wrote it: the same events must lead to the same commands."""
+"""Check a finished journal against its program: the same events must lead to the same commands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from perdure.kernel.values.failures import type_name
 def check_journal(
     programs: Programs, run_id: str, batches: Sequence[Batch], codec: Codec, blobs: Mapping[str, bytes]
 ) -> list[str]:
-    """Replay a journal twice from the start; say what does not fit, and nothing when all does."""
+    """Replay a journal twice from the start, and return the problems."""
     events = [(_inflated(event, blobs), batch.at) for batch in batches for event in batch.events]
     try:
         commands, finish = _commands(programs, run_id, events, codec)
@@ -51,7 +51,7 @@ def check_journal(
 def _commands(
     programs: Programs, run_id: str, events: Sequence[tuple[AnyEvent, float]], codec: Codec
 ) -> tuple[list[str], Finish | None]:
-    """What the program wishes for after each event, and the end it wishes for."""
+    """The commands of the program after each event, and its Finish."""
     started = events[0][0]
     assert isinstance(started, RunStarted)
     for event, _ in events:
@@ -79,7 +79,7 @@ def _commands(
 
 
 def _own_end(events: Sequence[AnyEvent]) -> int:
-    """Where the end begins of a run that its program did not wish for: its deadline had passed."""
+    """The number at which the end by a deadline begins, which the program did not command."""
     last, number = events[-1], len(events) - 1
     if not isinstance(last, RunFinished) or last.error is None or last.error.type != type_name(DeadlineExceeded):
         return len(events)
@@ -95,12 +95,12 @@ def _is_cancelled(event: AnyEvent) -> TypeGuard[StepFailed]:
 def _tell(command: Command) -> str:
     if isinstance(command, RunStep):
         return f"RunStep {command.op} {command.inputs.decode()}"
-    # A program that a command carries is no data: it stands for itself by its name.
+    # Compare a program in a command by its name.
     return f"{type(command).__name__} {msgspec.json.encode(command, enc_hook=repr).decode()}"
 
 
 def unfinished(states: Iterable[RunState]) -> str:
-    """What the runs that have not ended wait for."""
+    """What the open runs wait for."""
     found = []
     for state in states:
         if state.finished is None and state.started is not None:
@@ -120,9 +120,9 @@ def _waits_for(path: str, op: OpenOp) -> str:
 
 
 def check_end(run_id: str, end: RunFinished, finish: Finish | None, blobs: Mapping[str, bytes]) -> list[str]:
-    """Hold the end that a replay wishes for against the one that was recorded."""
+    """Compare the end of a replay with the recorded one."""
     if finish is None:
-        # Ended from outside: by a cancel or by its deadline.
+        # Ended by a cancellation or its deadline, not by its program.
         return [f"{run_id} completed, and its replay does not"] if end.status is RunStatus.COMPLETED else []
     if finish.status is not end.status:
         return [f"{run_id} is {end.status}, and its replay {finish.status}"]

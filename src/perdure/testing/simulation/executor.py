@@ -25,7 +25,7 @@ class VirtualExecutor(EveryStepExecutor):
         """How long an execution takes before and after the step's own code."""
         chance = self._machine.world.chance
         duration = chance.choice(self._faults.durations)
-        # The effect may come at the beginning or at the end: a crash in between is another crash.
+        # The effect may come at the beginning or at the end of the time: a crash in between differs.
         return (0.0, duration) if chance.random() < 0.5 else (duration, 0.0)
 
     def _launch(self, context: StepContext) -> None:
@@ -41,7 +41,7 @@ class VirtualExecutor(EveryStepExecutor):
         self._monitor.executed(self._machine, context.run_id, op, context.attempt, error)
 
     def wrap(self, context: StepContext, coro: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
-        """A coroutine that awaits a step's own, and takes some time over it."""
+        """Wrap the coroutine of a step so that it takes virtual time."""
         self._launch(context)
         return self._wrapped(context, coro, *self._times())
 
@@ -60,7 +60,7 @@ class VirtualExecutor(EveryStepExecutor):
         return value
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a plain function here and now: the coroutine that asks for it is wrapped, and takes the time."""
+        """Call a plain function at once: the wrapped coroutine that calls it takes the virtual time."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -70,6 +70,6 @@ class VirtualExecutor(EveryStepExecutor):
 
 
 def _op(context: StepContext) -> str:
-    """The op of a step. Its key begins with a run_id, not always that of its own run; run_ids hold no slash."""
+    """The op of a step, from its idempotency key, which begins with a run_id without slashes."""
     own = f"{context.run_id}/"
     return context.id.removeprefix(own) if context.id.startswith(own) else context.id.partition("/")[2]

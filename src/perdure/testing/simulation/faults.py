@@ -10,13 +10,13 @@ Side = Literal["before", "after", "during"]
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How far a world may stray from the plain one. Everything is drawn from the seed of the simulation.
+    """Which faults a simulation injects. Everything is drawn from its seed.
 
     Times are in virtual seconds and are picked from the tuple with equal chances; shares are between 0 and 1.
     """
 
     durations: tuple[float, ...] = (0.0, 0.0, 0.001, 0.01, 0.1, 1.0)
-    """How long one execution of a step takes, besides what its own code awaits."""
+    """How long one execution of a step takes, in addition to what its own code awaits."""
     delays: tuple[float, ...] = (0.0,)
     """How long a message to or from the store takes. The store answers at once where both take no time."""
     lost_replies: float = 0.0
@@ -62,7 +62,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The machine stands still at the append of this number, and then goes on: a zombie, if it was replaced."""
+    """The machine is paused at the append of this number, and continues later: a zombie, after a takeover."""
 
     at: int
     seconds: float = 60.0

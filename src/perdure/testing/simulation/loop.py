@@ -27,7 +27,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = time
         # Set to leave `run_ready` before the next callback.
         self.halted = False
-        # Gives the coroutine that is run in place of a step's own.
+        # Wraps the coroutine of a step.
         self.wrap_step: Wrap | None = None
         # Errors of callbacks, and of tasks that are not awaited.
         self.problems: list[str] = []
@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return bool(self._ready)
 
     def run_ready(self, most: int) -> None:
-        """Run up to so many callbacks that are ready, in their order."""
+        """Run at most `limit` ready callbacks, in order."""
         self.halted = False
         ready = self._ready
         events._set_running_loop(self)
@@ -60,7 +60,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise self._fatal
 
     def next_timer(self) -> float | None:
-        """When the next timer rings, or None."""
+        """When the next timer fires, or None."""
         timers = self._scheduled
         while timers and timers[0].cancelled():
             heapq.heappop(timers)
@@ -81,14 +81,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.problems
 
     def dispose(self) -> None:
-        """Close whatever never ended."""
+        """Close tasks that never ended."""
         self._ready.clear()
         self._scheduled.clear()
         tasks, self._all = self._all, []
         for task in tasks:
             if task.done():
                 if not task.cancelled():
-                    task.exception()  # so that nothing is logged about it
+                    task.exception()  # mark it as retrieved
                 continue
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             _close(task.get_coro())
@@ -105,31 +105,31 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return
         if isinstance(error, Exception | asyncio.CancelledError):
             self.problems.append(f"a callback raised: {error!r}")
-        else:  # not of the engine: a test that ran out of time, for one
+        else:  # outside of the engine, such as a test that timed out
             self._fatal, self.halted = error, True
 
-    # --- what asyncio asks of a loop ------------------------------------------------------------------------------
+    # --- the interface of an event loop ---------------------------------------------------------------------------
 
     def time(self) -> float:
         """Virtual seconds."""
         return self._now()
 
     def is_running(self) -> bool:
-        """Whether the code that asks is run by this loop."""
+        """Whether the calling code runs on this loop."""
         return events._get_running_loop() is self
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task; the coroutine of a step's attempt is wrapped first."""
         context, inner = options.get("context"), None
         if context is not None and self.wrap_step is not None:
-            # A context that names another attempt than ours belongs to one that is being launched.
+            # A context of another attempt than the current one belongs to an attempt that is being launched.
             attempt = context.get(current)
             if attempt is not None and attempt is not current.get(None):
                 inner, coro = coro, self.wrap_step(attempt, coro)
         task = super().create_task(coro, **options)
         self._all.append(task)
         if inner is not None:
-            # A task that is cancelled before it begins never comes to the coroutine that was wrapped.
+            # A task that is cancelled before it begins never reaches the wrapped coroutine.
             self._inner[task] = inner
             task.add_done_callback(lambda task: self._inner.pop(task).close())
         if len(self._all) & 255 == 0:
@@ -152,7 +152,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _close(coro: Any) -> None:
-    """Close a coroutine, also one that awaits more things on its way out."""
+    """Close a coroutine, also one that awaits in its `finally`."""
     for _ in range(100):
         try:
             coro.close()

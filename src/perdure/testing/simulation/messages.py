@@ -1,4 +1,4 @@
-"""What people and programs elsewhere tell the runs of a simulation, and whether the answers they got were true.
+"""Messages that senders send to the runs of a simulation, and checks that the replies were true.
 
 An answer is held against the store at the moment it is given: what is said to be accepted must be there by then, and
 what is said to have ended must have ended so. A sender without a reply, because it was lost or a machine died, asks
@@ -27,7 +27,7 @@ AGAIN_SECONDS, ASK_TIMES = 0.3, 40
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One thing that a run is told, `wait` virtual seconds after the one before it was answered."""
+    """One message to a run, sent `wait` virtual seconds after the reply to the previous one."""
 
     kind: Kind
     name: str = ""
@@ -41,7 +41,7 @@ class Message:
 class Sender:
     """A sender that tells runs one thing after another; `local`, in the process that executes them.
 
-    Messages are numbered under `ids`, so that two senders with the same `ids` send the same things twice.
+    Messages are numbered under `ids`, so that two senders with the same `ids` send duplicates.
     """
 
     messages: Sequence[Message]
@@ -51,7 +51,7 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a sender was told in the end. `id` is the id that its message bore."""
+    """The final reply to a message. `id` is the id of the message."""
 
     sender: int
     message: Message
@@ -61,7 +61,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Sending:
-    """A sender on its way through its messages. It remembers over the death of its machine where it is."""
+    """A sender and its position in its messages, which survives the death of its machine."""
 
     number: int
     sender: Sender
@@ -71,11 +71,11 @@ class Sending:
 
     @property
     def done(self) -> bool:
-        """Whether every message has been answered."""
+        """Whether every message has a reply."""
         return len(self.replies) == len(self.sender.messages)
 
     async def go_on(self, client: Client) -> None:
-        """Send what has not been answered yet, in order."""
+        """Send the messages without a reply, in order."""
         while not self.done:
             number = len(self.replies)
             message = self.sender.messages[number]
@@ -127,17 +127,17 @@ async def _tell(client: Client, message: Message, id: str) -> Verdict:
             try:
                 return await client.resume(run)
             except UsageError:
-                return Accepted()  # it is parked and not paused: there is nothing to resume
+                return Accepted()  # parked, not paused: nothing to resume
 
 
 def find(monitor: Monitor, id: str) -> Watched | None:
-    """The run of this id, as its journal stands."""
+    """The run of this id with its journal."""
     found = [w for w in monitor.runs.values() if w.state.started is not None and w.state.started.id == id]
     return found[-1] if found else None
 
 
 def check(message: Message, id: str, verdict: Verdict, watched: Watched | None) -> str:
-    """What is not true about an answer; empty when it is."""
+    """What is wrong with a reply; empty if it is true."""
     if watched is None:
         return "" if isinstance(verdict, NotFound) else "there is no such run"
     state = watched.state
@@ -175,7 +175,7 @@ def _events(watched: Watched, kind: type[Any]) -> list[Any]:
 
 
 def judge(senders: Sequence[Sending], monitor: Monitor) -> None:
-    """Check what can be checked only at the end: order, and that no answer has become untrue."""
+    """Check at the end: the order, and that every reply is still true."""
     for sending in senders:
         sent: dict[tuple[str, str], list[str]] = {}
         for reply in sending.replies:

@@ -1,4 +1,4 @@
-"""Watches the store and the steps of a simulation, and says which promise was broken when. Changes nothing."""
+"""Watch the store and the steps of a simulation, and report broken promises. Changes nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from perdure.ports.journal import Append, Appended, Outcome
 from perdure.testing.simulation.report import StepExecution
 from perdure.testing.simulation.world import Machine, World
 
-# Anybody may append these; everything else is the owner's alone.
+# Clients may append these; only the owner may append other events.
 FREE = (
     RunStarted
     | InputReplaced
@@ -74,7 +74,7 @@ class Monitor:
         # Results that steps have returned, and when, by machine, run and op.
         self.returned: dict[tuple[Machine, str, str], float] = {}
         self.violations: list[str] = []
-        # Runs of each queue that have begun and not ended, and how many those were at most.
+        # The running runs of each queue, and their maximum.
         self._under_way: dict[str, set[str]] = {}
         self.most_under_way: dict[str, int] = {}
 
@@ -83,7 +83,7 @@ class Monitor:
         self.trace.append(f"{self._world.time:.6f} {machine} {what}")
 
     def accuse(self, what: str) -> None:
-        """A promise was broken: there is no point in going on."""
+        """Report a broken promise, and stop."""
         self.note("monitor", what)
         self.violations.append(what)
         self._world.stop()
@@ -93,7 +93,7 @@ class Monitor:
     def answered(
         self, machine: Machine, appends: Sequence[Append], outcomes: Sequence[Outcome], rows: dict[str, RunRow]
     ) -> None:
-        """The store has done what a machine asked for."""
+        """Record an append that the store has written."""
         for append, outcome in zip(appends, outcomes, strict=True):
             place = f"{append.run_id}[{append.expected_next}]"
             if not isinstance(outcome, Appended):
@@ -103,7 +103,7 @@ class Monitor:
             self.note(machine.name, f"append {place} {events}")
             self._appended(machine, append, rows)
             for start in append.starts:
-                # One that is there already was started before.
+                # An existing journal was started before.
                 if start.run_id not in self.runs and start.run_id in rows:
                     self._appended(machine, start, rows)
 
@@ -129,7 +129,7 @@ class Monitor:
         self._count(state)
         children = child_rows(state)
         state.changed.clear()
-        # Those that did not change have their rows from before.
+        # Unchanged children keep their rows.
         unchanged = [child_row(state, child) for child in state.children.values()]
         for implied in (row(state), *children, *unchanged):
             stored = rows.get(implied.run_id)
@@ -159,11 +159,11 @@ class Monitor:
         elif isinstance(event, RunFinished) and (state.epoch == 0 or state.parked is not None) and _is_late(event):
             pass  # no orchestrator advances it, and its deadline has passed
         elif isinstance(event, WaitResolved) and (event.is_answer or event.is_rejection):
-            pass  # a person's word
+            pass  # by a person
         elif isinstance(event, StepSucceeded | StepFailed | StepSkipped) and _is_remote(state, event.op):
             pass  # reported by the engine that executed it
         elif not isinstance(event, FREE) and watched.owner is not machine:
-            owner = watched.owner.name if watched.owner else "nobody"
+            owner = watched.owner.name if watched.owner else "no machine"
             self.accuse(f"{where}: written by {machine.name}, which is not the owner ({owner} is)")
         if isinstance(event, StepStarted):
             if event.op in watched.outcomes:
@@ -208,7 +208,7 @@ class Monitor:
             self.returned[machine, run_id, op] = self._world.time
 
     def unsaved(self, machine: Machine) -> dict[tuple[str, str], float]:
-        """Results that a machine has and the store has not: when each was returned, by run and op."""
+        """Results that a machine has not stored yet: when each was returned, by run and op."""
         unsaved = {}
         for (owner, run_id, op), at in self.returned.items():
             watched = self.runs.get(run_id)
@@ -217,12 +217,12 @@ class Monitor:
         return unsaved
 
     def launching(self, machine: Machine, run_id: str, op: str, attempt: int) -> None:
-        """A machine decides to call a step. Its code may run somewhat later, when the run has gone on without it."""
+        """A machine decides to call a step. Its code may run later, when another owner has advanced the run."""
         watched = self.runs.get(run_id)
         if watched is None:
             self.accuse(f"{op} is called for a run that is not in the store")
             return
-        # A zombie cannot know; what it must not do is write.
+        # A zombie cannot know that it lost the run; it must only not write.
         if watched.owner is not machine:
             return
         if op in watched.outcomes:

@@ -1,4 +1,4 @@
-"""What a simulation has seen. Judges nothing."""
+"""The record of a simulation. Checks nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PromiseBroken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class StepExecution:
-    """One execution of a step's code, whether or not anything came of it."""
+    """One execution of a step's code, whether or not its outcome was recorded."""
 
     at: float
     """Virtual seconds since the simulation began."""
@@ -34,7 +34,7 @@ class StepExecution:
     op: str
     attempt: int
     next_seq: int
-    """How many events the journal of the run had at that moment."""
+    """How many events the journal of the run had at that time."""
     owned: bool
     """Whether the machine still owned the run; False for a zombie that does not know yet."""
 
@@ -59,7 +59,7 @@ class Report:
     results: Mapping[str, RunResult[Any]]
     """How each run ended, by its id."""
     journals: Mapping[str, Sequence[Batch]]
-    """What is in the store, by the id of the run."""
+    """The journals, by the id of the run."""
     executions: Sequence[StepExecution]
     appends: int
     """How many times a machine called the store's append: the numbers that `Crash` and `Pause` can name."""
@@ -67,12 +67,12 @@ class Report:
     """How much virtual time went by, in seconds."""
     crashes: int = 0
     lost: Sequence[Lost] = ()
-    """Results that a machine had when it died, and the store had not."""
+    """Results that a machine lost when it died, because they were not stored."""
     replies: Sequence[Reply] = ()
-    """What the senders were told."""
+    """The replies to the senders."""
 
     most_under_way: Mapping[str, int] = field(default_factory=dict)
-    """How many runs of each queue had begun and not ended at once, at most."""
+    """The most runs of each queue that were running at once."""
 
     @property
     def text(self) -> str:

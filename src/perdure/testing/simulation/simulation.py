@@ -1,4 +1,4 @@
-"""Runs of real engines in a world where time, chance and failure come from one seed."""
+"""Run real engines in a simulation where time, randomness and faults come from one seed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Programs = Iterable[Program] | Callable[[], Iterable[Program]]
 START = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 # Heartbeats are rare where no other orchestrator waits for them, so that a month goes by in a second.
 CALM = Recovery(lease=3600.0, check_interval=3600.0)
-# Machines die so often here that no run is to blame for it.
+# No quarantine: machines die so often here that no run is to blame.
 BRISK = Recovery(lease=6.0, check_interval=4.0, quarantine=0)
 # How often an engine polls for what other engines wrote. In a scenario it is notified.
 CALM_POLL, BRISK_POLL = 600.0, 0.5
@@ -143,10 +143,10 @@ class Simulation:
             machine.loop.call_soon(feed.poll)
 
     async def advance(self, duration: float | timedelta = 0.0, /, **parts: float) -> None:
-        """Let time go by: `await sim.advance(90)`, `await sim.advance(hours=2)`, with the names of `timedelta`."""
+        """Let time pass: `await sim.advance(90)`, `await sim.advance(hours=2)`, with the names of `timedelta`."""
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
         await asyncio.sleep(seconds + timedelta(**parts).total_seconds())
-        # What was due in that very moment has its turn before the caller looks.
+        # Callbacks due at that time run before the caller continues.
         for _ in range(50):
             await asyncio.sleep(0)
 
@@ -171,7 +171,7 @@ class Simulation:
         start: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Report:
-        """Run workflows to their ends, whatever comes between, and check every promise on the way.
+        """Run workflows to their ends under faults, and check every promise on the way.
 
         The runs get the ids `run-0`, `run-1` and so on. A machine that dies is replaced after a while, under its own
         name or another. `engines` machines work on the store at once. `senders` tell the runs something meanwhile, each
@@ -225,7 +225,7 @@ class Simulation:
             **options,
         )
         self._set_polling(machine, engine)
-        # Bodies are let go by their own loops: collected as they are, they would act like plain functions.
+        # Bodies are closed by their own loops: if the garbage collector closed them, they would run as plain functions.
         before = machine.on_end
 
         def end() -> None:
@@ -239,7 +239,7 @@ class Simulation:
 
 
 class Storm:
-    """What `Simulation.run` is about: the runs that were asked for, and the machines that see to them."""
+    """The state of one `Simulation.run`: its runs, and the machines that execute them."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class Storm:
         self.lost: list[Lost] = []
 
     def boot(self, name: str, *, serves: bool) -> None:
-        """Switch a machine on. The one that serves is where the runs are started and waited for."""
+        """Switch a machine on. The serving machine starts the runs and waits for them."""
         if self._leaving:
             return
         sim = self._sim
@@ -309,7 +309,7 @@ class Storm:
             self._sim.monitor.accuse(f"{machine.name}: {error!r}")
 
     def connect(self, sending: Sending) -> None:
-        """Switch the machine of a sender on, if it has one of its own. When it dies it is switched on again."""
+        """Switch on the machine of a sender, if it has its own. It is restarted when it dies."""
         if sending.sender.local or sending.done or self._leaving:
             return
         sim = self._sim
@@ -346,7 +346,7 @@ class Storm:
             if machine not in self._open:
                 self._sim.world.discard(machine)
                 continue
-            # A machine that is still paused closes when it goes on.
+            # A paused machine closes when it continues.
             machine.task = machine.loop.create_task(engine.close())
             machine.task.add_done_callback(lambda _: self._left())
         self._left()
@@ -383,7 +383,7 @@ class Storm:
             break
 
     def report(self) -> Report:
-        """All that was seen."""
+        """The report of the simulation."""
         sim, runs = self._sim, self._sim.monitor.runs
         return Report(
             seed=sim.seed,

@@ -1,4 +1,4 @@
-"""The store as one machine sees it: slow, forgetful, sometimes out of reach. What it holds is always right."""
+"""The store as one machine sees it: slow, sometimes unreachable, with lost replies. Its content is always right."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATER = (0.0, 0.001, 0.01, 0.1, 0.5)
 
 
 class FaultPlan:
-    """Which append meets which fault: those that were asked for, and those that are drawn."""
+    """Which append meets which fault: given ones, and random ones."""
 
     def __init__(self, faults: Faults, crashes: Sequence[Crash] = (), pauses: Sequence[Pause] = ()) -> None:
         self.faults = faults
@@ -77,10 +77,10 @@ class SimulatedStore:
         """Everything stays for as long as the simulation does."""
 
     def check_durability(self, durability: Durability) -> None:
-        """What the simulated disk loses, the faults say."""
+        """The faults decide what the simulated disk loses."""
 
     def version(self) -> object:
-        """Changes with every append of anyone."""
+        """Changes with every append."""
         return self._base.version()
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
@@ -89,7 +89,7 @@ class SimulatedStore:
 
 
 class _Slow:
-    """A port whose methods take time, and are sometimes out of reach."""
+    """A port whose methods take time, and sometimes fail."""
 
     def __init__(self, port: object, machine: Machine, faults: Faults) -> None:
         self._port, self._machine, self._faults = port, machine, faults
@@ -119,7 +119,7 @@ class _Slow:
 
 
 class _SlowLeases(_Slow):
-    """Leases that cannot say when one ends: a push only makes things quicker, and nothing may depend on it."""
+    """Leases without notifications, on which correctness must not depend."""
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
         """Nothing, and wait."""
@@ -135,7 +135,7 @@ class SimulatedJournal:
         self._slow: Any = _Slow(base.journal, machine, plan.faults)
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
-        """Write what a machine asks for; let it hear of that at once, later, wrongly or never."""
+        """Write an append, and reply at once, later, wrongly or never."""
         machine, faults = self._machine, self._plan.faults
         world, chance = machine.world, machine.world.chance
         number = self._plan.appends
@@ -208,7 +208,7 @@ class SimulatedJournal:
         outcomes = journal.append(appends)
         self._monitor.answered(machine, appends, outcomes, journal.rows)
         if faults.interference and chance.random() < faults.interference:
-            # Also while the owner has nothing to write: it hears of that one by looking, not by a conflict.
+            # Also while the owner has nothing to write: then it finds the event by polling, not by a conflict.
             run_id = chance.choice(appends).run_id
             machine.world.after(chance.choice(LATER), lambda: self._interfere(run_id))
         return outcomes
@@ -220,13 +220,13 @@ class SimulatedJournal:
             return
         journal, seq = self._base.journal, watched.state.next_seq
         state = fold(run_id, watched.batches)
-        append = extend(state, [SignalReceived("nobody", signal_id=generated_id(str(seq)))], state.at)
+        append = extend(state, [SignalReceived("interference", signal_id=generated_id(str(seq)))], state.at)
         outcomes = journal.append([append])
-        self._monitor.note("somebody", f"interferes with {run_id}")
+        self._monitor.note("another sender", f"interferes with {run_id}")
         self._monitor.answered(self._machine, [append], outcomes, journal.rows)
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
-        """Put batches in the place of a whole journal."""
+        """Replace a whole journal."""
         return await self._slow.rewrite(run_id, expected_next, batches)  # type: ignore[no-any-return]
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:

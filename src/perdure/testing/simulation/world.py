@@ -25,7 +25,7 @@ class MachineClock:
         self.skew = 0.0
 
     def now(self) -> float:
-        """Seconds since the epoch, as this machine believes."""
+        """Seconds since the epoch, by this machine's clock."""
         return self._world.start + self._world.time + self.skew
 
 
@@ -38,14 +38,14 @@ class Machine:
         self.loop = VirtualLoop(lambda: world.time)
         self.dead = False
         self.paused_until = 0.0
-        # What it was switched on for.
+        # Its purpose.
         self.task: asyncio.Task[Any] | None = None
-        # Called when it dies by a fault, and when the simulation lets go of it.
+        # Called when it dies by a fault, and when the simulation discards it.
         self.on_crash: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
 
     def pause(self, seconds: float) -> None:
-        """Stand still, as under a long collection of garbage; then go on as if nothing had been."""
+        """Pause, as in a long garbage collection; then continue as if nothing had happened."""
         self.paused_until = self.world.time + seconds
         self.loop.halted = True
 
@@ -66,7 +66,7 @@ class Machine:
 
 
 class World:
-    """All machines and the one time they share."""
+    """All machines, and their shared virtual time."""
 
     def __init__(self, seed: int | str, start: float) -> None:
         self.chance = random.Random(seed)
@@ -88,16 +88,16 @@ class World:
 
     @property
     def everyone(self) -> list[Machine]:
-        """All machines there have been."""
+        """All machines, dead ones included."""
         return self._dead + self.machines
 
     def after(self, delay: float, callback: Callable[[], None]) -> None:
-        """Call back later, on no machine: a message that is under way, a machine that is switched on."""
+        """Call back later, outside of any machine: a message in transit, a machine that is started."""
         self._numbers += 1
         heapq.heappush(self._events, (self.time + delay, self._numbers, callback))
 
     def stop(self) -> None:
-        """Have `run` return as soon as the callback that is running has ended."""
+        """Make `run` return as soon as the current callback has ended."""
         self._stopped = True
         for machine in self.machines:
             machine.loop.halted = True
@@ -113,7 +113,7 @@ class World:
                 self.machines = [machine for machine in self.machines if not machine.dead]
             runnable = [machine for machine in self.machines if machine.runnable]
             if len(runnable) == 1:
-                # Others may become runnable by what it does, so it does not run for ever.
+                # In bursts, because other machines may become ready by what it does.
                 runnable[0].loop.run_ready(64)
             elif runnable:
                 chance.choice(runnable).loop.run_ready(chance.choice((1, 2, 8, 64)))
@@ -123,7 +123,7 @@ class World:
         return True
 
     def _jump(self, limit: float) -> bool:
-        """Go to the next moment at which something happens, and make it happen."""
+        """Advance time to the next timer, and make its callbacks ready."""
         moments = [self._events[0][0]] if self._events else []
         for machine in self.machines:
             timer = self.time if machine.loop.ready else machine.loop.next_timer()
@@ -140,14 +140,14 @@ class World:
         return True
 
     def discard(self, machine: Machine) -> None:
-        """Switch a machine off for good."""
+        """Switch a machine off permanently."""
         machine.off()
         if machine in self.machines:
             self.machines.remove(machine)
             self._dead.append(machine)
 
     def end(self) -> None:
-        """Let go of every machine. Coroutines that never ended get their GeneratorExit here, after all is over."""
+        """Discard every machine. Coroutines that never ended get their GeneratorExit here, after everything."""
         for machine in self.machines:
             machine.off()
         for machine in self.everyone:
@@ -158,7 +158,7 @@ class World:
 
 @contextmanager
 def seeded_entropy(source: random.Random) -> Iterator[None]:
-    """Let everything that asks the system for random bytes get them from a source: `secrets`, `uuid4`, `random`."""
+    """Replace the system's random bytes by a source: for `secrets`, `uuid4`, `random`."""
     module: Any = random
     state, system, imported = random.getstate(), os.urandom, module._urandom
     os.urandom = module._urandom = source.randbytes
