@@ -113,7 +113,7 @@ def _waits_for(path: str, op: OpenOp) -> str:
     if op.kind == "signal":
         return f"waits for the signal {op.name.rpartition(chr(0))[2]!r}, which is never sent"
     if op.kind == "approval":
-        return f"waits for the approval {op.name!r}, which is never given"
+        return f"waits for the approval {op.name!r}, which is never answered"
     if op.kind == "timer":
         return f"sleeps at {path}"
     return f"is at {path}"
