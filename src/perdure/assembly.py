@@ -387,7 +387,7 @@ class Engine(Client):
         self._completed(row)
 
     def _completed(self, row: RunRow) -> None:
-        # A child ends with its root, and one that goes on as another incarnation has not ended.
+        # A child ends with its root, and a run that continues as another incarnation has not ended.
         own = row.program.startswith(BUILT_IN)
         if self._completions is not None and not (row.root or row.continued_as or own):
             self._completions.notify(row.id, row)

@@ -153,7 +153,7 @@ class LocalGateway:
         return None
 
     async def load(self, run: RunRow) -> None:
-        """Load a run that waits here: it is read once, and goes on in the commit that accepts what it waits for."""
+        """Load a run that waits here: it is read once, and continues in the commit that accepts the message."""
         orchestrator = self.orchestrator
         if orchestrator is None or self.counts is not None:
             return

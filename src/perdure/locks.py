@@ -146,7 +146,7 @@ def _in_loop(locker: Locker, step: StepContext, work: Callable[[], Coroutine[Any
         raise UsageError("in an `async def` step a lock is taken with `async with lock(...)`")
 
     def begin() -> None:
-        # Made here: a loop that ends before it comes to this leaves nothing behind that was never begun.
+        # Created here: a loop that ends earlier leaves no coroutine that was never awaited.
         tasks.append(loop.create_task(work()))
         tasks[0].add_done_callback(tell)
 

@@ -31,7 +31,7 @@ class HasJournals(Protocol):
 
 
 class Progress:
-    """What to say of the runs of one process, told from what they commit."""
+    """The progress lines of the runs of one process, from their commits."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -99,7 +99,7 @@ class Line:
             self._show(self._progress.text)
 
     async def recall(self, client: HasJournals, id: str) -> None:
-        """Count from the beginning of a run that this process goes on with, if there is one of that id."""
+        """Count from the beginning of a run that this process resumes, if there is one of that id."""
         with suppress(PerdureError):  # whatever is wrong with it, its result says
             self._progress.recall(id, await client.journal(id))
             self._show(self._progress.text)

@@ -1,6 +1,6 @@
 """The program `perdure.schedule`: one endless run per schedule, whose journal is all there is of it.
 
-It sleeps until the next tick, starts a run for it under an id that follows from the tick, and goes on. Whatever depends
+It sleeps until the next tick, starts a run for it under an id made from the tick, and repeats. Whatever depends
 on the world (the rules of a time zone, whether a run is still open) is found out in a step, so that a replay elsewhere
 goes the same way; when a step is made again after a crash, it finds the run that it had started.
 """
@@ -50,9 +50,9 @@ from perdure.kernel.schedules.schedule import (
     tick_id,
 )
 
-# A tick is not given up lightly: the store may be out of reach for a while.
+# Retry for long before a tick fails: the store may be unreachable for a while.
 _PATIENT = Retry(attempts=1000, initial=0.5, max=60.0)
-# How often a run that is parked is polled: it goes on when a person resolves it.
+# How often a parked run is polled, until a person resolves it.
 _PARKED_SECONDS = 30.0
 # After so many ticks and control signals a schedule continues in a new journal.
 RENEWAL = 250
@@ -336,7 +336,7 @@ class ScheduleBody:
             self.book.paused = True
         elif isinstance(control, Resume):
             if self.book.paused:
-                self._begin_anew(control.at, paused=False)
+                self._restart_from(control.at, paused=False)
         elif isinstance(control, Trigger):
             await self._fire(Order(run=control.run))
         elif isinstance(control, Backfill):
@@ -348,7 +348,7 @@ class ScheduleBody:
             set_state("definition", control.definition)
             await self._until_then(control, paused=paused)
             self.definition = control.definition
-            self._begin_anew(control.at, paused=paused)
+            self._restart_from(control.at, paused=paused)
         self._publish()
 
     async def _until_then(self, control: Pause | Change, *, paused: bool) -> None:
@@ -358,7 +358,7 @@ class ScheduleBody:
         await self._catch_up(min(control.at, self._body.loop.now))
         self._said_paused = None
 
-    def _begin_anew(self, at: float, *, paused: bool) -> None:
+    def _restart_from(self, at: float, *, paused: bool) -> None:
         self.book.paused = paused
         self.book.after = max(self.book.after, at)
         self._ahead = None

@@ -135,25 +135,25 @@ def _all(
     if not given:
         raise Problem("say which runs, as in --program fulfil or --status failed; --dry-run tells which they would be")
     reports = asyncio.run(_pages(store, filters, given, many))
-    told = [item for report in reports for item in report if item.error is None]
+    applied = [item for report in reports for item in report if item.error is None]
     skipped = {id(item) for report in reports for item in report.skipped}
     failed = [item for report in reports for item in report.failed]
     if json:
         write_json(
             {
                 "dry_run": filters.dry_run,
-                "done": [item.id for item in told if id(item) not in skipped],
-                "skipped": [item.id for item in told if id(item) in skipped],
+                "done": [item.id for item in applied if id(item) not in skipped],
+                "skipped": [item.id for item in applied if id(item) in skipped],
                 "failed": [{"id": item.id, "error": str(item.error)} for item in failed],
             }
         )
     else:
-        for item in told:
+        for item in applied:
             if id(item) not in skipped:
                 print(clean(item.id))
         for item in failed:
             note(f"run {item.id!r}: {item.error}")
-        count = len(told) - len(skipped)
+        count = len(applied) - len(skipped)
         runs = f"{count} run{'' if count == 1 else 's'}"
         note(f"would be: {runs}" if filters.dry_run else f"{done}: {runs}")
         if skipped:

@@ -10,7 +10,7 @@ class Exit(IntEnum):
 
     OK = 0
     FAILED = 1
-    """The run failed, the doctor found a failure, or a run that was told something had ended."""
+    """The run failed, the doctor found a failure, or a message was sent to a run that had ended."""
     USAGE = 2
     """The command was wrong; nothing was done."""
     NO_SUCH_RUN = 3

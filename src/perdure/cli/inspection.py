@@ -57,7 +57,7 @@ def inspect(
 
 
 def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str, Any]]:
-    """The arguments of the steps of a run by op path, told by replay; none where the code is not at hand."""
+    """The arguments of the steps of a run by op path, from replay; none if the code is not available."""
     from perdure.authoring.code.frames import arguments
     from perdure.cli.targets import load
     from perdure.kernel.policies.versions import Programs

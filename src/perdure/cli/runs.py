@@ -152,8 +152,8 @@ def steps(
     wanted = [_step_status(one) for given in status or [] for one in given.split(",")]
     begun = with_reader(opened(store), lambda client: client.steps(id))
     if inputs:
-        told = arguments_of(store, id, module)
-        begun = [replace(step, inputs=told.get(step.path, step.inputs)) for step in begun]
+        arguments = arguments_of(store, id, module)
+        begun = [replace(step, inputs=arguments.get(step.path, step.inputs)) for step in begun]
     found = [step for step in begun if not wanted or step.status in wanted]
     if json:
         write_json(found)
@@ -219,7 +219,7 @@ app.command(signal, sort_key=14)
 
 
 class _Follower:
-    """Follows one journal by number: over a store that goes away and comes back, nothing is missed or told twice."""
+    """Follows one journal by number: nothing is missed or repeated if the store is unavailable for a while."""
 
     def __init__(self, id: str, start: int, store: str, json: bool) -> None:
         self._id, self._next, self._store, self._json = id, start, store, json
@@ -342,7 +342,7 @@ def _facts(view: RunView, steps: Sequence[StepView], why: Why | None) -> list[tu
 
 @dataclass(frozen=True, slots=True)
 class _LastError:
-    """What the last attempt that failed came to."""
+    """The error of the last failed attempt."""
 
     path: str
     attempt: int

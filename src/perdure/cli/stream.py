@@ -39,7 +39,7 @@ def stream(
 
 
 class _Follower:
-    """Follows one stream by number: over a store that goes away and comes back, nothing is missed or told twice."""
+    """Follows one stream by number: nothing is missed or repeated if the store is unavailable for a while."""
 
     def __init__(self, id: str, step: str | None, start: int, store: str, json: bool) -> None:
         self._id, self._step, self._next, self._store, self._json = id, step, start, store, json
@@ -64,7 +64,7 @@ class _Follower:
                 self._run_id = view.run_id
                 if view.status is RunStatus.PARKED:
                     note(f"run {view.id!r} is parked; its stream goes on when it does: {view.reason}")
-            # By run_id, once it is known: what it goes on as belongs to it, and another run under the same id does not.
+            # By run_id, once known: it includes later incarnations, but no other run under the same id.
             handle = client._handles.of(self._id, self._run_id, None)
             async for chunk in handle.stream(self._step, self._next):
                 self._write(chunk)

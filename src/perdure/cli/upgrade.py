@@ -62,7 +62,7 @@ async def _check(
 
 
 def _show(found: Sequence[Checked]) -> None:
-    """Runs with the same problem are told of once."""
+    """Report runs with the same problem once."""
     groups: dict[tuple[Fit, str, str, str], list[Checked]] = {}
     for run in found:
         groups.setdefault((run.fit, run.program, run.version, run.reason), []).append(run)

@@ -13,7 +13,7 @@ from perdure.cli.output import note, table, write_json
 from perdure.client.pruning import NOT_ARCHIVED, PruneReport
 from perdure.stores.open import open_store
 
-# How many of what is wrong are told one by one.
+# How many problems are listed one by one.
 SHOWN = 20
 
 

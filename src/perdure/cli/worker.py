@@ -1,4 +1,4 @@
-"""`perdure worker`: an engine with everything a module has, until it is told to stop."""
+"""`perdure worker`: an engine with everything a module defines, until it is stopped."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def worker(
     try:
         _run(_work(engine, target, options["queues"], options.get("serves"), recovery.grace))
     except asyncio.CancelledError:
-        pass  # by a second signal: what was under way is given up, and its runs are handed over
+        pass  # by a second signal: running steps are abandoned, and their runs released
     return Exit.OK
 
 

@@ -154,7 +154,7 @@ class Bulk:
         want: int,
         latest: bool,
     ) -> tuple[list[str], str | None]:
-        """The run_ids of the next runs that match, at most so many, and where to go on; None at the end."""
+        """The next page of matching run_ids, and its cursor; None at the end."""
         page: list[str] = []
         while True:
             filter = replace(matching, limit=AT_ONCE, cursor=cursor)

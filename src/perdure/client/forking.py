@@ -40,7 +40,7 @@ class Forks:
         *,
         state: Mapping[str, Any] | None = None,
     ) -> RunHandle[Any]:
-        """Start a run that has the past of another up to a point, and goes on by itself from there.
+        """Start a run that has the past of another up to a point, and continues independently.
 
         `at` is an op path, for the point right before that op, or the number of the first event to leave out; without
         it: right after the last op that is edited, the beginning when `inputs` are given, or else where the run stands.
@@ -61,7 +61,7 @@ class Forks:
     async def time_travel(
         self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
     ) -> RunHandle[Any]:
-        """Start a run that goes on right before a step of another, with other arguments for that step."""
+        """Start a run that continues right before a step of another, with other arguments for that step."""
         run, batches = await self.origin(id)
         op = forks.find(forks.ops(batches), check_text(step, "step"))
         if inputs and op.kind not in ("step", "child"):
@@ -70,7 +70,7 @@ class Forks:
         return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
 
     async def retry(self, id: str) -> RunHandle[Any]:
-        """Let a run that failed or was cancelled go on from there, with all that succeeded."""
+        """Retry a failed or cancelled run from where it failed, keeping all that succeeded."""
         run, batches = await self.origin(id)
         if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
             raise CannotRetry(run.id, run.status, _HINTS.get(run.status, "wait for its end, or fork it"))

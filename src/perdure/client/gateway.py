@@ -75,7 +75,7 @@ class RunGateway(Protocol):
         ...
 
     async def load(self, run: RunRow) -> None:
-        """Have a run in memory that is about to be told something, if it waits here."""
+        """Load a run that is about to receive a message, if it waits here."""
         ...
 
     async def tell(self, run_id: str, decide: Decide[V], caller: str = "") -> Decided[V | Accepted] | Undecided:

@@ -144,7 +144,7 @@ class RunHandle(Generic[R]):
         return row
 
     async def _beyond_pruned(self) -> RunRow:
-        """The latest run under the id, where runs on the way to it were pruned; it has to be one that went on."""
+        """The latest incarnation under the id, if those in between were pruned."""
         found = await self._by.base.store.runs.find(self.id)
         if found is not None:
             batches = await self._by.base.store.journal.read(found[0].run_id, 0, 1)

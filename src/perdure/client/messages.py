@@ -39,7 +39,7 @@ V = TypeVar("V")
 
 
 class Messages:
-    """Sends runs what comes to them from outside."""
+    """Sends messages to runs."""
 
     def __init__(self, base: StoreClient, gateway: RunGateway) -> None:
         self._base, self._gateway = base, gateway
@@ -98,7 +98,7 @@ class Messages:
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
     async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
-        """Let no new step of a run begin. Steps under way go on, and their outcomes are kept."""
+        """Pause a run: no new step begins. Running steps continue, and their outcomes are recorded."""
         why = check_text(reason, "the reason", MAX_REASON)
         verdict = await self.tell(id, lambda state, child: inbound.pause(state, why, child))
         if isinstance(verdict, NotFound):
@@ -106,7 +106,7 @@ class Messages:
         return verdict
 
     async def resume(self, id: str) -> Accepted | Finished:
-        """Let a paused run go on."""
+        """Resume a paused run."""
         verdict = await self.tell(id, inbound.resume)
         if isinstance(verdict, NotFound):
             raise NoSuchRun(id)
@@ -161,7 +161,7 @@ class Messages:
     async def tell(self, id: str, decide: Callable[[RunState, str], Sequence[AnyEvent] | V]) -> V | Accepted | NotFound:
         """Append what `decide` makes of the run's journal, and say Accepted; or say why nothing was appended.
 
-        A child is told through the journal of its root, and is named by its op path in it.
+        A message to a child goes through the journal of its root, with the op path of the child.
         """
         warm = await self._gateway.find_warm(id)
         if warm is not None:

@@ -48,7 +48,7 @@ from perdure.ports.runs import RunFilter
 PAGE = 1000
 # How many events are replayed by default to find the arguments of steps: the engine's loop is blocked meanwhile.
 REPLAYED = 2000
-# How many bytes of journals are read to say why the runs of a page do not go on.
+# How many bytes of journals are read to explain the runs of a page.
 JOURNALS_READ = 8 * 1024 * 1024
 # How many queued runs are counted to say how many are ahead of one.
 QUEUED_READ = 1000
@@ -122,7 +122,7 @@ class Queries:
         )
 
     async def why(self, id: str) -> Why | None:
-        """Why a run does not go on, or how it ended; None when it is at work, or has completed."""
+        """Why a run makes no progress, or how it ended; None when it is running, or has completed."""
         run, head = await self._base.require(id)
         summary = run_summary(Loaded(run), head)
         return (await self._reasons([summary], None)).get(run.run_id)
@@ -325,7 +325,7 @@ class Queries:
                     return
 
     async def _continuation(self, run_id: str) -> RunRow | None:
-        """The run that another one goes on as; None when it does not, or not yet."""
+        """The next incarnation of a run; None if there is none, or not yet."""
         run = await self._base.store.runs.get(run_id)
         return await self._base.store.runs.get(run.continued_as) if run is not None and run.continued_as else None
 

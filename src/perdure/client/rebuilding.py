@@ -43,7 +43,7 @@ class DamagedJournal:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What the rows of all `journals` came to. `busy` runs advanced too quickly to be compared.
+    """The report of a rebuild of all `journals`. `busy` runs advanced too quickly to be compared.
 
     `mended` are the journals whose rows were replaced; with `dry_run`: would be.
     """

@@ -26,7 +26,7 @@ from perdure.ports.appends import create, extend
 
 
 class Resolver:
-    """Lets parked runs go on, or ends them."""
+    """Resolves parked runs: lets them continue, or ends them."""
 
     def __init__(self, base: StoreClient, gateway: RunGateway, messages: Messages, forks: Forks) -> None:
         self._base, self._gateway, self._messages, self._forks = base, gateway, messages, forks
@@ -34,7 +34,7 @@ class Resolver:
     async def resolve(
         self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
     ) -> Accepted | Finished:
-        """Let a parked run go on: any engine tries it again at once, whichever has code that fits."""
+        """Resolve a parked run: any engine whose code fits continues it at once."""
         if fail is not None and (version is not None or before is not None):
             raise UsageError("resolve() takes fail= alone: a run that has failed does not go on")
         pin = "" if version is None else check_version(version, "version")
@@ -48,7 +48,7 @@ class Resolver:
         return verdict
 
     async def _truncate(self, id: str, op: str, version: str) -> Truncated | Finished:
-        """Let a parked run end, and go on from before an op in another journal: one commit."""
+        """End a parked run, and continue from before an op in a new journal, in one commit."""
 
         async def attempt() -> Decided[Truncated | Finished] | Undecided:
             run, batches = await self._forks.origin(id)

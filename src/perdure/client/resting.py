@@ -1,4 +1,4 @@
-"""Wait until a run ends or cannot go on without a person; answer what it asks on the way."""
+"""Wait until a run ends or rests, and answer its questions on the way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import RunState
 
-# Wait for the end of a run, or until nothing of it can go on without a person.
+# Wait for the end of a run, or until it rests.
 Until: TypeAlias = Literal["end", "rest"]
 # What to answer, by the name of the question or by its path.
 Answers: TypeAlias = Mapping[str, Any]
@@ -26,7 +26,7 @@ class Rest:
         self._base, self._messages, self._answers, self._by = base, messages, dict(answers), by
 
     async def wait(self, run: RunRow, until: Until) -> RunResult[Any] | None:
-        """What the run asks for as soon as it cannot go on; None where its end is to be waited for."""
+        """The interrupts of a run as soon as it rests; None if its end is awaited."""
         if run.root:
             raise UsageError(
                 f"{run.id!r} is a child, and goes on with the run at the top; wait for its root, {run.root}, to rest"
@@ -67,7 +67,7 @@ class Rest:
         return given
 
     async def _at_rest(self, run_id: str) -> RunState:
-        """The state of a run as soon as nothing of it can go on without a person."""
+        """The state of a run as soon as it rests."""
         state = RunState(run_id)
         with self._base.followers.follow(run_id) as follower:
             while True:

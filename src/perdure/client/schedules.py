@@ -1,4 +1,4 @@
-"""What callers do with schedules. A schedule is a run of `perdure.schedule`: it is told what to do by signals."""
+"""The schedules of a client. A schedule is a run of `perdure.schedule`, controlled by signals."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Schedules:
             cursor = page[-1][0].run_id
 
     async def read(self, row: RunRow, state: RunState) -> _Schedule:
-        """What is known of a schedule, with what it has been told and not read yet."""
+        """The state of a schedule, with the signals that it has not read yet."""
         data = await self.base.payloads.load(row.input_blob, row.input)
         try:
             opening = msgspec.json.decode(data, type=_Opening)

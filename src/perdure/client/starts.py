@@ -244,7 +244,7 @@ class Starts:
         return started, _with(started, input=Raw(b"null"), input_blob=blob)
 
     async def _replace_input(self, run_id: str, recorded: RunStarted) -> bool:
-        """Let a run that has not begun wait anew, and begin with this input; False when it has begun."""
+        """Restart the delay of a run that has not begun, with this input; False if it has begun."""
         verdict = await self._messages.settle(run_id, lambda state: inbound.replace_input(state, recorded))
         return isinstance(verdict, Accepted)
 

@@ -85,7 +85,7 @@ class RunSummary:
     root: str
     forked_from: str | None
     continued_as: str | None
-    """The run_id of the run that it went on as, by `continue_as` or because it was truncated."""
+    """The run_id of its next incarnation, by `continue_as` or by a rewind."""
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
@@ -111,7 +111,7 @@ class RunView(RunSummary):
     divergence: Divergence | None
     """What has changed in the code, both sides with their lines, and what to write; where it diverged."""
     continued_from: str | None
-    """The run_id of the run that went on as this one."""
+    """The run_id of its previous incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class StepView:
     duration: timedelta | None = None
     """From the beginning of its first attempt to its end; None while it has none."""
     inputs: dict[str, Any] | None = None
-    """Its arguments by name, as plain values: told by replay where the code is at hand, or recorded because of
+    """Its arguments by name, as plain values: from replay where the code is loaded, or recorded because of
     `@step(record_inputs=True)`; None where neither is so."""
     replayed: bool = False
     """Whether its outcome was recorded before the present owner took the run up, or comes with a fork: the program got
@@ -159,7 +159,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """The stream of a step. `stream(id, step, start=next)` goes on after what there is now."""
+    """The stream of a step. `stream(id, step, start=next)` continues after it."""
 
     next: int
     restarts: int
@@ -182,7 +182,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """What a run that cannot go on by itself asks for: an `approval`, or a `signal`, as its `kind` says.
+    """What a resting run asks for: an `approval` or a `signal`, by its `kind`.
 
     `payload` is what people are shown, `schema` the JSON Schema of the answer. `path` tells it from others of the same
     name; `id` is the run or the child that asks.
@@ -202,7 +202,7 @@ class Interrupt:
 class RunResult(Generic[R]):
     """How a run ended, or stands. `error` is the exception, rebuilt; nothing is raised.
 
-    One that was waited for with `until="rest"` may have `interrupts`: all that it asks for before it can go on.
+    One that was waited for with `until="rest"` may have `interrupts`: all that it asks for before it can continue.
     """
 
     id: str
@@ -216,7 +216,7 @@ class RunResult(Generic[R]):
 
     @property
     def interrupted(self) -> bool:
-        """Whether it asks for something, and cannot go on before it has that."""
+        """Whether it rests, with interrupts."""
         return bool(self.interrupts)
 
     @property

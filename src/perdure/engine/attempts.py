@@ -1,7 +1,7 @@
 """The attempts of one run's steps: planned, running, and their outcomes.
 
 The driver says when an attempt begins, and is called when it ends; an attempt knows its driver, this module does not.
-When a journal has to be read again, the next driver goes on with the same attempts. Never decides what follows from an
+When a journal has to be read again, the next driver continues the same attempts. Never decides what follows from an
 outcome, and never records it.
 """
 

@@ -63,7 +63,7 @@ class Duties:
         """Perform a duty once. Returns its report, or None when it failed.
 
         A failure is logged, but only once for as long as the duty fails in the same way. It never raises: whatever
-        schedules the duty goes on, and performs it again.
+        schedules the duty continues, and performs it again.
         """
         try:
             report = await duty.run_once(self._clock.now())

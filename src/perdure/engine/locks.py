@@ -57,7 +57,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class LocksReport:
-    """What renewing locks came to."""
+    """The report of a renewal."""
 
     renewed: int = 0
     lost: int = 0

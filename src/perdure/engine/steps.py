@@ -94,7 +94,7 @@ class Attempt:
             self.done = owner.attempt_ended
 
     def cancel(self) -> None:
-        """Stop the attempt. In a thread it may go on, but its outcome no longer counts."""
+        """Stop the attempt. In a thread it may keep running, but its outcome no longer counts."""
         self.done = None
         self.context.cancel()
         if self.task is not None:

@@ -89,7 +89,7 @@ UNDECIDED = Undecided()
 
 
 def events_of(verdict: Events | V) -> Events | None:
-    """The events that a decision came to; None where it came to a reason for none."""
+    """The events of a decision; None if it is a reason for none."""
     return cast("Events", verdict) if isinstance(verdict, Sequence) else None
 
 

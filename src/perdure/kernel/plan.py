@@ -1,7 +1,7 @@
 """Decide what happens next. Never performs it.
 
 Pure functions of a run's state, the program's commands and the time: they return the events to record and, to be done
-after those are recorded, the steps to call and to give up.
+after those are recorded, the steps to call and to cancel.
 """
 
 from __future__ import annotations

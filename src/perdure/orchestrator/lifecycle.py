@@ -29,11 +29,11 @@ class Owner:
         return state.owner == self.name and state.session == self.session
 
     def claim(self, state: RunState, version: str = "", *, early: bool = False, tried: int = 0) -> RunClaimed:
-        """The event by which this process becomes the owner of a run, or shows that it has lived with it."""
+        """The event by which this process becomes the owner of a run, or shows that it survived it."""
         return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried)
 
     def acknowledge(self, driver: Driver) -> None:
-        """Record that what came from outside was seen, if nothing else that is about to be written says so."""
+        """Record that external events were processed, if no other pending event shows it."""
         state = driver.state
         if state.has_external_event and state.finished is None:
             driver.record(self.claim(state))
@@ -47,9 +47,9 @@ class Lifecycle:
         self.loop = asyncio.get_running_loop()
         # No heartbeat succeeded in time: nothing is advanced until one does.
         self.suspended = False
-        # It is being closed, and starts nothing; and it has given up the steps that were under way.
+        # It is closing, and starts nothing; and it has abandoned its running steps.
         self.closing = self.leaving = False
-        # Another process has been started under the same name: this one has stopped for good.
+        # Another process was started under the same name: this one has stopped permanently.
         self.retired = asyncio.Event()
         # In a sweep, where nothing else advances runs here: set when a run has started another. Idle runs are evicted
         # at once then, and the runs that they start are left to the sweep.

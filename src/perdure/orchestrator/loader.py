@@ -393,7 +393,7 @@ class Loader:
         return count
 
     def turn_over(self, run_id: str) -> None:
-        """What lost to other appends is written, or given up: the other writers need not wait any more."""
+        """Release the turns of runs whose appends were written or dropped, so that other writers may continue."""
         if self._turns.settle(run_id):
             self._lifecycle.spawn(self._turns.give_back(run_id))
 
@@ -572,7 +572,7 @@ class Loader:
     async def _end_late(
         self, ready: Sequence[Ready], is_not_advanced: Callable[[RunState], bool]
     ) -> tuple[list[Ready], list[str]]:
-        """End runs whose deadline has passed before they could begin, or while they stood still.
+        """End runs whose deadline has passed before they could begin, or while they were stopped.
 
         Says which are left, and which could not be ended because another append came first.
         """
@@ -586,7 +586,7 @@ class Loader:
                 left.append(one)
                 continue
             planned = expire(state, now)
-            # What was under way is given up by its owner; where there is none, the end of the run says so.
+            # Without an owner, the open ops are cancelled with the end of the run.
             owned = state.parked is None and self._owner.owns(state)
             events = planned.events if owned else planned.events[-1:]
             ends.append((state, extend(state, events, now), planned))

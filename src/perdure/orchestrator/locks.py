@@ -32,7 +32,7 @@ from perdure.ports.journal import Append, Journal, append_one
 class RunLocks:
     """What the runs of one orchestrator hold and wait for.
 
-    `restart` loads a run anew from its journal, `broke` and `stop_broken` park a run that an error of the engine
+    `restart` loads a run again from its journal, `broke` and `stop_broken` park a run that an error of the engine
     stopped, in memory or not.
     """
 
@@ -81,7 +81,7 @@ class RunLocks:
                     self._end(run_id, event.op + "/")
 
     def join(self, state: RunState) -> None:
-        """Agree with the journal of a run that was read anew."""
+        """Reconcile locks with the journal of a run that was read again."""
         run_id = state.run_id
         for op in {*self._holds.get(run_id, ()), *self._waits.get(run_id, ())}:
             if op not in state.locks and op not in state.lock_waits:

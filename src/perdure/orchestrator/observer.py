@@ -25,7 +25,7 @@ class Observer:
     finished: Callable[[RunRow | Corrupt], None] = _ignore
     # A run has ended by what was written here.
     completed: Callable[[RunRow], None] | None = None
-    # A remote step was given up: the run of this id is no longer waited for.
+    # A remote step was cancelled: the run of this id is no longer awaited.
     abandoned: Callable[[str], None] = _ignore
 
 

@@ -28,7 +28,7 @@ class OrphansConfig:
 
 @dataclass(frozen=True, slots=True)
 class OrphansReport:
-    """What a search came to."""
+    """The report of a search."""
 
     loaded: int = 0
     """How many runs were taken over."""

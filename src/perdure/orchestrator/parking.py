@@ -197,7 +197,7 @@ class Parking:
 
 
 def _parked(error: Exception, *, internal: bool = False) -> RunParked:
-    """Why a run stands still."""
+    """Why a run is parked."""
     if isinstance(error, Diverged):
         return RunParked(str(error), "diverged", error.divergence)
     if isinstance(error, BrokenProgram):
@@ -211,7 +211,7 @@ def _parked(error: Exception, *, internal: bool = False) -> RunParked:
         return RunParked(f"{error}\n\n{cure}", "undecodable")
     if internal:
         return RunParked(_INTERNAL.format(describe(error, _PLAIN), _where(error)), "internal")
-    # Nothing of the code at hand explains it.
+    # The loaded code does not explain it.
     reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
     return RunParked(reason, "damaged")
 

@@ -183,7 +183,7 @@ class RunSlot:
 
 
 class RunTable:
-    """The runs of one orchestrator. `not_accepted` makes the error for a start that comes to nothing."""
+    """The runs of one orchestrator. `not_accepted` makes the error for a start that fails."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, not_accepted: Callable[[], Exception]) -> None:
         self._loop, self._not_accepted = loop, not_accepted

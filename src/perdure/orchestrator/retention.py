@@ -16,7 +16,7 @@ KEY = "retention"
 
 
 class Pruned(Protocol):
-    """What a pass came to."""
+    """The report of a pass."""
 
     @property
     def runs(self) -> int: ...
@@ -30,7 +30,7 @@ class Pruned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What a pass came to."""
+    """The report of a pass."""
 
     pruned: bool = False
     """Whether it was this engine's to make."""

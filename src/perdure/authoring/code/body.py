@@ -401,9 +401,9 @@ class Body:
         return future
 
     def check_awaited(self, where: str, what: str, instead: str = "") -> None:
-        """Refuse an op that the code does not await: the run would go on without it.
+        """Refuse an op that the code does not await: the run would continue without it.
 
-        Not while the journal says what followed: code of before may have begun steps so, and goes on with them.
+        Not during replay: older code may have started steps this way, and must still replay.
         """
         if not self._past.replaying:
             write = instead or f"write `await {what}`, or `asyncio.create_task({what})` to have it done beside the rest"

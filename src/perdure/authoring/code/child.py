@@ -109,7 +109,7 @@ def child(
 
 
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
-    """End this run here, and go on as a new incarnation under the same id, with these arguments and an empty journal.
+    """End this run and continue as a new incarnation under the same id, with these arguments and an empty journal.
 
     For workflows without an end. Signals that no wait has taken go along.
     """

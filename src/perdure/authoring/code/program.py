@@ -82,7 +82,7 @@ class CodeProgram(Program):
         return self._step_names
 
     def source_hash(self) -> str:
-        """A fingerprint of the function as it is written; empty where its source is not at hand."""
+        """A hash of the source of the function; empty if its source is not available."""
         try:
             return sha256(inspect.getsource(self._fn).encode()).hexdigest()
         except (OSError, TypeError, SyntaxError, TokenError):  # the last two: the file has changed since

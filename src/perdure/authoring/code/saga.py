@@ -77,7 +77,7 @@ def saga() -> Saga:
         s.compensate(refund, payment)
         await ship(order)              # when this fails, refund(payment) is called, durably
 
-    Compensations run in reverse, on any exception and when the run is cancelled; the exception goes on afterwards. One
+    Compensations run in reverse, on any exception and when the run is cancelled; then the exception propagates. One
     that fails does not keep the others from running: CompensationFailed names all that did.
     """
     return Saga()

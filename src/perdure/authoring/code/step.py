@@ -169,7 +169,7 @@ def step(
     `stream`: when the chunks that it emits or yields are written: "immediate", "on_complete" or `batched(20, 0.5)`;
     left out, as `Engine(stream=...)` says.
     `queue`: have it executed by an engine that takes it from that queue, one that was given it as one of its `steps`.
-    `record_inputs`: keep its arguments in the journal, for `steps(id)` to show where the code is not at hand.
+    `record_inputs`: record its arguments in the journal, for `steps(id)` in processes without the code.
     """
     mode = None if stream is None else stream_mode(stream)
     for option, given in (("at_most_once", at_most_once), ("cpu", cpu), ("record_inputs", record_inputs)):

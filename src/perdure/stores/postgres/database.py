@@ -27,7 +27,7 @@ log = logging.getLogger("perdure")
 # How long a query is retried over new connections before it raises.
 PATIENCE_SECONDS = 8.0
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
-# After how many serialization failures or deadlocks a statement is given up.
+# After how many serialization failures or deadlocks a statement fails.
 COLLISIONS = 10
 # How long the probe of silent connections may take, and how long an answer may still be under way after it.
 PROBE_SECONDS, GRACE_SECONDS = 3.0, 0.5

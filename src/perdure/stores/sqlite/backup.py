@@ -85,7 +85,7 @@ def _taken(path: Path) -> UsageError:
 
 
 def _copy(database: Database, source: apsw.Connection, part: Path) -> int:
-    """Copy everything as it stands at one moment, and check it. Engines go on meanwhile."""
+    """Copy a consistent snapshot, and check it. Engines may keep writing."""
     # Opened by the default VFS: only the store may use another one.
     copy = apsw.Connection(str(part))
     try:

@@ -519,7 +519,7 @@ class Database:
         try:
             db.execute("pragma wal_checkpoint(truncate)")
         except apsw.Error:
-            pass  # a connection reads or writes: SQLite's own checkpoints go on, and this one can wait
+            pass  # a connection is busy: SQLite checkpoints by itself, and this one can wait
         finally:
             db.set_busy_timeout(int(BUSY_SECONDS * 1000))
 

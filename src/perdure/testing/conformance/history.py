@@ -82,7 +82,7 @@ def finished(status: RunStatus = RunStatus.COMPLETED) -> RunFinished:
 
 
 def parked(reason: str = "the code changed") -> RunParked:
-    """A run that stands still."""
+    """A parked run."""
     return RunParked(reason)
 
 

@@ -97,7 +97,7 @@ class LeasesConformance(RenewalConformance):
         assert await second.leases.acquire("k", "b", TTL, NOW + TTL + 1) == HeldBy("a", NOW + 20 + TTL)
 
     async def test_a_lease_of_another_is_not_renewed(self, store: Store) -> None:
-        """Only the holder may renew; the others are told, and nothing changes."""
+        """Only the holder may renew; other keys are returned, and nothing changes."""
         await store.leases.acquire("k", "a", TTL, NOW)
         assert list(await store.leases.renew_all([Renewal("k", "b", TTL)], NOW + 10)) == ["k"]
         held = await store.leases.get("k", NOW + 10)

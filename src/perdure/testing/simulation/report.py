@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PromiseBroken(AssertionError):
-    """A run of the simulation broke a promise of perdure, or never came to its end."""
+    """A run of the simulation broke a promise of perdure, or never ended."""
 
     def __init__(self, seed: object, violations: Sequence[str], trace: Sequence[str]) -> None:
         self.seed, self.violations, self.trace = seed, tuple(violations), tuple(trace)

@@ -87,7 +87,7 @@ class Simulation:
     def play(self, scenario: Coroutine[Any, Any, T], *, limit: float = 1e9) -> T:
         """Run a coroutine in virtual time and return its result.
 
-        What is still open when it ends is lost, as in a crash; another `play` goes on with the same store and time.
+        What is still open when it ends is lost, as in a crash; another `play` continues with the same store and time.
         """
         with self._world_in_force(CALM_POLL):
             machine = self.world.machine("scenario")

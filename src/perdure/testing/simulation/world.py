@@ -1,7 +1,7 @@
 """Virtual time and the machines that live in it. Knows nothing of workflows, stores or faults.
 
 Every machine has an event loop of its own; the world runs their callbacks one after another, in an order drawn from its
-seed. Time stands still while anything is ready, and jumps to the next timer when nothing is.
+seed. Time stops while anything is ready, and jumps to the next timer when nothing is.
 """
 
 from __future__ import annotations
