@@ -61,7 +61,7 @@ class Lock:
             self._held = await self._body.lock(self.key, self.ttl, self.timeout)
         else:
             step = _step()
-            self._held = await self._take(step, _locker(step))
+            self._held = await self._acquire(step, _locker(step))
         return self
 
     async def __aexit__(
@@ -82,7 +82,7 @@ class Lock:
             raise UsageError(f"a workflow takes the lock {self.key!r} with `async with lock(...)`")
         step = _step()
         locker = _locker(step)
-        self._held = _in_loop(locker, step, lambda: self._take(step, locker))
+        self._held = _in_loop(locker, step, lambda: self._acquire(step, locker))
         return self
 
     def __exit__(
@@ -100,7 +100,7 @@ class Lock:
             _in_loop(locker, step, lambda: locker.release(held))
             self._check_kept(held, error)
 
-    async def _take(self, step: StepContext, locker: Locker) -> Hold:
+    async def _acquire(self, step: StepContext, locker: Locker) -> Hold:
         # With the attempt: an older one that has not noticed its end must not give back what is ours.
         owner = f"{step.id}#{step.attempt}"
         if locker.holds(self.key, owner):
@@ -109,7 +109,7 @@ class Lock:
         def earlier(other: str) -> bool:
             return other != owner and other.startswith(f"{step.id}#")
 
-        hold = await locker.take(self.key, owner, self.ttl, timeout=self.timeout, replaces=earlier)
+        hold = await locker.acquire(self.key, owner, self.ttl, timeout=self.timeout, replaces=earlier)
         hold.wanted = lambda: not step.cancelled
         return hold
 
@@ -148,9 +148,9 @@ def _in_loop(locker: Locker, step: StepContext, work: Callable[[], Coroutine[Any
     def begin() -> None:
         # Created here: a loop that ends earlier leaves no coroutine that was never awaited.
         tasks.append(loop.create_task(work()))
-        tasks[0].add_done_callback(tell)
+        tasks[0].add_done_callback(pass_on)
 
-    def tell(task: asyncio.Task[T]) -> None:
+    def pass_on(task: asyncio.Task[T]) -> None:
         if task.cancelled():
             answer.cancel()
         elif error := task.exception():

@@ -52,7 +52,7 @@ async def test_an_append_that_comes_too_late_is_decided_again_on_the_new_state(m
 
         monkeypatch.setattr(client._base, "append", after_a_rival)
         assert await client._gateway.tell(run.run_id, decide) is UNDECIDED
-        assert await client._messages.settle(run.run_id, decide) == Accepted()
+        assert await client._messages.send_decided(run.run_id, decide) == Accepted()
         assert seen == [1, 2]
 
 

@@ -146,7 +146,7 @@ INSIDE: list[tuple[Any, str]] = [
     (driver_module, "deliver"),
     (Driver, "record"),
     (Driver, "wake"),
-    (Driver, "take"),
+    (Driver, "next_append"),
     (Driver, "committed"),
     (Driver, "moment"),
     (Driver, "report"),
@@ -160,8 +160,8 @@ INSIDE: list[tuple[Any, str]] = [
     (Driver, "_touch"),
     (Driver, "_set_alarm"),
     (Driver, "_keep_value"),
-    (Outbox, "take"),
-    (Outbox, "settle"),
+    (Outbox, "next_append"),
+    (Outbox, "written"),
     (Attempts, "launch_planned"),
     (Attempts, "plan"),
     (Attempts, "_make"),
@@ -171,7 +171,7 @@ INSIDE: list[tuple[Any, str]] = [
     (Attempts, "stored"),
     (Attempts, "settle_channel"),
     (Attempts, "channels_committed"),
-    (Channel, "_take"),
+    (Channel, "_due_events"),
     (Channel, "_record"),
     (Channel, "_set_timer"),
     (StepRunner, "start"),
@@ -179,7 +179,7 @@ INSIDE: list[tuple[Any, str]] = [
     (Orchestrator, "_committed"),
     (Orchestrator, "_settle"),
     (RunLocks, "committed"),
-    (RunLocks, "_take"),
+    (RunLocks, "_acquire"),
     (SnapshotTaker, "due"),
 ]
 
@@ -206,7 +206,7 @@ CASES = [
     pytest.param(where, name, kind, id=f"{where.__name__.split('.')[-1]}.{name}-{kind.__name__}")
     for where, name in INSIDE
     for kind in KINDS
-    if where is not RunLocks or name != "_take" or kind in (Boom, Panic)
+    if where is not RunLocks or name != "_acquire" or kind in (Boom, Panic)
 ]
 
 
@@ -262,7 +262,7 @@ async def test_an_error_in_a_callback_parks_its_run_and_stops_no_other(
 @pytest.mark.parametrize("durability", ["async", "exit", "relaxed"])
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Replay, "fold"), (Driver, "committed"), (Driver, "take"), (Attempts, "result"), (Driver, "wake")],
+    [(Replay, "fold"), (Driver, "committed"), (Driver, "next_append"), (Attempts, "result"), (Driver, "wake")],
 )
 async def test_in_every_durability_an_error_in_a_callback_parks_its_run(
     where: Any, name: str, durability: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
@@ -287,7 +287,7 @@ async def test_a_run_that_was_stopped_in_its_first_moment_is_refused_or_parked(
     url: str, fault: Fault, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     gate.set()
-    for where, name in [(Replay, "fold"), (Driver, "take"), (Driver, "committed"), (Orchestrator, "_committed")]:
+    for where, name in [(Replay, "fold"), (Driver, "next_append"), (Driver, "committed"), (Orchestrator, "_committed")]:
         (tmp_path / name).mkdir()
         store: Store = open_store(url.format(tmp_path / name))
         with monkeypatch.context() as patch:

@@ -275,13 +275,13 @@ async def test_two_losses_of_the_owner_are_needed_before_it_asks_for_a_turn(sqli
     turns = Turns(store.leases, FakeClock(), "owner")
     await store.open(migrate=True)
     for losses in range(LOSSES):
-        await turns.take("r")
+        await turns.reserve("r")
         assert await store.leases.live(TURN, FakeClock().now()) == [], f"after {losses} losses"
         turns.lose("r")
-    await turns.take("r")
+    await turns.reserve("r")
     [turn] = await store.leases.live(TURN, FakeClock().now())
     assert turn.owner == "owner"
-    assert turns.settle("r")
+    assert turns.reset("r")
     await turns.give_back("r")
     assert await store.leases.live(TURN, FakeClock().now()) == []
     assert not turns.lost

@@ -158,11 +158,11 @@ class _Task:
                 note(f"run {view.id!r} ended early: {view.reason}")
             case RunStatus.FAILED if view.error is not None:
                 why = failure_text(view.error, steps)
-                note(f"run {view.id!r} of {view.program} failed\n{why}\n{self._look(view)}")
+                note(f"run {view.id!r} of {view.program} failed\n{why}\n{self._describe(view)}")
             case _:
-                note(f"{result.error}\n{self._look(view)}")
+                note(f"{result.error}\n{self._describe(view)}")
 
-    def _look(self, view: RunView) -> str:
+    def _describe(self, view: RunView) -> str:
         id = shlex.quote(view.id) + ("" if self._store == DEFAULT_STORE else f" --store {shlex.quote(self._store)}")
         look = f"Look at it: perdure runs steps {id}"
         if self._ended != view.run_id or view.status not in (RunStatus.FAILED, RunStatus.CANCELLED):

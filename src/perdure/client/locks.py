@@ -49,7 +49,7 @@ class Locks:
         """
         check_key(key)
         seconds = check_ttl(ttl, key)
-        held = await self.locker.take(key, f"caller:{secrets.token_hex(6)}", seconds, timeout=timeout)
+        held = await self.locker.acquire(key, f"caller:{secrets.token_hex(6)}", seconds, timeout=timeout)
         try:
             yield LockView(key, held.owner, held.token, moment(held.expires))
         finally:

@@ -138,7 +138,7 @@ class Messages:
 
     async def terminate(self, run_id: str, reason: str) -> None:
         """End a run by an event of its own, whichever orchestrator owns it. Of this and its completion one wins."""
-        await self.settle(run_id, lambda state: inbound.terminate(state, reason))
+        await self.send_decided(run_id, lambda state: inbound.terminate(state, reason))
 
     async def _report_cancelled(self, id: str, reason: str) -> None:
         """Where a run is a remote step, report to its parent first: the step may never begin, and report itself."""
@@ -155,7 +155,7 @@ class Messages:
             what = f"the result of {outcome.op}"
             if not self._base.payloads.fits_inline(len(outcome.value), what):
                 outcome = replace(outcome, blob=await self._base.payloads.offload(bytes(outcome.value), what))
-        verdict = await self.settle(run_id, lambda state: inbound.report(state, outcome))
+        verdict = await self.send_decided(run_id, lambda state: inbound.report(state, outcome))
         return "accepted" if isinstance(verdict, Accepted) else "dropped"
 
     async def tell(self, id: str, decide: Callable[[RunState, str], Sequence[AnyEvent] | V]) -> V | Accepted | NotFound:
@@ -176,7 +176,7 @@ class Messages:
             run = found[0]
             child = child_path(run)
             await self._gateway.load(run)
-            verdict = await self.settle(run.root or run.run_id, lambda state: decide(state, child))
+            verdict = await self.send_decided(run.root or run.run_id, lambda state: decide(state, child))
             if isinstance(verdict, Finished | AlreadyFinished) and id != run.run_id:
                 # The run may have continued under the same id meanwhile.
                 latest = await self._base.find(id)
@@ -186,7 +186,7 @@ class Messages:
 
         return await decided(attempt)
 
-    async def settle(self, run_id: str, decide: Decide[V]) -> V | Accepted:
+    async def send_decided(self, run_id: str, decide: Decide[V]) -> V | Accepted:
         """Append what `decide` makes of a root's journal. A caller whose appends keep losing asks for its turn."""
         first = await self._gateway.tell(run_id, decide)
         if isinstance(first, Decided):
@@ -195,13 +195,13 @@ class Messages:
 
         async def attempt() -> Decided[V | Accepted] | Undecided:
             turns.lose(run_id)
-            await turns.take(run_id)
+            await turns.reserve(run_id)
             return await self._gateway.tell(run_id, decide, turns.owner)
 
         try:
             return await decided(attempt)
         finally:
-            if turns.settle(run_id):
+            if turns.reset(run_id):
                 await turns.give_back(run_id)
 
 

@@ -94,23 +94,23 @@ class Signatures:
             began = loop.time()
             try:
                 async with asyncio.timeout(READ_SECONDS):
-                    self._workers = await self._said()
+                    self._workers = await self._registrations()
                     for name, said in self._workers.items():
                         if said is not None and said.signatures and said.signatures not in self._taken:
-                            await self._take(name, said.signatures)
+                            await self._load(name, said.signatures)
             except (StoreUnavailable, TimeoutError):
                 self._workers = {}
             used = {said.signatures for said in self._workers.values() if said is not None}
             self._taken = {digest: taken for digest, taken in self._taken.items() if digest in used}
             self._read_at = began
 
-    async def _said(self) -> dict[str, Registration | None]:
+    async def _registrations(self) -> dict[str, Registration | None]:
         leases, now = self._store.leases, self._clock.now()
         live = alive(await leases.live(ORCHESTRATOR, now))
         said = registrations(await leases.live(REGISTRATION, now)) if live else {}
         return {name: said.get(name) for name in live}
 
-    async def _take(self, worker: str, digest: str) -> None:
+    async def _load(self, worker: str, digest: str) -> None:
         prefix = part_prefix(worker, digest)
         found = await self._store.leases.live(prefix, self._clock.now())
         parts = {lease.key.removeprefix(prefix): lease.owner for lease in found}

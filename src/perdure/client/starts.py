@@ -245,7 +245,7 @@ class Starts:
 
     async def _replace_input(self, run_id: str, recorded: RunStarted) -> bool:
         """Restart the delay of a run that has not begun, with this input; False if it has begun."""
-        verdict = await self._messages.settle(run_id, lambda state: inbound.replace_input(state, recorded))
+        verdict = await self._messages.send_decided(run_id, lambda state: inbound.replace_input(state, recorded))
         return isinstance(verdict, Accepted)
 
 

@@ -342,12 +342,12 @@ class Attempts:
         """An attempt has ended: record what it emitted last, before its outcome."""
         channel = self.channels.get((call.command.op, call.attempt))
         if channel is not None:
-            channel.settle(succeeded)
+            channel.finish(succeeded)
 
     def record_channels(self) -> None:
         """Record chunks that were held back while the run was catching up."""
         for channel in list(self.channels.values()):
-            channel.look()
+            channel.record_due()
 
     def flush_channels(self) -> None:
         """The run is released: record what attempts have emitted so far."""

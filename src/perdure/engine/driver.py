@@ -440,7 +440,7 @@ class Driver:
 
     def _within(self, room: int) -> Sequence[Command]:
         """The commands within the limits. A step that is held back stays pending."""
-        commands = self.replay.take_within(room)
+        commands = self.replay.commands_within(room)
         # If the run's own limit is the reason, its next outcome leads here again.
         if self.services.runner.free < min(len(self.replay.held), self._room - self.state.running):
             self.services.runner.wait_for_room(self)
@@ -544,11 +544,11 @@ class Driver:
 
     # --- the writer appends it ----------------------------------------------------------------------------------
 
-    def take(self) -> Append | None:
+    def next_append(self) -> Append | None:
         """Everything that is not in the store yet, as one append; the Writer asks for it."""
         if self.closed or self.stale:
             return None
-        append = self.outbox.take(self._fsync)
+        append = self.outbox.next_append(self._fsync)
         self._unsaved = 0
         return append
 
@@ -559,7 +559,7 @@ class Driver:
 
     def committed(self) -> None:
         """The append is durable: act on it."""
-        append = self.outbox.settle()
+        append = self.outbox.written()
         self.adopting = False
         while self._accepting and self._accepting[0][0] <= self.outbox.committed:
             accepted = self._accepting.pop(0)[1]

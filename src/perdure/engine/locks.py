@@ -97,7 +97,7 @@ class Locker:
 
     # --- acquiring ------------------------------------------------------------------------------------------------
 
-    async def take(
+    async def acquire(
         self,
         key: str,
         owner: str,
@@ -117,7 +117,7 @@ class Locker:
         process has become the same owner meanwhile.
         """
         deadline = None if timeout is None else self.loop.time() + timeout
-        ask = partial(self._ask, key, owner, ttl, patient, replaces, mine)
+        ask = partial(self._try_acquire, key, owner, ttl, patient, replaces, mine)
         if again and isinstance(hold := await ask(), Hold):
             return hold
         turn = asyncio.Event()
@@ -160,7 +160,7 @@ class Locker:
         lease = await self._leases.get(lease_key(key), self._clock.now())
         return None if lease is None else lease.owner
 
-    async def _ask(
+    async def _try_acquire(
         self,
         key: str,
         owner: str,

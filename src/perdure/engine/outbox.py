@@ -74,7 +74,7 @@ class Outbox:
             self._batches.append(Batch(seq, self.at, self.events))
             self.events = []
 
-    def take(self, fsync: bool) -> Append | None:
+    def next_append(self, fsync: bool) -> Append | None:
         """Everything as one append, or the pending one."""
         if self.in_flight is not None:
             return self.in_flight
@@ -102,7 +102,7 @@ class Outbox:
         self._batches, self._next = [], state.next_seq
         return self.in_flight
 
-    def settle(self) -> Append:
+    def written(self) -> Append:
         """The pending append was written."""
         append, self.in_flight = self.in_flight, None
         assert append is not None

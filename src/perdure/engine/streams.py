@@ -234,14 +234,14 @@ class Channel:
         self._scheduled = True
         loop = self._services.loop
         if threading.get_ident() == self._services.thread:
-            loop.call_soon(self.look)
+            loop.call_soon(self.record_due)
             return
         try:
-            loop.call_soon_threadsafe(self.look)
+            loop.call_soon_threadsafe(self.record_due)
         except RuntimeError:  # the loop is closed: the engine is gone
             self._cancelled = True
 
-    def look(self) -> None:
+    def record_due(self) -> None:
         """Record what is due, and schedule the rest."""
         with self._lock:
             self._scheduled = False
@@ -252,7 +252,7 @@ class Channel:
         try:
             if self.handed_over or not driver.accepts_reports(self._call):
                 return  # it comes back when its append has arrived, the run has caught up, or another driver took over
-            self._record(self._take(everything=False))
+            self._record(self._due_events(everything=False))
             self._set_timer()
         except BaseException as error:
             driver.broke(contained(error))
@@ -265,9 +265,9 @@ class Channel:
             if self._progress is not None:
                 moments.append(self._progress_at + PROGRESS_SECONDS)
             if moments and self._timer is None and not self._closed:
-                self._timer = self._services.loop.call_at(min(moments), self.look)
+                self._timer = self._services.loop.call_at(min(moments), self.record_due)
 
-    def _take(self, everything: bool) -> list[Report]:
+    def _due_events(self, everything: bool) -> list[Report]:
         """The events to record now."""
         # A timer may fire slightly early.
         now = self._services.loop.time() + 0.001
@@ -300,9 +300,9 @@ class Channel:
         self._due |= self._mode.count > 0
         self._progress_at = -PROGRESS_SECONDS
         if not self.handed_over and self._owner.expects(self._call):
-            self._record(self._take(everything=False))
+            self._record(self._due_events(everything=False))
 
-    def settle(self, succeeded: bool) -> None:
+    def finish(self, succeeded: bool) -> None:
         """The attempt has ended: record what is left, before its outcome."""
         if self._settled:
             return
@@ -314,7 +314,7 @@ class Channel:
             if self._timer is not None:
                 self._timer.cancel()
             self._wake()
-        self._record(self._take(everything=True))
+        self._record(self._due_events(everything=True))
 
     def hand_over(self, owner: AttemptOwner) -> None:
         """Another driver takes over: hold back until it has the attempt."""
@@ -338,7 +338,7 @@ class Channel:
         self._record(lost)
         if self._pending or self._progress is not None or self._mark:
             self._due = True
-            self._services.loop.call_soon(self.look)
+            self._services.loop.call_soon(self.record_due)
 
     def committed(self, next_seq: int) -> None:
         """The journal is durable up to this number."""
@@ -352,7 +352,7 @@ class Channel:
             more = not self._closed and (self._mark or bool(self._pending) or self._progress is not None)
         if more:
             # Everything that came during the last append goes into one.
-            self.look()
+            self.record_due()
 
     @property
     def empty(self) -> bool:

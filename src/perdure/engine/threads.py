@@ -62,7 +62,7 @@ class Threads:
             self._see_to_waiting()
             full = len(self._waiting) > self._idle and self._size - self._blocked >= self._limit
         if full and self._watch is None:
-            self._watch = self._loop.call_later(STALL_SECONDS, self._look, self._moves)
+            self._watch = self._loop.call_later(STALL_SECONDS, self._check_stall, self._moves)
         return future
 
     def withdraw(self) -> None:
@@ -139,13 +139,13 @@ class Threads:
         except BaseException as error:  # any exception is the outcome of the step
             outcome = None, error
         try:
-            self._loop.call_soon_threadsafe(_settle, item.future, outcome)
+            self._loop.call_soon_threadsafe(_set_outcome, item.future, outcome)
         except RuntimeError:
             pass  # the loop is closed, so the outcome is discarded
 
     # --- stalled pools --------------------------------------------------------------------------------------------
 
-    def _look(self, moves: int) -> None:
+    def _check_stall(self, moves: int) -> None:
         """On the loop, while calls wait: log if none has begun or ended since the last check."""
         with self._lock:
             while self._waiting and self._waiting[0].future.cancelled():
@@ -168,7 +168,7 @@ class Threads:
                 self._setting,
             )
         # After a log line, wait longer before the next.
-        self._watch = self._loop.call_later(STALL_SECONDS * (10 if stalled else 1), self._look, moves)
+        self._watch = self._loop.call_later(STALL_SECONDS * (10 if stalled else 1), self._check_stall, moves)
 
 
 class _Here(threading.local):
@@ -191,6 +191,6 @@ def waiting_for_perdure() -> Iterator[None]:
             yield
 
 
-def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
+def _set_outcome(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
     if not future.done():
         future.set_result(outcome)

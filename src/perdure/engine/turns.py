@@ -38,7 +38,7 @@ class Turns:
         """Count a lost append."""
         self.lost[run_id] = self.lost.get(run_id, 0) + 1
 
-    async def take(self, run_id: str) -> None:
+    async def reserve(self, run_id: str) -> None:
         """Have the other writers wait, if too many appends were lost. Call it before the journal is read again."""
         lost = self.lost.get(run_id, 0)
         if lost < LOSSES:
@@ -51,7 +51,7 @@ class Turns:
         if isinstance(taken, Acquired):
             self._held.add(run_id)
 
-    def settle(self, run_id: str) -> bool:
+    def reset(self, run_id: str) -> bool:
         """Reset the count: the append was written or is no longer wanted. True if there is a turn to release."""
         self.lost.pop(run_id, None)
         return run_id in self._held

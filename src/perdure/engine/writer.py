@@ -22,7 +22,7 @@ class Source(Protocol):
 
     run_id: str
 
-    def take(self) -> Append | None: ...
+    def next_append(self) -> Append | None: ...
 
     def meanwhile(self) -> None: ...
 
@@ -87,7 +87,7 @@ class Writer:
         appends: list[Append] = []
         for source in dirty:
             try:
-                append = source.take()
+                append = source.next_append()
             except BaseException as error:
                 self._on_broken(source, contained(error))
                 continue
@@ -104,7 +104,7 @@ class Writer:
             self._refused(sources, contained(error))
             return
         if isinstance(outcomes, PendingOutcomes):
-            outcomes.on_result(lambda said: self._said(sources, said))
+            outcomes.on_result(lambda result: self._resolved(sources, result))
             for source in sources:
                 try:
                     source.meanwhile()
@@ -114,21 +114,21 @@ class Writer:
             future = asyncio.ensure_future(outcomes)
             future.add_done_callback(lambda done: self._answered(sources, done))
         else:
-            self._settle(sources, outcomes)
+            self._handle(sources, outcomes)
 
-    def _said(self, sources: list[Source], said: Sequence[Outcome] | Exception) -> None:
+    def _resolved(self, sources: list[Source], said: Sequence[Outcome] | Exception) -> None:
         if isinstance(said, Exception):
             self._refused(sources, said)
         else:
-            self._settle(sources, said)
+            self._handle(sources, said)
 
     def _answered(self, sources: list[Source], done: asyncio.Future[Sequence[Outcome]]) -> None:
         error = done.exception() if not done.cancelled() else StoreUnavailable("the store", "the write was cancelled")
         if error is not None and not isinstance(error, Exception):
             error = StoreUnavailable("the store", f"the write ended with {type(error).__name__}")
-        self._said(sources, error or done.result())
+        self._resolved(sources, error or done.result())
 
-    def _settle(self, sources: list[Source], outcomes: Sequence[Outcome]) -> None:
+    def _handle(self, sources: list[Source], outcomes: Sequence[Outcome]) -> None:
         self._busy = False
         self._retry = FIRST_RETRY
         for source, outcome in zip(sources, outcomes, strict=False):

@@ -185,7 +185,7 @@ class Replay:
         elif isinstance(event, RunClaimed):
             # The body begins with the first claim; the program does not see later ones.
             if event.epoch == 1:
-                self._take(self.execution.advance(event, at), "", self._rules, at)
+                self._add_commands(self.execution.advance(event, at), "", self._rules, at)
         elif isinstance(event, RunStarted):
             self._recorded = event.recorded or {}
         elif isinstance(event, RunForked):
@@ -207,7 +207,7 @@ class Replay:
             for event in batch.events:
                 self.fold(event, at)
 
-    def take_within(self, room: int) -> Sequence[Command]:
+    def commands_within(self, room: int) -> Sequence[Command]:
         """The commands to plan now, with no more than `room` steps; the others wait, in order. Remote ones need none.
 
         They stay wishes until their events are folded.
@@ -241,11 +241,13 @@ class Replay:
         path = self.state.child_of(event.op) if self._children else ""
         if path:
             child, rules = self._children[path]
-            self._take(child.advance(replace(event, op=event.op[len(path) + 1 :]), at, decoded), path, rules, at)
+            self._add_commands(
+                child.advance(replace(event, op=event.op[len(path) + 1 :]), at, decoded), path, rules, at
+            )
         else:
-            self._take(self.execution.advance(event, at, decoded), "", self._rules, at)
+            self._add_commands(self.execution.advance(event, at, decoded), "", self._rules, at)
 
-    def _take(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
+    def _add_commands(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
         """Add the commands of an execution."""
         wishes = self.wishes
         for command in commands:
@@ -278,13 +280,13 @@ class Replay:
     def _cancel(self, event: CancelRequested, at: float) -> None:
         path = event.child
         if not path:
-            self._take(self.execution.advance(event, at), "", self._rules, at)
+            self._add_commands(self.execution.advance(event, at), "", self._rules, at)
             return
         if not self._match_cancel(path) and event.given_up:
             self._diverge(given_up_op(event))
         if path in self._children:
             child, rules = self._children[path]
-            self._take(child.advance(CancelRequested(event.reason), at), path, rules, at)
+            self._add_commands(child.advance(CancelRequested(event.reason), at), path, rules, at)
 
     # --- children -------------------------------------------------------------------------------------------------
 
@@ -307,7 +309,7 @@ class Replay:
         child = program.open(child_run_id(self.state.run_id, event.op), started, family.codec, past)
         rules = family.rules(program)
         self._children[event.op] = child, rules
-        self._take(child.advance(_BEGIN, at), event.op, rules, at)
+        self._add_commands(child.advance(_BEGIN, at), event.op, rules, at)
 
     def _finish_child(self, event: ChildFinished, at: float) -> None:
         prefix = event.op + "/"
@@ -365,7 +367,7 @@ class Replay:
         for one in given_up:
             self._advance(one, at)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Finish replay at the end of the journal. Raises Diverged for what only a next event would have shown."""
         if self._given_up:
             self._diverge(given_up_op(self._given_up[0]))

@@ -78,7 +78,7 @@ class CatchUp:
     async def _try_to_catch_up(self, driver: Driver) -> bool:
         """Whether a driver has caught up, was replaced, or was evicted; False when the store is out of reach."""
         if self._turns.lost:
-            await self._turns.take(driver.run_id)
+            await self._turns.reserve(driver.run_id)
         try:
             if driver.saved and await self._read_tail(driver):
                 return True

@@ -368,7 +368,7 @@ class Loader:
         for _ in range(CLAIM_TRIES):
             if self._turns.lost:
                 for run_id in run_ids:
-                    await self._turns.take(run_id)
+                    await self._turns.reserve(run_id)
             ready = await self._read(run_ids)
             count += len(ready)
             ready, late = await self._end_late(ready, self._stands_still)
@@ -394,7 +394,7 @@ class Loader:
 
     def turn_over(self, run_id: str) -> None:
         """Release the turns of runs whose appends were written or dropped, so that other writers may continue."""
-        if self._turns.settle(run_id):
+        if self._turns.reset(run_id):
             self._lifecycle.spawn(self._turns.give_back(run_id))
 
     def _apart(self, one: Ready, work: Callable[[Ready], T]) -> T | None:

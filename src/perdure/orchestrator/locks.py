@@ -135,7 +135,7 @@ class RunLocks:
                 self._stop_broken(run_id, contained(error))
 
     async def _wait(self, run_id: str, op: str, asked: HeldLock, again: bool) -> None:
-        await self._take(run_id, op, asked, again=again)
+        await self._acquire(run_id, op, asked, again=again)
         waits = self._waits.get(run_id, {})
         waits.pop(op, None)
         if not waits:
@@ -143,10 +143,10 @@ class RunLocks:
         # In a callback: a body must not be driven from inside a task.
         self._loop.call_soon(self._deliver, run_id, op)
 
-    async def _take(self, run_id: str, op: str, asked: HeldLock, *, again: bool) -> None:
+    async def _acquire(self, run_id: str, op: str, asked: HeldLock, *, again: bool) -> None:
         owner = step_key(run_id, op)
         mine = partial(self._is_ours, run_id, op)
-        hold = await self._locker.take(asked.key, owner, asked.ttl, patient=True, again=again, mine=mine)
+        hold = await self._locker.acquire(asked.key, owner, asked.ttl, patient=True, again=again, mine=mine)
         hold.on_lost = lambda: self._lost(run_id, op)
         self._holds.setdefault(run_id, {})[op] = hold
 
@@ -235,7 +235,7 @@ class RunLocks:
                     # In the order in which they were taken: runs that take several locks in one order never deadlock.
                     for op, held in list(state.locks.items()):
                         if op not in self._holds.get(run_id, {}):
-                            await self._take(run_id, op, held, again=True)
+                            await self._acquire(run_id, op, held, again=True)
         except TimeoutError:
             pass  # its deadline has come: it ends without them
         except StoreUnavailable:

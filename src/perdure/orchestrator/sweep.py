@@ -53,7 +53,7 @@ class Counts:
         """How many more of this kind are within the limit."""
         return self.limits[kind] - self.taken[kind]
 
-    def take(self, kind: str) -> bool:
+    def count(self, kind: str) -> bool:
         """Whether one more of this kind is within its limit; it is counted then."""
         if self.left(kind) <= 0:
             self.held = True
@@ -65,7 +65,7 @@ class Counts:
         """Whether a tick that begins this run is within the limit; it is counted then, once."""
         if run in self.ticks:
             return True
-        if not self.take("schedules"):
+        if not self.count("schedules"):
             return False
         self.ticks.add(run)
         return True
@@ -107,7 +107,7 @@ async def sweep(
         if not began:
             break
         seen.update(began)
-        in_time = await _settled(orchestrator, began, counts.begun, until, is_held, config.poll_interval)
+        in_time = await _wait_idle(orchestrator, began, counts.begun, until, is_held, config.poll_interval)
     for run_id, kind in counted:
         # Another sweep was faster, or there was nothing to take up.
         if kind and run_id not in claimed:
@@ -136,7 +136,7 @@ async def _rests(orchestrator: Orchestrator, run_id: str, is_held: Callable[[str
     return not state.lock_waits or await orchestrator.locks.kept_out(state)
 
 
-async def _settled(
+async def _wait_idle(
     orchestrator: Orchestrator,
     run_ids: Collection[str],
     begun: asyncio.Event,
@@ -175,7 +175,7 @@ async def _orphans(orchestrator: Orchestrator, dead: Sequence[str], counts: Coun
     limit = counts.limits["runs"] + len(seen) + len(orchestrator.active) + 1
     programs, queues = list(orchestrator.programs), orchestrator.serves
     found = await orchestrator.store.runs.owned(dead, RunStatus.RUNNING, programs, limit, queues)
-    return [r for r in found if r not in seen and r not in orchestrator.active and counts.take("runs")]
+    return [r for r in found if r not in seen and r not in orchestrator.active and counts.count("runs")]
 
 
 async def _queued(orchestrator: Orchestrator, admission: Admission, counts: Counts, seen: Collection[str]) -> list[str]:
@@ -205,6 +205,6 @@ async def _due(orchestrator: Orchestrator, membership: Membership, counts: Count
                 counts.held = True
             continue
         kind = "timers" if due.waiting else "runs"
-        if counts.take(kind):
+        if counts.count(kind):
             taken[due.run_id] = kind
     return taken

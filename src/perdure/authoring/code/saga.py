@@ -64,7 +64,7 @@ class Saga:
                 cancelled = request
         failures = task.result()
         if failures:
-            raise CompensationFailed(_tell(error, failures, len(self._undo)), [e for _, e in failures]) from error
+            raise CompensationFailed(_message(error, failures, len(self._undo)), [e for _, e in failures]) from error
         if cancelled is not None and not is_any_of(error, (asyncio.CancelledError,)):
             raise cancelled
 
@@ -115,7 +115,7 @@ async def compensate(undo: Sequence[_Compensation]) -> list[tuple[str, Exception
     return failures
 
 
-def _tell(error: BaseException, failures: Sequence[tuple[str, Exception]], count: int) -> str:
+def _message(error: BaseException, failures: Sequence[tuple[str, Exception]], count: int) -> str:
     listed = "; ".join(f"{name} raised {_name(failure)}" for name, failure in failures)
     return f"{len(failures)} of {count} compensations failed ({listed}) after {_name(error)}"
 

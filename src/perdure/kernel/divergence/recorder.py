@@ -30,12 +30,12 @@ class Recorder(Replay):
         self.asked: list[OpView] = []
         self.found: Evidence | None = None
 
-    def _take(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
+    def _add_commands(self, commands: Sequence[Command], path: str, rules: Resolve | None, at: float) -> None:
         for command in commands:
             if not isinstance(command, CancelOp):
                 op = wished_op(command)
                 self.asked.append(msgspec.structs.replace(op, path=f"{path}/{op.path}") if path else op)
-        super()._take(commands, path, rules, at)
+        super()._add_commands(commands, path, rules, at)
 
     def evidence(self, recorded: OpView) -> Evidence:
         """As in Replay, with the recorded commands."""
@@ -46,7 +46,7 @@ class Recorder(Replay):
 def follow(replay: Replay, batches: Sequence[Batch]) -> None:
     """Fold a whole journal. Raises Diverged if the program does not fit it, NotDecodable if a value does not."""
     replay.fold_all(batches)
-    replay.settle()
+    replay.finish()
     unread = undecodable(replay)
     if unread is not None:
         raise unread
@@ -61,7 +61,7 @@ def explained(error: Diverged, trace: Replay, batches: Sequence[Batch], programs
     assert isinstance(trace, Recorder)
     try:
         trace.fold_all(batches)
-        trace.settle()
+        trace.finish()
     except Diverged as again:
         if again.seq != error.seq:
             return error  # the program is not deterministic

@@ -60,7 +60,7 @@ class FileJournal(MemoryJournal):
             self.forget(change.run)
         if change.kind != "remove":
             data = bytes(change.line)
-            self._take(change.run, read_line(data))
+            self._fold_line(change.run, read_line(data))
             self._sizes[change.run] = change.offset + len(data) + 1
 
     def _load(self) -> None:
@@ -91,22 +91,22 @@ class FileJournal(MemoryJournal):
             log.warning("%s ended in the middle of a line; these %d bytes were cut off", path, len(data) - whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
-                self._take(run_id, read_line(line))
+                self._fold_line(run_id, read_line(line))
             except ValueError as error:
                 found = Corrupt(f"{path}, line {number},", str(error), run_id)
                 if self.damaged.setdefault(run_id, found) is found:
                     log.error("%s", found)
-                    self._take_anyway(run_id, line)
+                    self._fold_damaged(run_id, line)
         return whole
 
-    def _take_anyway(self, run_id: str, line: bytes) -> None:
+    def _fold_damaged(self, run_id: str, line: bytes) -> None:
         """Load the rows of a line whose events are damaged: the run cannot continue, and is still listed."""
         try:
-            self._take(run_id, read_line(line))
+            self._fold_line(run_id, read_line(line))
         except ValueError:
             pass
 
-    def _take(self, run_id: str, line: Line) -> None:
+    def _fold_line(self, run_id: str, line: Line) -> None:
         """Load a line. Raises ValueError when it does not continue the journal."""
         head = self.head_of.get(run_id)
         if line.batches and head is not None and line.batches[0].seq != head.next_seq and run_id not in self.damaged:

@@ -72,7 +72,7 @@ class _Waiting(msgspec.Struct, eq=False):
     prepared: list[Prepared]
     outcomes: asyncio.Future[Sequence[Outcome]]
 
-    def settle(self, outcomes: Sequence[Outcome]) -> None:
+    def resolve(self, outcomes: Sequence[Outcome]) -> None:
         if not self.outcomes.done():
             self.outcomes.set_result(outcomes)
 
@@ -125,7 +125,7 @@ class PostgresJournal:
 
     async def _at_leisure(self, one: Prepared, uncertain: bool, answer: PendingOutcomes) -> None:
         try:
-            said: Sequence[Outcome] | Exception = await self._settled([one], uncertain)
+            said: Sequence[Outcome] | Exception = await self._outcomes_of([one], uncertain)
         except asyncio.CancelledError:
             said = StoreUnavailable(self._database.url, "the write was cancelled")
         except Exception as error:
@@ -142,7 +142,7 @@ class PostgresJournal:
             return await waiting.outcomes
         self._busy = True
         try:
-            return await self._settled(prepared)
+            return await self._outcomes_of(prepared)
         finally:
             self._pass_on()
 
@@ -164,9 +164,9 @@ class PostgresJournal:
 
     async def _together(self, group: list[_Waiting]) -> None:
         try:
-            outcomes = iter(await self._settled([one for waiting in group for one in waiting.prepared]))
+            outcomes = iter(await self._outcomes_of([one for waiting in group for one in waiting.prepared]))
             for waiting in group:
-                waiting.settle([next(outcomes) for _ in waiting.prepared])
+                waiting.resolve([next(outcomes) for _ in waiting.prepared])
         except StoreUnavailable as error:
             for waiting in group:
                 waiting.fail(error)
@@ -174,7 +174,7 @@ class PostgresJournal:
             # One append cannot be written; it must not fail the others.
             for waiting in group:
                 try:
-                    waiting.settle(await self._settled(waiting.prepared))
+                    waiting.resolve(await self._outcomes_of(waiting.prepared))
                 except Exception as error:
                     waiting.fail(error)
         finally:
@@ -182,7 +182,7 @@ class PostgresJournal:
                 waiting.outcomes.cancel()  # no effect on those that are set
             self._pass_on()
 
-    async def _settled(self, prepared: list[Prepared], uncertain: bool = False) -> list[Outcome]:
+    async def _outcomes_of(self, prepared: list[Prepared], uncertain: bool = False) -> list[Outcome]:
         """Write over as many connections as it takes. Once a try may have been written, find out whether it was."""
         notice = self._database.notifications.for_appends([one.append for one in prepared])
         pause, collisions = FIRST_PAUSE, 0

@@ -144,13 +144,13 @@ class PostgresQueues:
                 self._offers.look_again()
             if not found.run_ids:
                 return found
-            taken = await self._take(queue, found.run_ids)
+            taken = await self._reserve(queue, found.run_ids)
             if taken:
                 return Picks([run_id for run_id in found.run_ids if run_id in taken], found.until)
         self._offers.look_again()
         return Picks((), found.until)
 
-    async def _take(self, queue: Queue, run_ids: Sequence[str]) -> set[str]:
+    async def _reserve(self, queue: Queue, run_ids: Sequence[str]) -> set[str]:
         rows = await self._database.query(_TAKE, queue.name, self._offers.taker, list(run_ids), OFFER_SECONDS)
         return {run_id for run_id, _ in rows}
 

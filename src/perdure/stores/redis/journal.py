@@ -46,11 +46,11 @@ class RedisJournal:
         try:
             answers = await self._server.once(APPEND, (token, prepared), *texts.all)
         except LostReply as lost:
-            return await self._settle(appends, prepared, texts, token, lost)
+            return await self._resolve_lost(appends, prepared, texts, token, lost)
         self._notifications.committed(answers[0])
         return [_outcome(append, answer) for append, answer in zip(appends, answers[1:], strict=True)]
 
-    async def _settle(
+    async def _resolve_lost(
         self, appends: Sequence[Append], prepared: list[tuple[Any, ...]], texts: Texts, token: str, lost: LostReply
     ) -> Sequence[Outcome]:
         """Find out what became of an append whose reply was lost. What was not written is written now, or refused."""

@@ -72,7 +72,7 @@ def _commands(
             if _is_cancelled(event) and CancelKey(event.op) not in replay.wishes and finish is None and not ending:
                 raise AssertionError(f"{event.op} was recorded as cancelled, and the program did not ask for that")
             replay.fold(event, at)
-            seen.append(" ".join(_tell(command) for command in replay.wishes.values()))
+            seen.append(" ".join(_describe(command) for command in replay.wishes.values()))
     finally:
         replay.close()
     return seen, finish if end == len(events) else None
@@ -92,7 +92,7 @@ def _is_cancelled(event: AnyEvent) -> TypeGuard[StepFailed]:
     return isinstance(event, StepFailed) and event.error.type == type_name(StepCancelled)
 
 
-def _tell(command: Command) -> str:
+def _describe(command: Command) -> str:
     if isinstance(command, RunStep):
         return f"RunStep {command.op} {command.inputs.decode()}"
     # Compare a program in a command by its name.

@@ -93,7 +93,7 @@ class Sending:
         asked = 0
         while True:
             try:
-                verdict = await _tell(client, message, id)
+                verdict = await _send(client, message, id)
                 # A run that has not been started yet will be; a question may never be asked.
                 asked += find(self.monitor, message.run) is not None
                 if not isinstance(verdict, NotFound) or asked > ASK_TIMES:
@@ -110,7 +110,7 @@ class Sending:
             self.monitor.accuse(f"{message.kind} {message.name!r} {id} of {message.run}: {verdict!r}, but {problem}")
 
 
-async def _tell(client: Client, message: Message, id: str) -> Verdict:
+async def _send(client: Client, message: Message, id: str) -> Verdict:
     run = message.run
     match message.kind:
         case "signal":
