@@ -37,7 +37,16 @@ from tests.kernel.table import Story, batches, stories
 def told(state: RunState) -> dict[str, Any]:
     """Everything that can be observed of a state."""
     ops = {
-        path: (op.kind, op.attempt, op.failures, op.running, op.due, op.name, op.source, op.shown and op.shown.chunks)
+        path: (
+            op.kind,
+            op.attempt,
+            op.failures,
+            op.running,
+            op.due,
+            op.name,
+            op.source,
+            op.emitted and op.emitted.chunks,
+        )
         for path, op in state.ops.items()
     }
     plain = (

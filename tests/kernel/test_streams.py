@@ -109,7 +109,7 @@ def test_what_a_state_knows_is_what_is_valid_in_the_stream(events: list[AnyEvent
                 valid.clear()
             else:
                 valid.append(chunk.value)
-        assert (open_op.shown.chunks if open_op.shown is not None else []) == valid
+        assert (open_op.emitted.chunks if open_op.emitted is not None else []) == valid
 
 
 @given(journals())

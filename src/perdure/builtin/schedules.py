@@ -33,7 +33,6 @@ from perdure.kernel.schedules.schedule import (
     CONTROL,
     PROGRAM,
     Backfill,
-    Book,
     Change,
     Control,
     Definition,
@@ -44,6 +43,7 @@ from perdure.kernel.schedules.schedule import (
     Pause,
     Resume,
     ScheduleSpec,
+    ScheduleState,
     Survey,
     Trigger,
     stamp,
@@ -232,7 +232,7 @@ class Steps:
 class ScheduleBody:
     """The body of one schedule."""
 
-    def __init__(self, id: str, definition: Definition, book: Book, steps: Steps) -> None:
+    def __init__(self, id: str, definition: Definition, book: ScheduleState, steps: Steps) -> None:
         self.id, self.definition, self.book, self._steps = id, definition, book, steps
         # The next two ticks; None while they are not known.
         self._ahead: tuple[Due, ...] | None = None
@@ -397,7 +397,7 @@ def schedule_program(runs: ScheduledRuns) -> Workflow[..., None]:
     steps = Steps(runs)
 
     @workflow(name=PROGRAM)
-    async def schedule(id: str, definition: Definition, book: Book) -> None:
+    async def schedule(id: str, definition: Definition, book: ScheduleState) -> None:
         body = ScheduleBody(id, definition, book, steps)
         while body.turns < RENEWAL:
             await body.turn()

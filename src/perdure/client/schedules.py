@@ -31,7 +31,6 @@ from perdure.kernel.schedules.schedule import (
     PREFIX,
     PROGRAM,
     Backfill,
-    Book,
     CatchUp,
     Change,
     Control,
@@ -40,6 +39,7 @@ from perdure.kernel.schedules.schedule import (
     Pause,
     Resume,
     ScheduleSpec,
+    ScheduleState,
     Trigger,
     check_schedule_id,
     schedule_spec,
@@ -260,7 +260,7 @@ class _Opening(msgspec.Struct, frozen=True):
 
     id: str
     definition: Definition
-    book: Book
+    book: ScheduleState
 
 
 @dataclass(slots=True)
@@ -270,7 +270,7 @@ class _Schedule:
     row: RunRow
     id: str
     definition: Definition
-    book: Book
+    book: ScheduleState
     shown: dict[str, Any]
     paused: bool
 
@@ -381,7 +381,7 @@ class ScheduleHandle:
         await decided(attempt)
 
     async def _create(self, definition: Definition) -> bool:
-        book = Book(self._schedules.base.clock.now(), definition.spec.pause)
+        book = ScheduleState(self._schedules.base.clock.now(), definition.spec.pause)
         arguments = {"id": self.id, "definition": definition, "book": book}
         invocation: Invocation[None] = Invocation(PROGRAM, None, (), arguments)
         try:

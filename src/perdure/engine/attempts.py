@@ -188,8 +188,8 @@ class Attempts:
         context = StepContext(step_key(self._keys, op), state.run_id, call.attempt, deadline, owner, call)
         context.locker = runner.locker
         open_op = state.ops.get(op)
-        if open_op is not None and open_op.shown is not None:
-            context.shown = open_op.shown.copy()
+        if open_op is not None and open_op.emitted is not None:
+            context.emitted = open_op.emitted.copy()
         return Attempt(runner, call, context, self._variables, owner.attempt_ended)
 
     # --- handed over when the journal has to be read again --------------------------------------------------------

@@ -16,7 +16,7 @@ from perdure.kernel.context import RunContext
 from perdure.kernel.context import run_context as context_of_run
 from perdure.kernel.events import moment
 from perdure.kernel.plan import Call
-from perdure.kernel.state import RunState, Shown
+from perdure.kernel.state import Emitted, RunState
 
 if TYPE_CHECKING:
     from perdure.engine.runtime import Services
@@ -69,13 +69,13 @@ class StepContext:
         "_run",
         "attempt",
         "capped",
+        "emitted",
         "ends",
         "id",
         "last_heartbeat",
         "locker",
         "owner",
         "run_id",
-        "shown",
     )
 
     def __init__(
@@ -109,7 +109,7 @@ class StepContext:
         # Takes locks for the step; None in another process.
         self.locker: Locker | None = None
         # The chunks of earlier attempts when this one was launched.
-        self.shown: Shown | None = None
+        self.emitted: Emitted | None = None
 
     @property
     def deadline(self) -> datetime | None:

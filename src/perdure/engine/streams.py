@@ -81,13 +81,13 @@ class Channel:
         self._room = threading.Condition(self._lock)
         self._waiting: list[asyncio.Future[None]] = []
         # As of the launch: the run may have cancelled the step since, and replay may undo that.
-        shown = context.shown
+        emitted = context.emitted
         # Valid chunks of earlier attempts, until this attempt continues from them or restarts.
-        self._before: list[Raw] = list(shown.chunks) if shown is not None else []
+        self._before: list[Raw] = list(emitted.chunks) if emitted is not None else []
         self._looked = not self._before
-        self._next = shown.count if shown is not None else 0
+        self._next = emitted.count if emitted is not None else 0
         self._valid = len(self._before)
-        self.last_progress = shown.progress if shown is not None else None
+        self.last_progress = emitted.progress if emitted is not None else None
         # `_own`: valid chunks of this attempt. `_pending`: not recorded yet. `_sent`: recorded, not durable yet.
         self._own: list[Raw] = []
         self._pending: list[Raw] = []
@@ -327,7 +327,7 @@ class Channel:
             sent, self._sent = self._sent, []
             self.handed_over = False
         open_op = self._owner.state.ops.get(self._op)
-        count = open_op.shown.count if open_op is not None and open_op.shown is not None else 0
+        count = open_op.emitted.count if open_op is not None and open_op.emitted is not None else 0
         lost: list[Report] = []
         with self._lock:
             for _, event in sent:

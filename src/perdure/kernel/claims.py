@@ -8,7 +8,7 @@ from perdure.kernel.events import Batch, RunClaimed, RunFinished, RunParked, Run
 from perdure.kernel.state import IMPORTED, POISONED, REDACTED
 
 
-def kept_parked(batches: Sequence[Batch]) -> bool:
+def stays_parked(batches: Sequence[Batch]) -> bool:
     """Whether a run stays parked until it is resolved, whatever code there is."""
     for batch in reversed(batches):
         for event in reversed(batch.events):
@@ -19,7 +19,7 @@ def kept_parked(batches: Sequence[Batch]) -> bool:
     return False
 
 
-def glance(batches: Sequence[Batch]) -> tuple[bool, RunClaimed | None]:
+def claim_in_force(batches: Sequence[Batch]) -> tuple[bool, RunClaimed | None]:
     """Whether the run has finished, and the claim in force; a parked run has none."""
     resumed = False
     for batch in reversed(batches):

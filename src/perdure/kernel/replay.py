@@ -71,7 +71,7 @@ _BEGIN = RunClaimed("", 1)
 Resolve: TypeAlias = Callable[[RunStep], RunStep]
 
 
-class Family:
+class ChildContext:
     """What the children of a run need: programs, codec, rules for their steps, patch history."""
 
     __slots__ = ("codec", "past", "programs", "rules")
@@ -90,8 +90,8 @@ class Replay:
     """A run in memory: its folded state, its program, and the pending commands of the program."""
 
     __slots__ = (
+        "_child_context",
         "_children",
-        "_family",
         "_given_up",
         "_inputs",
         "_recorded",
@@ -105,14 +105,18 @@ class Replay:
     )
 
     def __init__(
-        self, state: RunState, execution: Execution, rules: Resolve | None = None, family: Family | None = None
+        self,
+        state: RunState,
+        execution: Execution,
+        rules: Resolve | None = None,
+        child_context: ChildContext | None = None,
     ) -> None:
         self.state = state
         self.execution = execution
         # Applies the rules of the engine, the program and the run to a step's policy, never to its name or inputs:
         # rules may change while a run is open.
         self._rules = rules
-        self._family = family or Family(Programs(), Codec())
+        self._child_context = child_context or ChildContext(Programs(), Codec())
         self._children: dict[str, tuple[Execution, Resolve | None]] = {}
         # For a fork: replaced arguments by op, and values recorded in the past of the origin.
         self._inputs: dict[str, dict[str, Raw]] = {}
@@ -226,8 +230,8 @@ class Replay:
     def program(self, child: StartChild) -> Program:
         """The program of a child that is about to begin. Raises UnknownProgram or UnknownVersion."""
         if child.own is not None:
-            self._family.programs.renew(child.own)
-        return self._family.programs.find(child.program, child.version)
+            self._child_context.programs.renew(child.own)
+        return self._child_context.programs.find(child.program, child.version)
 
     def close(self) -> None:
         """Close the program, and its children."""
@@ -301,13 +305,13 @@ class Replay:
             return
         if event.refused:
             return
-        family = self._family
-        program = family.programs.find(event.program, event.version)
+        child_context = self._child_context
+        program = child_context.programs.find(event.program, event.version)
         within = {op[len(event.op) + 1 :]: v for op, v in self._recorded.items() if op.startswith(f"{event.op}/")}
         started = RunStarted(event.id, event.program, event.version, event.input, recorded=within or None)
-        past = family.past.within(event.op)
-        child = program.open(child_run_id(self.state.run_id, event.op), started, family.codec, past)
-        rules = family.rules(program)
+        past = child_context.past.within(event.op)
+        child = program.open(child_run_id(self.state.run_id, event.op), started, child_context.codec, past)
+        rules = child_context.rules(program)
         self._children[event.op] = child, rules
         self._add_commands(child.advance(_BEGIN, at), event.op, rules, at)
 
@@ -397,7 +401,7 @@ def open_replay(
     program, state = programs.find(started.program, started.version), RunState(run_id)
     past = patch_history(state, batches)
     execution = program.open(run_id, started, codec, past)
-    return kind(state, execution, rules(program), Family(programs, codec, rules, past))
+    return kind(state, execution, rules(program), ChildContext(programs, codec, rules, past))
 
 
 def _is_child(command: StartChild, event: ChildStarted) -> bool:

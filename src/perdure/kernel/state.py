@@ -104,7 +104,7 @@ IMPORTED, REDACTED = "imported", "redacted"
 POISONED = "poisoned"
 
 
-class Shown:
+class Emitted:
     """The chunks that the attempts of a step have emitted before its outcome."""
 
     __slots__ = ("chunks", "count", "progress")
@@ -115,9 +115,9 @@ class Shown:
         self.count = 0
         self.progress: Raw | None = None
 
-    def copy(self) -> Shown:
+    def copy(self) -> Emitted:
         """A copy."""
-        copied = Shown()
+        copied = Emitted()
         copied.chunks, copied.count, copied.progress = list(self.chunks), self.count, self.progress
         return copied
 
@@ -129,6 +129,7 @@ class OpenOp:
         "allowed",
         "attempt",
         "due",
+        "emitted",
         "error",
         "failed",
         "failures",
@@ -137,7 +138,6 @@ class OpenOp:
         "opened",
         "opened_at",
         "running",
-        "shown",
         "source",
         "spent",
     )
@@ -155,7 +155,7 @@ class OpenOp:
         self.running = False
         self.due: float | None = None
         self.name = ""
-        self.shown: Shown | None = None
+        self.emitted: Emitted | None = None
         # For an approval, and a signal of a given type: the WaitOpened, and its time.
         self.opened: WaitOpened | None = None
         self.opened_at = 0.0
@@ -565,21 +565,21 @@ class RunState:
         values[event.key] = event.value
 
     def _chunk_appended(self, event: ChunkAppended, at: float) -> None:
-        shown = self._shown(event.op)
+        emitted = self._emitted(event.op)
         if event.restart:
-            shown.chunks.clear()
-        shown.chunks += event.chunks
-        shown.count = event.end
+            emitted.chunks.clear()
+        emitted.chunks += event.chunks
+        emitted.count = event.end
 
     def _step_progressed(self, event: StepProgressed, at: float) -> None:
-        self._shown(event.op).progress = event.progress
+        self._emitted(event.op).progress = event.progress
 
-    def _shown(self, op: str) -> Shown:
+    def _emitted(self, op: str) -> Emitted:
         open_op = self.ops[op]
         open_op.spent += 1
-        if open_op.shown is None:
-            open_op.shown = Shown()
-        return open_op.shown
+        if open_op.emitted is None:
+            open_op.emitted = Emitted()
+        return open_op.emitted
 
     def _run_paused(self, event: RunPaused, at: float) -> None:
         self.paused = event

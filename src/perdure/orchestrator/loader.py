@@ -17,7 +17,7 @@ from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.runtime import Services
 from perdure.engine.turns import Turns
 from perdure.errors import Diverged, PerdureError, StoreUnavailable, UnknownProgram
-from perdure.kernel.claims import glance, kept_parked
+from perdure.kernel.claims import claim_in_force, stays_parked
 from perdure.kernel.divergence.recorder import Recorder, explained, follow
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
@@ -429,13 +429,13 @@ class Loader:
 
     def _is_for_us(self, one: Ready, dead: Collection[str | None]) -> bool:
         """Whether a run is to continue here, by the end of its journal: only a likely owner should pay for replay."""
-        finished, one.claim = glance(one.batches)
+        finished, one.claim = claim_in_force(one.batches)
         owner = None if one.claim is None else one.claim.owner
         if finished:
             self._locks.ended(one.run_id)
             self._observer.finished(row(fold(one.run_id, one.batches)))
             return False
-        if kept_parked(one.batches):
+        if stays_parked(one.batches):
             self._runs.mark_parked(one.run_id)
             return False
         if owner not in (None, self._owner.name) and owner not in dead:

@@ -26,7 +26,7 @@ from perdure.kernel.history.capsule import Capsule, decode_capsule, inflated
 from perdure.kernel.patches import patch_history
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution, Program
-from perdure.kernel.replay import Family, Replay
+from perdure.kernel.replay import ChildContext, Replay
 from perdure.kernel.state import RunState
 from perdure.kernel.values.codec import Codec, TypeCodec
 from perdure.testing.simulation.checks import check_end
@@ -76,7 +76,7 @@ class Replaying:
         state = RunState(self.capsule.run_id)
         past = patch_history(state, [Batch(0, 0.0, [event for _, _, event in self._events])])
         execution = program.open(self.capsule.run_id, started, self.codec, past)
-        self._replay = Replay(state, execution, family=Family(programs, self.codec, past=past))
+        self._replay = Replay(state, execution, child_context=ChildContext(programs, self.codec, past=past))
         self._next = 0
         self._finish: Finish | None = None
 

@@ -365,7 +365,7 @@ class Order(msgspec.Struct, frozen=True):
     backfill: bool = False
 
 
-class Book(msgspec.Struct):
+class ScheduleState(msgspec.Struct):
     """The state of a schedule. All ticks up to `after` have been handled; `previous` is the id of the last run."""
 
     after: float

@@ -176,7 +176,7 @@ class Monitor:
             if open_op is None or open_op.attempt != event.attempt or not open_op.running:
                 self.accuse(f"{where}: attempt {event.attempt} of {event.op} shows something and is not under way")
             elif isinstance(event, ChunkAppended):
-                count = open_op.shown.count if open_op.shown is not None else 0
+                count = open_op.emitted.count if open_op.emitted is not None else 0
                 if event.start != count:
                     self.accuse(f"{where}: chunk {event.start} of {event.op} follows {count - 1}")
         elif isinstance(event, StepSucceeded | StepFailed | StepSkipped | AttemptFailed):
