@@ -337,7 +337,7 @@ async def test_a_large_result_goes_to_the_blob_store_with_one_warning(caplog: py
     [event] = [e for e in await ran.events() if isinstance(e, StepSucceeded)]
     assert len(bytes(event.value)) < 100
     assert event.blob in ran.store.blobs.blobs
-    [warning] = [r.getMessage() for r in caplog.records if "blob store" in r.getMessage()]
+    [warning] = [r.getMessage() for r in caplog.records if "offloaded to a blob" in r.getMessage()]
     assert "the result of big:0" in warning
     assert "300,002 bytes" in warning
     await go_on_from_everywhere(flow(), ran)
