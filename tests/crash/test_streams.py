@@ -84,8 +84,8 @@ def test_a_stream_that_goes_on_after_kills_is_read_without_a_gap_or_a_repeat(
     children: Children, tmp_path: Path, command: dict[str, Any], program: str, step: str | None, durability: str
 ) -> None:
     kills = [int(CHUNKS * share) for share in (0.1, 0.3, 0.6)]
-    # The kill comes amid the chunks, and not after the last one, however late it is.
-    stops = [count + 50 for count in kills]
+    # The kill comes amid the chunks, however late it is, and before those that the next one waits for.
+    stops = [count + CHUNKS // 20 for count in kills]
     command |= {"program": program, "arguments": [CHUNKS, 0.001, stops], "durability": durability}
     db = tmp_path / "runs.db"
     reader: Reader | None = None
