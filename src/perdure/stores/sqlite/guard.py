@@ -74,6 +74,9 @@ class Guard:
         self.renewing = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._locks: list[tuple[int, tuple[int, int]]] = []
+        # Descriptors of the file and its log, which only name them, and the names that they have.
+        self._names: list[tuple[int, str]] = []
+        self._follow_names()
         if OPEN_FILE_LOCKS:
             for name, place in ((path, _SHARED), (f"{path}-shm", _ATTACHED)):
                 self._locks.append((os.open(name, os.O_RDWR | os.O_CLOEXEC), place))
@@ -111,8 +114,26 @@ class Guard:
         _lock(self._locks[-1][0], fcntl.F_SETLK, fcntl.F_UNLCK, _READ_MARKS)
         self.armed = True
 
+    def _follow_names(self) -> None:
+        """Note under which names the system knows the file and its log; under none where it cannot say."""
+        for file, _ in self._names:
+            os.close(file)
+        self._names = []
+        if not OPEN_FILE_LOCKS:
+            return
+        # Closing a descriptor of this kind drops no locks.
+        for path, identity in ((self.path, self.identity), (f"{self.path}-wal", self.log)):
+            with suppress(OSError):
+                file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                found = os.fstat(file)
+                self._names.append((file, _name(file) if (found.st_dev, found.st_ino) == identity else ""))
+
     def missing(self) -> str | None:
         """The path whose file was removed or replaced; None when all is well."""
+        # The names first: a stat of a log makes the next commit slower, which has to store the log's time of change.
+        with suppress(OSError):
+            if len(self._names) == 2 and all(_name(file) == name for file, name in self._names):
+                return None
         try:
             log = os.stat(f"{self.path}-wal")
             if (log.st_dev, log.st_ino) == self.log:
@@ -127,6 +148,7 @@ class Guard:
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.execute("select count(*) from sqlite_schema").fetchall()
         self.log, self.log_connection = _identity(f"{self.path}-wal"), connection
+        self._follow_names()
 
     def begun_anew(self) -> bool:
         """Whether the log at its path belongs to the shared memory, and was not made by another application."""
@@ -153,10 +175,13 @@ class Guard:
         with _entering:
             _kept.extend(file for file, _ in self._locks)
             _tidy()
+        for file, _ in self._names:
+            os.close(file)
+        self._names = []
 
     def forked(self) -> None:
         """In a forked child: close the inherited descriptors, or the parent's locks would outlive it here."""
-        for file, _ in self._locks:
+        for file in (*(file for file, _ in self._locks), *(file for file, _ in self._names)):
             with suppress(OSError):
                 os.close(file)
 
@@ -209,6 +234,11 @@ def _standard(path: str) -> sqlite3.Connection | None:
     connection.execute("select count(*) from sqlite_schema").fetchall()
     connection.execute("pragma busy_timeout=0")
     return connection
+
+
+def _name(file: int) -> str:
+    """The path of an open file; one that was removed or replaced has another."""
+    return os.readlink(f"/proc/self/fd/{file}")
 
 
 def _identity(path: str) -> tuple[int, int]:
