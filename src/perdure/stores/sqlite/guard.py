@@ -74,8 +74,8 @@ class Guard:
         self.renewing = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._locks: list[tuple[int, tuple[int, int]]] = []
-        # Descriptors of the file and its log, which only name them, and the names that they have.
-        self._names: list[tuple[int, str]] = []
+        # Descriptors of the file and its log, which only name them; where the system says their names; the names.
+        self._names: list[tuple[int, str, str]] = []
         self._follow_names()
         if OPEN_FILE_LOCKS:
             for name, place in ((path, _SHARED), (f"{path}-shm", _ATTACHED)):
@@ -116,7 +116,7 @@ class Guard:
 
     def _follow_names(self) -> None:
         """Note under which names the system knows the file and its log; under none where it cannot say."""
-        for file, _ in self._names:
+        for file, _, _ in self._names:
             os.close(file)
         self._names = []
         if not OPEN_FILE_LOCKS:
@@ -126,14 +126,20 @@ class Guard:
             with suppress(OSError):
                 file = os.open(path, os.O_PATH | os.O_CLOEXEC)
                 found = os.fstat(file)
-                self._names.append((file, _name(file) if (found.st_dev, found.st_ino) == identity else ""))
+                place, same = f"/proc/self/fd/{file}", (found.st_dev, found.st_ino) == identity
+                self._names.append((file, place, os.readlink(place) if same else ""))
 
     def missing(self) -> str | None:
         """The path whose file was removed or replaced; None when all is well."""
         # The names first: a stat of a log makes the next commit slower, which has to store the log's time of change.
-        with suppress(OSError):
-            if len(self._names) == 2 and all(_name(file) == name for file, name in self._names):
-                return None
+        try:
+            if len(self._names) == 2:
+                (_, file_at, file_name), (_, log_at, log_name) = self._names
+                # A file that was removed or replaced has another name.
+                if os.readlink(file_at) == file_name and os.readlink(log_at) == log_name:
+                    return None
+        except OSError:
+            pass  # without /proc
         try:
             log = os.stat(f"{self.path}-wal")
             if (log.st_dev, log.st_ino) == self.log:
@@ -175,13 +181,13 @@ class Guard:
         with _entering:
             _kept.extend(file for file, _ in self._locks)
             _tidy()
-        for file, _ in self._names:
+        for file, _, _ in self._names:
             os.close(file)
         self._names = []
 
     def forked(self) -> None:
         """In a forked child: close the inherited descriptors, or the parent's locks would outlive it here."""
-        for file in (*(file for file, _ in self._locks), *(file for file, _ in self._names)):
+        for file in (*(file for file, _ in self._locks), *(file for file, _, _ in self._names)):
             with suppress(OSError):
                 os.close(file)
 
@@ -234,11 +240,6 @@ def _standard(path: str) -> sqlite3.Connection | None:
     connection.execute("select count(*) from sqlite_schema").fetchall()
     connection.execute("pragma busy_timeout=0")
     return connection
-
-
-def _name(file: int) -> str:
-    """The path of an open file; one that was removed or replaced has another."""
-    return os.readlink(f"/proc/self/fd/{file}")
 
 
 def _identity(path: str) -> tuple[int, int]:
