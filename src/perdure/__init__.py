@@ -51,8 +51,8 @@ _HOMES = {
             "AlreadyExists AnswerRejected ApprovalRejected BrokenProgram CannotRetry CompensationFailed Corrupt "
             "DeadlineExceeded "
             "Diverged ExecutorBroken FailedByHand ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule "
-            "InvalidId InvalidLock InvalidName InvalidRule InvalidStoreUrl LockLost LockTimeout NoSuchOp "
-            "NoSuchResource NoSuchRun "
+            "InvalidId InvalidLock InvalidName InvalidRule InvalidSettings InvalidStoreUrl LockLost LockTimeout "
+            "NoSuchOp NoSuchResource NoSuchRun "
             "NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown "
             "PayloadTooLarge PerdureError ProcessDied RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalRejected SignalTimeout StepBailed StepCancelled StepError StepTimeout "
@@ -78,7 +78,6 @@ _HOMES = {
         "perdure.policy_driver": ("PolicyDriver StepRun"),
         "perdure.ports.leases": ("HeldBy"),
         "perdure.settings.load": ("Settings load_settings"),
-        "perdure.settings.problems": ("InvalidSettings"),
         "perdure.kernel.policies.rules": ("Rule Rules StepInfo default kind prepend replace rule"),
     }.items()
     for name in names.split()

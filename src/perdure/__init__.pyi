@@ -85,6 +85,7 @@ from perdure.errors import InvalidId as InvalidId
 from perdure.errors import InvalidLock as InvalidLock
 from perdure.errors import InvalidName as InvalidName
 from perdure.errors import InvalidRule as InvalidRule
+from perdure.errors import InvalidSettings as InvalidSettings
 from perdure.errors import InvalidStoreUrl as InvalidStoreUrl
 from perdure.errors import LockLost as LockLost
 from perdure.errors import LockTimeout as LockTimeout
@@ -162,7 +163,6 @@ from perdure.policy_driver import StepRun as StepRun
 from perdure.ports.leases import HeldBy as HeldBy
 from perdure.settings.load import Settings as Settings
 from perdure.settings.load import load_settings as load_settings
-from perdure.settings.problems import InvalidSettings as InvalidSettings
 
 __version__: str
 _HOMES: dict[str, str]

@@ -12,7 +12,7 @@
     │   ├── SignalRejected
     │   ├── InvalidCapsule    a file is not a capsule, or was damaged or forged
     │   ├── InvalidLock
-    │   ├── InvalidSettings   in a settings file or an environment variable; defined in perdure.settings
+    │   ├── InvalidSettings   in a settings file or an environment variable
     │   ├── InvalidRule       a rule contradicts itself, or can never match
     │   ├── NoSuchRun
     │   ├── NoSuchOp
@@ -212,6 +212,14 @@ class InvalidLock(UsageError):
     def __init__(self, key: str, reason: str, cure: str = "choose a short name, such as 'account:7'") -> None:
         self.key, self.reason, self.cure = key[:60], reason, cure
         super().__init__(f"the lock {key[:60]!r} {reason}; {cure}")
+
+
+class InvalidSettings(UsageError):
+    """A setting makes no sense. `where` is its file and line, as in `perdure.yaml, line 3`, or its variable."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where, self.reason = where, reason
+        super().__init__(f"{where}: {reason}")
 
 
 class InvalidRule(UsageError):

@@ -1,4 +1,4 @@
-"""Every setting there is: its name, the name that Stepflow's files have for it, what it holds and what it is about."""
+"""Every setting there is, with what it holds. What each is about is in docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from perdure.errors import InvalidSettings
 from perdure.kernel.policies.durations import ENDLESS, duration, parse_duration
 from perdure.kernel.policies.policy import suggest
-from perdure.settings.problems import InvalidSettings
-from perdure.settings.tree import Node
+from perdure.settings.files import Path, Source
 
 FLAGS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+TYPES = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number", bool: "true or false"}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a setting holds: in words, with an example, and how it is read. `read` gives None for anything else."""
+    """What a setting holds, in words, with an example. `read` gives None for anything else.
+
+    The second parameter of `read`: the value is text from a variable, from which numbers must be parsed.
+    """
 
     words: str
     example: str
@@ -50,10 +54,10 @@ def _seconds(value: Any, spoken: bool) -> float | None:
 
 def _names(value: Any, spoken: bool) -> tuple[str, ...] | None:
     if isinstance(value, str):
-        value = [Node(part.strip(), "") for part in value.split(",")]
-    if not isinstance(value, list) or not all(isinstance(node.value, str) and node.value for node in value):
+        value = [part.strip() for part in value.split(",")]
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         return None
-    return tuple(node.value for node in value)
+    return tuple(value)
 
 
 TEXT = Kind("text", "'name'", _text)
@@ -62,133 +66,83 @@ COUNT = Kind("a whole number", "10", _count)
 SECONDS = Kind("a number of seconds, or a length of time", "30 or '5m'", _seconds)
 NAMES = Kind("a list of names", "[a, b]", _names)
 
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One setting. `stepflow` is its name in Stepflow's files, which is read as well."""
-
-    kind: Kind
-    about: str
-    stepflow: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Settings under one name; for `each`, under names that the user chooses."""
-
-    keys: Mapping[str, Key | Section]
-    about: str
-    each: bool = False
-
-
-RECOVERY = {
-    "enabled": Key(FLAG, "whether runs of dead orchestrators are taken over", "enabled"),
-    "check_interval": Key(SECONDS, "how often to check for such runs", "checkIntervalSecs"),
-    "max_startup": Key(COUNT, "how many runs are loaded at a time at start-up", "maxStartupRecovery"),
-    "max_claims": Key(COUNT, "how many runs are claimed at a time after start-up", "maxClaimsPerCheck"),
-    "lease": Key(SECONDS, "how long an orchestrator's lease lasts after its last heartbeat"),
-    "grace": Key(SECONDS, "how long running steps get when the engine closes"),
-    "quarantine": Key(COUNT, "after how many takeovers without progress a run is parked; 0: never"),
-    "snapshot": Key(COUNT, "after how many finished events a snapshot is stored; 0: never"),
+# What stands for a name that the user chooses.
+EACH = "NAME"
+# The names of settings in Stepflow's files, which are read as well.
+STEPFLOW = {
+    "checkIntervalSecs": "check_interval",
+    "maxStartupRecovery": "max_startup",
+    "maxClaimsPerCheck": "max_claims",
 }
-LIMITS = {
-    "blob": Key(COUNT, "bytes above which a value goes to the blob store"),
-    "payload": Key(COUNT, "bytes above which a value is refused"),
-    "history": Key(COUNT, "bytes above which a journal accepts no more events"),
-}
-RETENTION = {
-    "older_than": Key(SECONDS, "how long ago a run must have ended to be pruned"),
-    "statuses": Key(NAMES, "how it must have ended"),
-    "every": Key(SECONDS, "how long to wait between two passes"),
-    "archive": Key(TEXT, "a directory for capsules of the pruned runs"),
-}
-QUEUE: dict[str, Key | Section] = {
-    "concurrency": Key(COUNT, "how many of its runs may be in progress at once"),
-    "per_key": Key(COUNT, "how many of those may have the same key"),
-    "rate": Section(
-        {"count": Key(COUNT, "how many may begin"), "per": Key(SECONDS, "within this time")},
-        "how many may begin within a time",
-    ),
-}
-STORAGE = {
-    "type": Key(TEXT, "inMemory, file, sqlite, postgres or redis", "type"),
-    "databaseUrl": Key(TEXT, "its URL", "databaseUrl"),
-    "autoMigrate": Key(
-        FLAG, "whether an engine may create and change the schema, on SQLite and PostgreSQL", "autoMigrate"
-    ),
-    "maxConnections": Key(
-        COUNT, "how many connections read at once, on SQLite, PostgreSQL and Redis", "maxConnections"
-    ),
-}
-LEASE_MANAGER = {
-    "type": Key(TEXT, "none, etcd, or store", "type"),
-    "endpoints": Key(NAMES, "the members of etcd, as http://host:2379", "endpoints"),
-    "prefix": Key(TEXT, "the prefix of all keys in etcd"),
-    "user": Key(TEXT, "the user name for etcd"),
-    "password": Key(TEXT, "the password of that user"),
-    "ca": Key(TEXT, "a file with the authority that signed etcd's certificate"),
-    "cert": Key(TEXT, "a file with the client's certificate"),
-    "key": Key(TEXT, "a file with the key of the client's certificate"),
-}
-KEYS = Section(
-    {
-        "store": Key(TEXT, "URL of the store"),
-        "leases": Key(TEXT, "URL of leases outside the store, or none for a single orchestrator"),
-        "name": Key(TEXT, "the orchestrator's name"),
-        "module": Key(TEXT, "the module or file whose workflows a worker executes"),
-        "durability": Key(TEXT, "sync, relaxed, async, exit, every(n) or manual"),
-        "reuse": Key(TEXT, "what a start does if the id exists: return_existing, reject_duplicate, ..."),
-        "stream": Key(TEXT, "when what steps emit is written: immediate, on_complete or batched(20, 0.5)"),
-        "max_concurrency": Key(COUNT, "how many steps run at once"),
-        "threads": Key(COUNT, "how many `def` steps run at once"),
-        "serves": Key(NAMES, "the queues that it serves; otherwise all runs"),
-        "recovery": Section(RECOVERY, "how runs that lost their owner are looked after"),
-        "limits": Section(LIMITS, "how large values and journals may become"),
-        "retention": Section(RETENTION, "which runs are pruned by themselves; none without it"),
-        "queues": Section(QUEUE, "the limits of queues, by their names", each=True),
-        "storageConfig": Section(STORAGE, "the store, as Stepflow's files say it"),
-        "leaseManager": Section(LEASE_MANAGER, "the leases, as Stepflow's files say it"),
+
+Section = Mapping[str, Any]
+KEYS: Section = {
+    "store": TEXT,
+    "leases": TEXT,
+    "name": TEXT,
+    "module": TEXT,
+    "durability": TEXT,
+    "reuse": TEXT,
+    "stream": TEXT,
+    "max_concurrency": COUNT,
+    "threads": COUNT,
+    "serves": NAMES,
+    "recovery": {
+        "enabled": FLAG,
+        "check_interval": SECONDS,
+        "max_startup": COUNT,
+        "max_claims": COUNT,
+        "lease": SECONDS,
+        "grace": SECONDS,
+        "quarantine": COUNT,
+        "snapshot": COUNT,
     },
-    "all settings",
-)
+    "limits": {"blob": COUNT, "payload": COUNT, "history": COUNT},
+    "retention": {"older_than": SECONDS, "statuses": NAMES, "every": SECONDS, "archive": TEXT},
+    "queues": {EACH: {"concurrency": COUNT, "per_key": COUNT, "rate": {"count": COUNT, "per": SECONDS}}},
+    "storageConfig": {"type": TEXT, "databaseUrl": TEXT, "autoMigrate": FLAG, "maxConnections": COUNT},
+    "leaseManager": {
+        "type": TEXT,
+        "endpoints": NAMES,
+        **dict.fromkeys(("prefix", "user", "password", "ca", "cert", "key"), TEXT),
+    },
+}
 
 
-Values = dict[str, Any]
-
-
-def read(section: Section, node: Node, path: str = "") -> tuple[Values, dict[str, str]]:
-    """The settings that a node gives, by their names, and the place of each by its path. Refuses what is unknown."""
-    if node.value is None:
-        node = Node({}, node.where)
-    if not isinstance(node.value, dict):
-        raise InvalidSettings(
-            node.where, f"{path or 'the file'} holds settings by their names, and this is {node.kind}"
-        )
-    known = {key.stepflow: name for name, key in section.keys.items() if isinstance(key, Key) and key.stepflow}
-    values: Values = {}
-    places: dict[str, str] = {path: node.where}
-    for word, item in node.value.items():
-        name = word if word in section.keys or section.each else known.get(word)
-        if name is None:
-            inside = f"{path} has" if path else "there is"
-            near = get_close_matches(word, [*section.keys, *known], 1)
-            raise InvalidSettings(item.where, f"{inside} no setting {word!r}; {suggest(word, near or section.keys)}")
-        inner = f"{path}.{name}" if path else name
+def read_section(section: Section, data: Any, source: Source, path: Path = ()) -> dict[str, Any]:
+    """The settings that data gives, by their names. Refuses what is unknown."""
+    if data is not None and not isinstance(data, dict):
+        reason = f"{'.'.join(path) or 'the file'} holds settings by their names, and this is {_type(data)}"
+        raise InvalidSettings(source.where(path), reason)
+    values: dict[str, Any] = {}
+    word: str
+    for word, item in (data or {}).items():
+        name = word if word in section or EACH in section else STEPFLOW.get(word, word)
+        where = source.where((*path, word))
+        if name not in section and EACH not in section:
+            inside = f"{'.'.join(path)} has" if path else "there is"
+            near = get_close_matches(word, [*section, *(old for old, new in STEPFLOW.items() if new in section)], 1)
+            raise InvalidSettings(where, f"{inside} no setting {word!r}; {suggest(word, near or section)}")
+        inner = (*path, name)
         if name in values:
-            raise InvalidSettings(item.where, f"{inner} is given twice; it was in {places[inner]}")
-        key = Section(section.keys, "") if section.each else section.keys[name]
-        if isinstance(key, Section):
-            values[name], more = read(key, item, inner)
-            places |= more
+            raise InvalidSettings(where, f"{'.'.join(inner)} is given twice, under both of its names")
+        key = section[EACH] if EACH in section else section[name]
+        if isinstance(key, Kind):
+            values[name] = read_value(key, item, inner, where)
         else:
-            values[name] = _value(key, item, inner)
-            places[inner] = item.where
-    return values, places
+            values[name] = read_section(key, item, source, inner)
+    return values
 
 
-def _value(key: Key, node: Node, path: str) -> Any:
-    found = key.kind.read(node.value, node.spoken)
+def read_value(kind: Kind, value: Any, path: Path, where: str, *, spoken: bool = False) -> Any:
+    """The value of a setting. Refuses one of another kind."""
+    found = kind.read(value, spoken)
     if found is None:
-        is_ = node.kind if not node.spoken else "something else"
-        raise InvalidSettings(node.where, f"{path} is {key.kind.words}, such as {key.kind.example}; this is {is_}")
+        is_ = "something else" if spoken else _type(value)
+        reason = f"{'.'.join(path)} is {kind.words}, such as {kind.example}; this is {is_}"
+        raise InvalidSettings(where, reason)
     return found
+
+
+def _type(value: Any) -> str:
+    return TYPES.get(type(value), "empty" if value is None else type(value).__name__)
