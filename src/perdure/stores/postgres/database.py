@@ -213,6 +213,10 @@ class Database:
         rows, _ = await self.query_reporting(sql, *arguments, patience=patience)
         return rows
 
+    async def read(self, sql: str, *arguments: Any) -> list[Row]:
+        """As `query`: a large query needs no thread here."""
+        return await self.query(sql, *arguments)
+
     async def query_reporting(
         self, sql: str, *arguments: Any, patience: float = PATIENCE_SECONDS, by: Connection | None = None
     ) -> tuple[list[Row], bool]:

@@ -6,10 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from perdure.errors import Corrupt
 from perdure.kernel.projection import COLUMNS, Kind, RunRow
-from perdure.ports.journal import Head
-from perdure.stores.postgres.connection import Row
 from perdure.stores.sqlshared import rows as sql
 
 RUN, RUN_AND_HEAD = sql.selects(", ".join(f"r.{name}" for name in sql.TABLE))
@@ -34,35 +31,15 @@ def bindings(row: RunRow) -> Sequence[Any]:
     return *values[:REASON], escaped, *values[REASON + 1 :]
 
 
-def run_row(found: Row) -> RunRow:
-    """The row; raises Corrupt when stored values changed."""
-    return sql.run_row(_columns(found))
-
-
-def run_row_or_damage(found: Row) -> RunRow | Corrupt:
-    """The row, or what is wrong with it."""
-    return sql.run_row_or_damage(_columns(found))
-
-
-def run_and_head(found: Row) -> tuple[RunRow, Head]:
-    """A joined row of runs and heads."""
-    return sql.run_and_head(_columns(found))
-
-
-def listed(found: Row) -> tuple[RunRow, Head]:
-    """A joined row; a damaged run is listed too, with what is wrong."""
-    return sql.listed(_columns(found))
-
-
 def by_column(rows: Iterable[Sequence[Any]], width: int) -> list[Sequence[Any]]:
     """Values row by row, turned into arrays column by column."""
     found = list(zip(*rows, strict=True))
     return [list(column) for column in found] if found else [[] for _ in range(width)]
 
 
-def _columns(found: Row) -> tuple[Any, ...]:
+def columns(found: Sequence[Any]) -> tuple[Any, ...]:
     """Texts as bytes, as other backends read them."""
-    columns = [value.encode() if isinstance(value, str) else value for value in found]
+    values = [value.encode() if isinstance(value, str) else value for value in found]
     if isinstance(found[REASON], str) and "\\" in found[REASON]:
-        columns[REASON] = _ESCAPED.sub(lambda m: "\0" if m[1] == "0" else m[1], found[REASON]).encode()
-    return tuple(columns)
+        values[REASON] = _ESCAPED.sub(lambda m: "\0" if m[1] == "0" else m[1], found[REASON]).encode()
+    return tuple(values)

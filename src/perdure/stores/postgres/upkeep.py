@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import RunStatus
 from perdure.kernel.projection import RunRow
-from perdure.ports.upkeep import Collected, Ended, Load
+from perdure.ports.upkeep import Collected
 from perdure.stores.postgres.connection import Connection
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.errors import is_taken
 from perdure.stores.postgres.rows import arrays, bindings, by_column
 from perdure.stores.sqlshared.rows import TABLE, WIDTH, compose
+from perdure.stores.sqlshared.upkeep import SharedUpkeep
 
-_LOADS = """
-    select owner, count(*) filter (where status = 'running'), count(*) filter (where status <> 'running')
-    from perdure_runs where finished_at is null and root = '' group by owner order by owner nulls first
-"""
-_ENDED = """
-    select r.run_id, r.id, r.program, r.status, r.finished_at, h.size
-    from perdure_runs r join perdure_heads h on h.run_id = r.run_id
-    where r.root = '' and r.finished_at < $1 and r.status = any($2::text[]) and r.run_id > $3
-    order by r.run_id limit $4
-"""
 # An earlier incarnation that is removed in the same call does not keep a later one. A child's run_id is its root's, '/'
 # and its op path; '0' is the character after '/'.
 _REMOVE = """
@@ -65,13 +55,6 @@ _COLLECT = """
     select id, size from unused
 """
 _KEEP = "insert into perdure_blob_uses (blob_id, run_id) values ($1, '') on conflict do nothing"
-_JOURNALS = """
-    select run_id from (
-        (select run_id from perdure_heads where run_id > $1 order by run_id limit $2)
-        union
-        (select distinct run_id from perdure_journal where run_id > $1 order by run_id limit $2)) found
-    order by run_id limit $2
-"""
 _LOCK_HEAD = "select next_seq from perdure_heads where run_id = $1 for update"
 _REMOVE_ROWS = """
     delete from perdure_runs
@@ -82,22 +65,12 @@ _INSERT_ROWS = compose(
 )
 
 
-class PostgresUpkeep:
+class PostgresUpkeep(SharedUpkeep):
     """The upkeep of one database."""
 
     def __init__(self, database: Database) -> None:
+        super().__init__(database)
         self._database = database
-
-    async def loads(self) -> Sequence[Load]:
-        """How many unfinished root runs each owner has."""
-        return [Load(*row) for row in await self._database.query(_LOADS)]
-
-    async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
-        """Root runs of these statuses that ended before that moment, by run_id."""
-        rows = await self._database.query(_ENDED, before, [status.value for status in statuses], after, limit)
-        return [
-            Ended(run_id, id, program, RunStatus(status), at, size) for run_id, id, program, status, at, size in rows
-        ]
 
     async def remove(self, run_ids: Sequence[str]) -> Sequence[str]:
         """Remove runs that have ended, with everything that belongs to them."""
@@ -111,10 +84,6 @@ class PostgresUpkeep:
     async def keep(self, blob_id: str) -> None:
         """Never collect this blob."""
         await self._database.query(_KEEP, blob_id)
-
-    async def journals(self, after: str, limit: int) -> Sequence[str]:
-        """The run_ids of all journals, in order."""
-        return [run_id for (run_id,) in await self._database.query(_JOURNALS, after, limit)]
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
         """Replace the rows of a journal's run and its children."""

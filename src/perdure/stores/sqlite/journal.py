@@ -14,9 +14,9 @@ from perdure.errors import Corrupt
 from perdure.kernel.events import Batch, InputReplaced, encode_events, mentions_blob, references
 from perdure.kernel.projection import RunRow
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
-from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.queues import refusal
+from perdure.stores.sqlite.spelling import as_json
 from perdure.stores.sqlshared.entries import batches, checksum, cut
 from perdure.stores.sqlshared.rows import (
     CHANGED_IN_CHILD,

@@ -20,8 +20,8 @@ import apsw
 from perdure.errors import NotOwner, StoreUnavailable
 from perdure.inherited import forget_private, keep_private
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
-from perdure.stores.sqlite.bindings import as_json
 from perdure.stores.sqlite.database import Database
+from perdure.stores.sqlite.spelling import as_json
 
 try:
     import fcntl

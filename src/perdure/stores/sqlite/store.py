@@ -15,9 +15,11 @@ from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.journal import SqlJournal
 from perdure.stores.sqlite.leases import SqlLeases
 from perdure.stores.sqlite.migrating import SqliteMigrations
-from perdure.stores.sqlite.queues import SqlQueues
-from perdure.stores.sqlite.runs import SqlRuns, SqlTimers
+from perdure.stores.sqlite.runs import SqlRuns
+from perdure.stores.sqlite.spelling import SpelledDatabase
 from perdure.stores.sqlite.upkeep import SqlUpkeep
+from perdure.stores.sqlshared.queues import SharedQueues
+from perdure.stores.sqlshared.runs import SharedTimers
 from perdure.stores.users import Users
 
 
@@ -38,8 +40,8 @@ class SqliteStore:
         self._database = Database(path, self.url, vfs, pool)
         self.journal = SqlJournal(self._database)
         self.runs = SqlRuns(self._database)
-        self.timers = SqlTimers(self._database)
-        self.queues = SqlQueues(self._database)
+        self.timers = SharedTimers(SpelledDatabase(self._database))
+        self.queues = SharedQueues(SpelledDatabase(self._database))
         self.leases = SqlLeases(self._database)
         self.blobs = SqlBlobs(self._database)
         self.upkeep = SqlUpkeep(self._database)

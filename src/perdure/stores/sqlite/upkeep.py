@@ -10,27 +10,18 @@ from typing import Any, TypeVar
 import apsw
 
 from perdure.errors import Corrupt
-from perdure.kernel.events import RunStatus, references
+from perdure.kernel.events import references
 from perdure.kernel.projection import RunRow
-from perdure.ports.upkeep import Collected, Ended, Load
-from perdure.stores.sqlite.bindings import as_json
+from perdure.ports.upkeep import Collected
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.journal import INSERT_RUN, NOTE_USES
+from perdure.stores.sqlite.spelling import SpelledDatabase, as_json
 from perdure.stores.sqlshared.entries import one_batch
 from perdure.stores.sqlshared.rows import run_bindings
+from perdure.stores.sqlshared.upkeep import SharedUpkeep
 
 T = TypeVar("T")
 
-_LOADS = """
-    select owner, sum(status = 'running'), sum(status <> 'running') from perdure_runs
-    where finished_at is null and root = '' group by owner order by owner
-"""
-_ENDED = """
-    select r.run_id, r.id, r.program, r.status, r.finished_at, h.size
-    from perdure_runs r join perdure_heads h on h.run_id = r.run_id
-    where r.root = '' and r.finished_at < ?1 and r.status in (select value from json_each(?2)) and r.run_id > ?3
-    order by r.run_id limit ?4
-"""
 # An earlier incarnation that is removed in the same call does not keep a later one.
 _REMOVABLE = """
     select r.run_id from perdure_runs r
@@ -58,31 +49,15 @@ _UNUSED = """
 """
 _REMOVE_BLOB = "delete from perdure_blobs where id = ?"
 _REMOVE_PUT = "delete from perdure_blob_puts where blob_id = ?"
-_JOURNALS = """
-    select run_id from (select run_id from perdure_heads where run_id > ?1 order by run_id limit ?2)
-    union
-    select run_id from (select distinct run_id from perdure_journal where run_id > ?1 order by run_id limit ?2)
-    order by run_id limit ?2
-"""
 _NEXT = "select next_seq from perdure_heads where run_id = ?"
 
 
-class SqlUpkeep:
+class SqlUpkeep(SharedUpkeep):
     """The upkeep of one database file."""
 
     def __init__(self, database: Database) -> None:
+        super().__init__(SpelledDatabase(database))
         self._database = database
-
-    async def loads(self) -> Sequence[Load]:
-        """How many unfinished root runs each owner has."""
-        return [Load(*row) for row in await self._database.read(_LOADS)]
-
-    async def ended(self, before: float, statuses: Sequence[RunStatus], limit: int, after: str = "") -> Sequence[Ended]:
-        """Root runs of these statuses that ended before that moment, by run_id."""
-        rows = await self._database.read(_ENDED, (before, as_json(statuses), after, limit))
-        return [
-            Ended(run_id, id, program, RunStatus(status), at, size) for run_id, id, program, status, at, size in rows
-        ]
 
     async def remove(self, run_ids: Sequence[str]) -> Sequence[str]:
         """Remove runs that have ended, with everything that belongs to them."""
@@ -102,10 +77,6 @@ class SqlUpkeep:
     async def keep(self, blob_id: str) -> None:
         """Never collect this blob."""
         await self._write(lambda db: db.execute(NOTE_USES, (blob_id, "")).fetchall())
-
-    async def journals(self, after: str, limit: int) -> Sequence[str]:
-        """The run_ids of all journals, in order."""
-        return [run_id for (run_id,) in await self._database.read(_JOURNALS, (after, limit))]
 
     async def reproject(self, run_id: str, expected_next: int, rows: Sequence[RunRow]) -> bool:
         """Replace the rows of a journal's run and its children."""
