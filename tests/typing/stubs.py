@@ -10,6 +10,7 @@ import builtins
 import inspect
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def blocking() -> str:
         lines = [f"class {name}{bases}:", *_indented(own.strip())]
         for source in sources:
             known |= _imports(_source(source), source.__module__)
+            for part in {inspect.unwrap(one).__module__ for one in vars(source).values() if inspect.isfunction(one)}:
+                known |= _imports(inspect.getsource(sys.modules[part]), part)
             for member in _members(source):
                 lines += _indented(member)
         text.append("\n".join(lines))
@@ -93,6 +96,8 @@ def _members(source: type) -> Iterator[str]:
     (tree,) = (n for n in ast.parse(_source(source)).body if isinstance(n, ast.ClassDef) and n.name == source.__name__)
     overloaded: set[str] = set()
     for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("delegated("):
+            yield _stub(_delegated(source, ast.unparse(node.targets[0])))
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name in OWN:
             continue
         if node.name in overloaded and not node.decorator_list:
@@ -101,6 +106,15 @@ def _members(source: type) -> Iterator[str]:
             overloaded.add(node.name)
         if not node.name.startswith("_") or (node.name == "__init__" and source is assembly.Engine):
             yield _stub(node)
+
+
+def _delegated(source: type, name: str) -> ast.AsyncFunctionDef:
+    """A method of a client, as the part has it that does the work."""
+    text = textwrap.dedent(inspect.getsource(inspect.unwrap(vars(source)[name])))
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.AsyncFunctionDef)
+    node.name, node.args.args[0] = name, ast.arg("self")
+    return node
 
 
 def _stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

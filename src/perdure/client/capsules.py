@@ -24,7 +24,10 @@ class Capsules:
         self._base, self._gateway, self._queries = base, gateway, queries
 
     async def export(self, id: str, *, redact: Sequence[str] = ()) -> bytes:
-        """A run as one file: its journal with its children, its large values, and which program wrote it."""
+        """A run as one file, a capsule: its journal with its children, its large values, and which program wrote it.
+
+        `redact` removes values: `$.card.number` from every value, `charge:0.$.pan` from an op, `$..pan` at any depth.
+        """
         return encode_capsule(take_out(await self.capsule(id), [redact] if isinstance(redact, str) else redact))
 
     async def capsule(self, id: str) -> Capsule:
@@ -44,7 +47,12 @@ class Capsules:
         return capsule_of(root, batches, blobs, source=source, now=self._base.clock.now())
 
     async def import_run(self, data: bytes) -> RunView:
-        """Bring a run from a file into this store, to be read and replayed; nothing executes it."""
+        """Import a run from a capsule into this store, to be read and replayed; nothing executes it.
+
+        A run that had not ended is parked here. A run that is already in this store is left as it is. Raises
+        InvalidCapsule, and changes nothing, when the file was altered; AlreadyExists when its id belongs to another
+        run.
+        """
         self._base.check_open()
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidCapsule(f"it is a {type(data).__name__}; give the bytes of the file")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, Unpack, get_args, overload
 
@@ -11,25 +10,25 @@ from perdure.client.base import StoreClient
 from perdure.client.bulk import UNFINISHED, Bulk, BulkReport
 from perdure.client.capsules import Capsules
 from perdure.client.compacting import CompactReport, compact
+from perdure.client.delegation import delegated
 from perdure.client.forking import Forks
 from perdure.client.gateway import RunGateway
 from perdure.client.handle import Handles, RunHandle
 from perdure.client.messages import Messages
-from perdure.client.pruning import GRACE, Pruner, PruneReport, Statuses
+from perdure.client.pruning import Pruner
 from perdure.client.queries import RunFilters
 from perdure.client.reader import Reader
-from perdure.client.rebuilding import Rebuilder, RebuildReport
+from perdure.client.rebuilding import Rebuilder
 from perdure.client.resolving import Resolver
 from perdure.client.resting import Answers, Until
-from perdure.client.schedules import Schedule, ScheduleHandle, Schedules, ScheduleView
+from perdure.client.schedules import Schedule, ScheduleHandle, Schedules
 from perdure.client.starts import Start, Starts
 from perdure.client.views import (
     RunResult,
-    RunView,
 )
 from perdure.errors import UsageError
 from perdure.kernel.events import RunStatus
-from perdure.kernel.ids import INPUT, check_id
+from perdure.kernel.ids import check_id
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.policies.durability import Durability
@@ -102,13 +101,7 @@ class Client(Reader):
             )
         )
 
-    async def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
-        """Start many runs in few commits: invocations, or `Start(invocation, id=..., ...)` with their own options.
-
-        The report has one item for each, in order: a handle, or why the run could not be started. A start that fails
-        does not stop the others. Where several have the same id, `reuse` decides, as it does for a run that exists.
-        """
-        return await self._starts.start_many(starts)
+    start_many = delegated("_starts", Starts.start_many)
 
     @overload
     def handle(self, id: str) -> RunHandle[Any]: ...
@@ -148,113 +141,21 @@ class Client(Reader):
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    async def signal(
-        self, id: str, name: str, payload: Any = None, signal_id: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` deduplicates it.
-
-        Raises SignalRejected when the run waits for a signal of this name and of another type.
-        """
-        return await self._messages.signal(id, name, payload, signal_id)
-
-    async def feed(
-        self, id: str, input: Any, input_id: str | None = None, name: str = INPUT
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send a run its next input, durably: `async for input in inputs()` in its body receives inputs in order.
-
-        An `input_id` deduplicates it. Raises SignalRejected when the run waits for an input of another type.
-        """
-        return await self._messages.signal(id, name, input, input_id)
-
-    async def approve(
-        self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of a run, by its name or its path; of several with one name, the oldest.
-
-        Raises AnswerRejected when the answer does not fit the schema, or `by` is not one of the approvers.
-        """
-        return await self._messages.approve(id, name, payload, approval_id, by)
-
-    async def reject(
-        self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
-    ) -> Accepted | Duplicate | NotFound | Finished:
-        """Reject an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
-        return await self._messages.reject(id, name, reason, approval_id, by)
-
-    async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
-        return await self._messages.cancel(id, reason)
-
-    async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
-        """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
-        return await self._messages.pause(id, reason)
-
-    async def resume(self, id: str) -> Accepted | Finished:
-        """Let a paused run continue."""
-        return await self._messages.resume(id)
-
-    async def checkpoint(self, id: str) -> int:
-        """Make everything durable that a run has done so far, and return the number of the next event.
-
-        This is for the lazy durability modes; in the others everything is durable already. An engine that owns the run
-        also stores a snapshot, so that the next owner replays less. A client cannot write the memory of another
-        process: the UsageError names the owner.
-        """
-        return await self._messages.checkpoint(id)
-
-    async def resolve(
-        self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
-    ) -> Accepted | Finished:
-        """Let a parked run continue: engines try it again at once.
-
-        `version` pins the run to that version of its program; `fail` ends it as failed, for that reason. `before` lets
-        it continue from right before an op, as a new incarnation under its id; the answer lists the steps that may be
-        executed again. Raises NotParked when the run is not parked.
-        """
-        return await self._resolver.resolve(id, version=version, fail=fail, before=before)
+    signal = delegated("_messages", Messages.signal)
+    feed = delegated("_messages", Messages.feed)
+    approve = delegated("_messages", Messages.approve)
+    reject = delegated("_messages", Messages.reject)
+    cancel = delegated("_messages", Messages.cancel)
+    pause = delegated("_messages", Messages.pause)
+    resume = delegated("_messages", Messages.resume)
+    checkpoint = delegated("_messages", Messages.checkpoint)
+    resolve = delegated("_resolver", Resolver.resolve)
 
     # --- forks and retries --------------------------------------------------------------------------------------------
 
-    async def fork(
-        self,
-        id: str,
-        at: str | int | None = None,
-        values: Mapping[str, Any] | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        new_id: str | None = None,
-        *,
-        state: Mapping[str, Any] | None = None,
-        set: Mapping[str, Any] | None = None,
-    ) -> RunHandle[Any]:
-        """Start a run that has the past of another up to a point, and continues independently from there.
-
-        `at` is an op path, for the point right before that op, or the number of the first event to leave out. Without
-        it the fork begins right after the last op that is edited, at the beginning when `inputs` are given, or else
-        where the run is now. `values` gives ops another outcome, by op path; `inputs` gives the workflow other
-        arguments, by name; `state` replaces values of set_state(). Raises ForkRefused when the code does not fit the
-        past that is kept. `set` is the former name of `values`, and deprecated.
-        """
-        if set is not None and values is not None:
-            raise UsageError("fork(set=...) is the former name of values=...; give one of them")
-        return await self._forks.fork(id, at, values if set is None else set, inputs, new_id, state=state)
-
-    async def time_travel(
-        self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
-    ) -> RunHandle[Any]:
-        """Start a run that continues right before a step of another, with other arguments for that step.
-
-        `step` is an op path such as `process:2` or `rag:1/generate:0`. `inputs` are arguments by name; the others stay
-        as they were. A child takes them too.
-        """
-        return await self._forks.time_travel(id, step, inputs, new_id)
-
-    async def retry(self, id: str) -> RunHandle[Any]:
-        """Continue a failed or cancelled run from where it failed, and keep all that succeeded.
-
-        It continues under the same id as a new incarnation. What failed is tried again with its whole retry policy and
-        the same idempotency key. Raises CannotRetry, before anything is executed, when the run would get no further.
-        """
-        return await self._forks.retry(id)
+    fork = delegated("_forks", Forks.fork)
+    time_travel = delegated("_forks", Forks.time_travel)
+    retry = delegated("_forks", Forks.retry)
 
     # --- many runs at once --------------------------------------------------------------------------------------------
 
@@ -381,29 +282,11 @@ class Client(Reader):
             )
         )
 
-    async def schedules(self) -> Sequence[ScheduleView]:
-        """All schedules, by id."""
-        return await self._schedules.list()
+    schedules = delegated("_schedules", Schedules.list)
 
     # --- upkeep -------------------------------------------------------------------------------------------------------
 
-    async def prune(
-        self,
-        older_than: Duration,
-        statuses: Statuses = RunStatus.COMPLETED,
-        dry_run: bool = False,
-        *,
-        archive: str | os.PathLike[str] | None = None,
-        grace: Duration = GRACE,
-    ) -> PruneReport:
-        """Remove runs of these statuses that ended longer ago than that, with their children and large values.
-
-        Runs that have not ended are never removed. The id of a pruned run is free again. With `archive` each run is
-        first written into a capsule in that directory, and kept if that fails. A blob is collected when no run refers
-        to it and it was not put again for `grace`; what was put with `blobs.put` stays. Works in small commits beside
-        running engines; if it is interrupted, the rest is pruned next time.
-        """
-        return await self._pruner.prune(older_than, statuses, dry_run, archive=archive, grace=grace)
+    prune = delegated("_pruner", Pruner.prune)
 
     async def compact(self, id: str, *, dry_run: bool = False) -> CompactReport:
         """Remove from a finished run's journal what its steps emitted before they ended: chunks and progress.
@@ -413,26 +296,6 @@ class Client(Reader):
         """
         return await compact(self._base, id, dry_run=dry_run)
 
-    async def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
-        """Recompute the row of every run from its journal, report where the stored row differs, and replace it.
-
-        Safe beside running engines: a row is replaced only if its journal has not changed meanwhile. A damaged journal
-        is reported, and the others are rebuilt.
-        """
-        return await self._rebuilder.rebuild(dry_run=dry_run)
-
-    async def export(self, id: str, *, redact: Sequence[str] = ()) -> bytes:
-        """A run as one file, a capsule: its journal with its children, its large values, and which program wrote it.
-
-        `redact` removes values: `$.card.number` from every value, `charge:0.$.pan` from an op, `$..pan` at any depth.
-        """
-        return await self._capsules.export(id, redact=redact)
-
-    async def import_run(self, data: bytes) -> RunView:
-        """Import a run from a capsule into this store, to be read and replayed; nothing executes it.
-
-        A run that had not ended is parked here. A run that is already in this store is left as it is. Raises
-        InvalidCapsule, and changes nothing, when the file was altered; AlreadyExists when its id belongs to another
-        run.
-        """
-        return await self._capsules.import_run(data)
+    rebuild = delegated("_rebuilder", Rebuilder.rebuild)
+    export = delegated("_capsules", Capsules.export)
+    import_run = delegated("_capsules", Capsules.import_run)

@@ -39,16 +39,20 @@ class Forks:
         new_id: str | None = None,
         *,
         state: Mapping[str, Any] | None = None,
+        set: Mapping[str, Any] | None = None,
     ) -> RunHandle[Any]:
-        """Start a run that has the past of another up to a point, and continues independently.
+        """Start a run that has the past of another up to a point, and continues independently from there.
 
-        `at` is an op path, for the point right before that op, or the number of the first event to leave out; without
-        it: right after the last op that is edited, the beginning when `inputs` are given, or else where the run stands.
-        `set` gives ops another outcome, by op path; `inputs` the workflow other arguments, by name; `state` publishes
-        other values than set_state() did. Raises ForkRefused when the code would not have done what is kept.
+        `at` is an op path, for the point right before that op, or the number of the first event to leave out. Without
+        it the fork begins right after the last op that is edited, at the beginning when `inputs` are given, or else
+        where the run is now. `values` gives ops another outcome, by op path; `inputs` gives the workflow other
+        arguments, by name; `state` replaces values of set_state(). Raises ForkRefused when the code does not fit the
+        past that is kept. `set` is the former name of `values`, and deprecated.
         """
+        if set is not None and values is not None:
+            raise UsageError("fork(set=...) is the former name of values=...; give one of them")
         run, batches = await self.origin(id)
-        outcomes = await self._outcomes(values or {})
+        outcomes = await self._outcomes(values or set or {})
         if at is not None:
             point = forks.before(batches, _place(at))
         elif outcomes:
@@ -61,7 +65,11 @@ class Forks:
     async def time_travel(
         self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
     ) -> RunHandle[Any]:
-        """Start a run that continues right before a step of another, with other arguments for that step."""
+        """Start a run that continues right before a step of another, with other arguments for that step.
+
+        `step` is an op path such as `process:2` or `rag:1/generate:0`. `inputs` are arguments by name; the others stay
+        as they were. A child takes them too.
+        """
         run, batches = await self.origin(id)
         op = forks.find(forks.ops(batches), check_text(step, "step"))
         if inputs and op.kind not in ("step", "child"):
@@ -70,7 +78,11 @@ class Forks:
         return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
 
     async def retry(self, id: str) -> RunHandle[Any]:
-        """Retry a failed or cancelled run from where it failed, keeping all that succeeded."""
+        """Continue a failed or cancelled run from where it failed, and keep all that succeeded.
+
+        It continues under the same id as a new incarnation. What failed is tried again with its whole retry policy and
+        the same idempotency key. Raises CannotRetry, before anything is executed, when the run would get no further.
+        """
         run, batches = await self.origin(id)
         if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
             raise CannotRetry(run.id, run.status, _HINTS.get(run.status, "wait for its end, or fork it"))

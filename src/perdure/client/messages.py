@@ -17,7 +17,7 @@ from perdure.engine.turns import Turns
 from perdure.errors import NoSuchRun, StepCancelled, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.events import AnyEvent, RunStatus, StepFailed, StepSkipped, StepSucceeded
-from perdure.kernel.ids import MAX_REASON, REMOTE, check_name, check_text, generated_id
+from perdure.kernel.ids import INPUT, MAX_REASON, REMOTE, check_name, check_text, generated_id
 from perdure.kernel.inbound import (
     UNDECIDED,
     Accepted,
@@ -47,7 +47,10 @@ class Messages:
     async def signal(
         self, id: str, name: str, payload: Any = None, signal_id: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` makes it arrive once."""
+        """Send a run a signal, durably. It is kept until the run waits for it; a `signal_id` deduplicates it.
+
+        Raises SignalRejected when the run waits for a signal of this name and of another type.
+        """
         check_name(name, "the name of a signal")
         data = self._base.codec.encode(payload, f"the payload of the signal {name!r}")
         self._base.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
@@ -59,10 +62,22 @@ class Messages:
 
         return _unless_own(await self.tell(id, decide), signal_id)
 
+    async def feed(
+        self, id: str, input: Any, input_id: str | None = None, name: str = INPUT
+    ) -> Accepted | Duplicate | NotFound | Finished:
+        """Send a run its next input, durably: `async for input in inputs()` in its body receives inputs in order.
+
+        An `input_id` deduplicates it. Raises SignalRejected when the run waits for an input of another type.
+        """
+        return await self.signal(id, name, input, input_id)
+
     async def approve(
         self, id: str, name: str, payload: Any, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Answer an open approval of a run, by its name or its path; of several of one name, the oldest."""
+        """Answer an open approval of a run, by its name or its path; of several with one name, the oldest.
+
+        Raises AnswerRejected when the answer does not fit the schema, or `by` is not one of the approvers.
+        """
         check_text(name, "the name of an approval")
         data = self._base.codec.encode(payload, f"the answer to {name!r}")
         self._base.payloads.fits_inline(len(data), f"the answer to {name!r}")
@@ -78,7 +93,7 @@ class Messages:
     async def reject(
         self, id: str, name: str, reason: str | None = None, approval_id: str | None = None, by: str | None = None
     ) -> Accepted | Duplicate | NotFound | Finished:
-        """Say no to an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
+        """Reject an open approval of a run: its body gets an ApprovalRejected. The rules are those of `approve`."""
         check_text(name, "the name of an approval")
         why = check_text(reason, "the reason", MAX_REASON)
         key, person = _key(approval_id, "approval_id"), check_text(by, "by")
@@ -89,7 +104,7 @@ class Messages:
         return _unless_own(await self.tell(id, decide), approval_id)
 
     async def cancel(self, id: str, reason: str | None = None) -> Cancelled | AlreadyFinished:
-        """Ask a run to end. Its body gets a CancelledError and may clean up. Of this and its completion one wins."""
+        """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
         why = check_text(reason, "the reason", MAX_REASON)
         await self._report_cancelled(id, why)
         verdict = await self.tell(id, lambda state, child: inbound.cancel(state, why, child))
@@ -98,7 +113,7 @@ class Messages:
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
     async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
-        """Pause a run: no new step begins. Running steps continue, and their outcomes are recorded."""
+        """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
         why = check_text(reason, "the reason", MAX_REASON)
         verdict = await self.tell(id, lambda state, child: inbound.pause(state, why, child))
         if isinstance(verdict, NotFound):
@@ -106,17 +121,18 @@ class Messages:
         return verdict
 
     async def resume(self, id: str) -> Accepted | Finished:
-        """Resume a paused run."""
+        """Let a paused run continue."""
         verdict = await self.tell(id, inbound.resume)
         if isinstance(verdict, NotFound):
             raise NoSuchRun(id)
         return verdict
 
     async def checkpoint(self, id: str) -> int:
-        """Make everything durable that a run has done so far, and say before which number its events are in the store.
+        """Make everything durable that a run has done so far, and return the number of the next event.
 
-        An engine that owns the run stores a snapshot as well. UsageError: another process owns the run, whose memory
-        cannot be written from here.
+        This is for the lazy durability modes; in the others everything is durable already. An engine that owns the run
+        also stores a snapshot, so that the next owner replays less. A client cannot write the memory of another
+        process: the UsageError names the owner.
         """
         base = self._base
         run, head = await base.require(id)

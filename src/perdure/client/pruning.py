@@ -70,7 +70,13 @@ class Pruner:
         archive: str | os.PathLike[str] | None = None,
         grace: Duration = GRACE,
     ) -> PruneReport:
-        """Remove the runs of these statuses that ended longer ago than that, their children, and their large values."""
+        """Remove runs of these statuses that ended longer ago than that, with their children and large values.
+
+        Runs that have not ended are never removed. The id of a pruned run is free again. With `archive` each run is
+        first written into a capsule in that directory, and kept if that fails. A blob is collected when no run refers
+        to it and it was not put again for `grace`; what was put with `blobs.put` stays. Works in small commits beside
+        running engines; if it is interrupted, the rest is pruned next time.
+        """
         self._base.check_open()
         before = self._base.clock.now() - seconds(older_than, "older_than")
         wanted, age = ended_statuses(statuses), seconds(grace, "grace")

@@ -122,13 +122,16 @@ class Queries:
         )
 
     async def why(self, id: str) -> Why | None:
-        """Why a run makes no progress, or how it ended; None when it is running, or has completed."""
+        """Why a run does not advance, or how it ended; None when it is running, or has completed."""
         run, head = await self._base.require(id)
         summary = run_summary(Loaded(run), head)
         return (await self._reasons([summary], None)).get(run.run_id)
 
     async def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
-        """As `why`, for a page of runs and by their run_id: those at work, and those that completed, are left out."""
+        """As `why`, for a page of runs, by run_id. Runs that are running or have completed are left out.
+
+        Reads the journals of unfinished runs, up to a few megabytes.
+        """
         self._base.check_open()
         return await self._reasons(runs, JOURNALS_READ)
 
@@ -202,7 +205,7 @@ class Queries:
         return id if found is None else found[0].run_id
 
     async def queues(self) -> Sequence[QueueView]:
-        """Queues with runs that wait or are under way, by name; an Engine adds the limits it was given."""
+        """Queues with runs that are queued or under way, by name; an Engine adds the limits it was given."""
         self._base.check_open()
         known = dict(self._base.queues)
         views = [
@@ -213,7 +216,7 @@ class Queries:
         return sorted(views, key=lambda view: view.name)
 
     async def orchestrators(self) -> Sequence[OrchestratorView]:
-        """Who lives and who owns what, by name: those that are gone, too, as long as they own unfinished runs."""
+        """The orchestrators that are alive, and those that are gone and still own unfinished runs, by name."""
         self._base.check_open()
         now = self._base.clock.now()
         live = await self._base.leases.live(ORCHESTRATOR, now)
@@ -221,7 +224,11 @@ class Queries:
         return orchestrator_views(live, await self._base.store.upkeep.loads(), said)
 
     async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
-        """The steps of a run and of its children with their attempts, in the order they began."""
+        """The steps of a run and its children with their attempts, in the order they began.
+
+        `inputs`: whether an Engine that has the code replays the run to find the arguments of its steps. By default it
+        does unless the journal is long.
+        """
         run, _ = await self._base.require(id)
         root = await self._base.store.runs.get(run.root) if run.root else run
         lives = run.status.finished or (root is not None and await self._lives(root.owner))
@@ -256,7 +263,7 @@ class Queries:
     async def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
     ) -> Sequence[ApprovalView]:
-        """Every open approval of all runs, the oldest first; of one `name`, or those that `approver` may answer now."""
+        """Open approvals of all runs, the oldest first; only of one `name`, or those that `approver` may answer now."""
         self._base.check_open()
         found: list[ApprovalView] = []
         now, cursor = self._base.clock.now(), None
@@ -281,13 +288,13 @@ class Queries:
         return await self._base.leases.get(ORCHESTRATOR + owner, self._base.clock.now()) is not None
 
     async def get_checkpoint(self, id: str) -> int | None:
-        """The number before which a run need not be replayed from its events: a snapshot stands for them. Or None."""
+        """The number of the event up to which the newest snapshot replaces replay; None without a snapshot."""
         run, _ = await self._base.require(id)
         taken = newest(await self._base.store.journal.read(run.root or run.run_id))
         return None if taken is None else taken.seq
 
     async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
-        """The events of a run from number `start` on. A child keeps its numbers in the journal of its root."""
+        """The events of a run from number `start`. A child is numbered in the journal of its root."""
         start = _whole(start, "journal(start", 0, "events are numbered from 0")
         run, _ = await self._base.require(id)
         root = run.root or run.run_id

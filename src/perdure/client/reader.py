@@ -8,21 +8,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from perdure.client.base import KeptBlobs, StoreClient
+from perdure.client.delegation import delegated
 from perdure.client.gateway import RunGateway, StoreGateway
 from perdure.client.locks import Locks
 from perdure.client.queries import Queries, RunFilters
 from perdure.client.subscriptions import RunWaiters
 from perdure.client.views import (
-    ApprovalView,
     Chunk,
-    OrchestratorView,
-    QueueView,
     RunPage,
-    RunSummary,
-    RunView,
-    StepView,
 )
-from perdure.client.why import Why
 from perdure.config import Limits
 from perdure.errors import UsageError
 from perdure.kernel.events import Entry, RunStatus
@@ -102,9 +96,7 @@ class Reader:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def get(self, id: str) -> RunView | None:
-        """The latest run under an id, or None."""
-        return await self._queries.get(id)
+    get = delegated("_queries", Queries.get)
 
     async def list(
         self,
@@ -141,46 +133,14 @@ class Reader:
         )
         return await self._queries.list(filters, limit, cursor)
 
-    async def why(self, id: str) -> Why | None:
-        """Why a run does not advance, or how it ended; None when it is running, or has completed."""
-        return await self._queries.why(id)
-
-    async def reasons(self, runs: Sequence[RunSummary]) -> dict[str, Why]:
-        """As `why`, for a page of runs, by run_id. Runs that are running or have completed are left out.
-
-        Reads the journals of unfinished runs, up to a few megabytes.
-        """
-        return await self._queries.reasons(runs)
-
-    async def queues(self) -> Sequence[QueueView]:
-        """Queues with runs that are queued or under way, by name; an Engine adds the limits it was given."""
-        return await self._queries.queues()
-
-    async def orchestrators(self) -> Sequence[OrchestratorView]:
-        """The orchestrators that are alive, and those that are gone and still own unfinished runs, by name."""
-        return await self._queries.orchestrators()
-
-    async def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
-        """The steps of a run and its children with their attempts, in the order they began.
-
-        `inputs`: whether an Engine that has the code replays the run to find the arguments of its steps. By default it
-        does unless the journal is long.
-        """
-        return await self._queries.steps(id, inputs=inputs)
-
-    async def approvals(
-        self, *, name: str | None = None, approver: str | None = None, program: str | None = None
-    ) -> Sequence[ApprovalView]:
-        """Open approvals of all runs, the oldest first; only of one `name`, or those that `approver` may answer now."""
-        return await self._queries.approvals(name=name, approver=approver, program=program)
-
-    async def get_checkpoint(self, id: str) -> int | None:
-        """The number of the event up to which the newest snapshot replaces replay; None without a snapshot."""
-        return await self._queries.get_checkpoint(id)
-
-    async def journal(self, id: str, start: int = 0) -> Sequence[Entry]:
-        """The events of a run from number `start`. A child is numbered in the journal of its root."""
-        return await self._queries.journal(id, start)
+    why = delegated("_queries", Queries.why)
+    reasons = delegated("_queries", Queries.reasons)
+    queues = delegated("_queries", Queries.queues)
+    orchestrators = delegated("_queries", Queries.orchestrators)
+    steps = delegated("_queries", Queries.steps)
+    approvals = delegated("_queries", Queries.approvals)
+    get_checkpoint = delegated("_queries", Queries.get_checkpoint)
+    journal = delegated("_queries", Queries.journal)
 
     def follow(self, id: str, start: int = 0) -> AsyncIterator[Entry]:
         """The events of a run from number `start`, as they are committed, until it ends.

@@ -63,7 +63,11 @@ class Rebuilder:
         self._base = base
 
     async def rebuild(self, *, dry_run: bool = False) -> RebuildReport:
-        """Compute the row of every run from its journal, tell where it differs from the stored one, and mend it."""
+        """Recompute the row of every run from its journal, report where the stored row differs, and replace it.
+
+        Safe beside running engines: a row is replaced only if its journal has not changed meanwhile. A damaged journal
+        is reported, and the others are rebuilt.
+        """
         self._base.check_open()
         count = mended = 0
         report = RebuildReport(dry_run=dry_run)

@@ -34,7 +34,12 @@ class Resolver:
     async def resolve(
         self, id: str, *, version: str | None = None, fail: str | None = None, before: str | None = None
     ) -> Accepted | Finished:
-        """Resolve a parked run: any engine whose code fits continues it at once."""
+        """Let a parked run continue: engines try it again at once.
+
+        `version` pins the run to that version of its program; `fail` ends it as failed, for that reason. `before` lets
+        it continue from right before an op, as a new incarnation under its id; the answer lists the steps that may be
+        executed again. Raises NotParked when the run is not parked.
+        """
         if fail is not None and (version is not None or before is not None):
             raise UsageError("resolve() takes fail= alone: a run that has failed does not go on")
         pin = "" if version is None else check_version(version, "version")

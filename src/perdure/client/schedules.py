@@ -180,7 +180,7 @@ class Schedules:
         return handle
 
     async def list(self) -> Sequence[ScheduleView]:
-        """All schedules, by their ids."""
+        """All schedules, by id."""
         self.base.check_open()
         found: list[ScheduleView] = []
         cursor: str | None = None
