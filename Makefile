@@ -7,7 +7,7 @@
 PYTHON ?= python3
 CORES  := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # More workers than cores: much of the suite waits for leases, servers and processes.
-JOBS   ?= $(shell expr $(CORES) + 3)
+JOBS   ?= $(shell expr $(CORES) + 6)
 ARGS   ?=
 
 ifeq ($(PYTHON),python3)

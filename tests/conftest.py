@@ -38,6 +38,21 @@ WAITING = (
     "tests/test_processes.py",
     "tests/test_run_function.py",
 )
+# The longest begin first: one that begins last would keep all waiting.
+LONGEST = (
+    "tests/crash/test_locks.py",
+    "tests/crash/test_zombies.py",
+    "tests/crash/test_idle.py",
+    "tests/crash/test_quarantine.py",
+    "tests/crash/test_failover.py",
+    "tests/crash/test_etcd_processes.py",
+    "tests/docs/test_examples.py::test_what_a_document_shows_is_what_happens[docs/running.md]",
+    "tests/docs/test_examples.py::test_what_a_document_shows_is_what_happens[docs/cli.md]",
+    "tests/docs/test_examples.py::test_what_a_document_shows_is_what_happens[docs/from-one-machine-to-many.md]",
+    "tests/engine/test_soak.py",
+    "tests/simulation/test_promises.py",
+    "tests/typing/test_user_code.py",
+)
 # What shares a fixture of its module stays in order.
 TOGETHER = ("tests/crash/test_damage.py",)
 # A process of xdist is given a block of neighbours. The end of each is without tests that wait, for an even end of all.
@@ -50,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     blocks = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if blocks > 1:
         waiting = [item for item in items if waits(item.nodeid)]
+        waiting.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
         others = [item for item in items if not waits(item.nodeid)]
         items[:] = [item for n in range(blocks) for item in block(n, blocks, waiting, others)]
 
@@ -62,7 +78,7 @@ def pytest_collection_finish() -> None:
 
 def waits(nodeid: str) -> bool:
     """Whether a test mostly waits."""
-    return nodeid.startswith(WAITING) and not nodeid.startswith(TOGETHER)
+    return nodeid.startswith(WAITING + LONGEST) and not nodeid.startswith(TOGETHER)
 
 
 def block(n: int, blocks: int, waiting: list[pytest.Item], others: list[pytest.Item]) -> list[pytest.Item]:

@@ -125,7 +125,7 @@ def test_the_run_of_a_killed_holder_has_the_lock_again_before_those_who_wait(wor
 
 def test_nobody_meets_anybody_inside_while_workers_are_killed_at_random(world: World) -> None:
     chance = random.Random(7)
-    world.queue({f"run-{n}": (programs.locked if n % 3 else programs.locked_in_step)(0.15, 30.0) for n in range(24)})
+    world.queue({f"run-{n}": (programs.locked if n % 3 else programs.locked_in_step)(0.15, 10.0) for n in range(24)})
     workers = [world.worker(), world.worker()]
     for _ in range(6):
         time.sleep(chance.uniform(0.1, 0.5))

@@ -11,6 +11,7 @@ interpreter included; it only has everything imported.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -27,6 +28,11 @@ PRELOADED = (
     "tests.crash.children",
     "tests.crash.storms",
     "perdure.cli.main",
+    "perdure.cli.run",
+    "perdure.cli.runs",
+    "perdure.cli.worker",
+    "perdure.progress",
+    "sqlite3",
     "perdure.stores.postgres.store",
     "perdure.stores.redis.store",
     "perdure.stores.etcd.leases",
@@ -38,6 +44,9 @@ def main() -> dict[str, Any] | None:
     # Imported once, so that a child is there within milliseconds.
     for name in PRELOADED:
         importlib.import_module(name)
+    # A collection of garbage in a child would copy all of it.
+    gc.collect()
+    gc.freeze()
 
     assert threading.active_count() == 1, "a process with threads must not be forked"
     wake_read, wake_write = os.pipe()

@@ -1,8 +1,8 @@
 """Fixtures that give tests PostgreSQL, Redis and etcd.
 
 `postgres_url`, `redis_url` and `etcd_url` are empty and the test's own; the server behind them is shared by all tests
-of the session. `servers` makes private ones, to be stopped, killed and paused. A server that cannot be had is an error
-of the test, never a reason to leave it out.
+of the session. `postgres_url` has the tables of a store already, `bare_url` has nothing. `servers` makes private ones,
+to be stopped, killed and paused. A server that cannot be had is an error of the test, never a reason to leave it out.
 """
 
 from __future__ import annotations
@@ -97,7 +97,14 @@ def servers(services: Shared) -> Iterator[Servers]:
 
 @pytest.fixture
 def postgres_url(services: Shared) -> Iterator[str]:
-    """An empty database of PostgreSQL."""
+    """A database of PostgreSQL with empty tables."""
+    with empty_postgres(services, tables=True) as url:
+        yield url
+
+
+@pytest.fixture
+def bare_url(services: Shared) -> Iterator[str]:
+    """A database of PostgreSQL with nothing in it."""
     with empty_postgres(services) as url:
         yield url
 

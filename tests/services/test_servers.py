@@ -69,9 +69,14 @@ def private(servers: Servers, kind: str) -> Server:
             return servers.etcd()
 
 
-async def test_each_test_has_a_database_of_its_own(postgres_url: str) -> None:
-    assert await ask_postgres(postgres_url, "select count(*) from pg_class where relnamespace = 2200") == 0
-    assert str(await ask_postgres(postgres_url, "select current_database()")).startswith("test_")
+async def test_each_test_has_a_database_of_its_own(postgres_url: str, bare_url: str) -> None:
+    relations = "select count(*) from pg_class where relnamespace = 2200"
+    assert await ask_postgres(bare_url, relations) == 0
+    assert await ask_postgres(postgres_url, relations) > 0
+    assert await ask_postgres(postgres_url, "select count(*) from perdure_journal") == 0
+    names = [str(await ask_postgres(url, "select current_database()")) for url in (postgres_url, bare_url)]
+    assert len(set(names)) == 2
+    assert all(name.startswith("test_") for name in names)
 
 
 async def test_postgres_is_as_durable_as_it_ships(postgres_url: str) -> None:

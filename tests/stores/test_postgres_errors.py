@@ -81,10 +81,10 @@ async def test_a_url_that_cannot_be_understood(url: str) -> None:
     assert "p/w" not in str(error)
 
 
-async def test_a_client_of_an_empty_database_is_told_how_to_set_it_up(postgres_url: str) -> None:
+async def test_a_client_of_an_empty_database_is_told_how_to_set_it_up(bare_url: str) -> None:
     with pytest.raises(SchemaMismatch, match=r"has no tables of perdure.*`perdure migrate --store postgresql://"):
-        _ = await connect(postgres_url).open()
-    await refused(postgres_url, migrate=False)
+        _ = await connect(bare_url).open()
+    await refused(bare_url, migrate=False)
 
 
 async def test_a_schema_that_does_not_exist(postgres_url: str) -> None:

@@ -21,8 +21,8 @@ TABLES = "select tablename from pg_tables where schemaname = 'flows' order by 1"
 
 
 @pytest.fixture
-def url(postgres_url: str) -> str:
-    return f"{postgres_url}?schema=flows&table_prefix=Of_"
+def url(bare_url: str) -> str:
+    return f"{bare_url}?schema=flows&table_prefix=Of_"
 
 
 async def test_a_store_is_set_up_with_its_schema(url: str) -> None:
@@ -46,10 +46,10 @@ async def test_of_many_that_migrate_at_once_one_does_it(url: str) -> None:
     assert sorted(len(one) for one in done) == [0] * 7 + [len(migrating.MIGRATIONS)]
 
 
-async def test_the_script_does_what_applying_does(url: str, postgres_url: str) -> None:
+async def test_the_script_does_what_applying_does(url: str, bare_url: str) -> None:
     migrations = PostgresStore(url).migrations
     script = await migrations.sql()
-    await _execute(postgres_url, script)
+    await _execute(bare_url, script)
     assert list(await migrations.pending()) == []
     assert await migrations.sql() == ""
     async with opened(url, migrate=False) as by_hand:
@@ -66,8 +66,8 @@ async def _execute(url: str, script: str) -> None:
         await connection.close()
 
 
-async def test_an_older_store_is_not_migrated_by_opening_it(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(postgres_url):
+async def test_an_older_store_is_not_migrated_by_opening_it(bare_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(bare_url):
         pass
     name = f"{len(migrating.MIGRATIONS) + 1:04}_later"
     later = migration(f"{name}.sql", "-- works with: 1\ncreate table perdure_later (x int);")
@@ -76,29 +76,29 @@ async def test_an_older_store_is_not_migrated_by_opening_it(postgres_url: str, m
     monkeypatch.setattr(store, "MIGRATIONS", known)
     for migrate in (True, False):
         with pytest.raises(SchemaMismatch, match=r"bring it up to date with `perdure migrate --store postgresql://"):
-            await PostgresStore(postgres_url).open(migrate=migrate)
-    assert [one.name for one in await PostgresStore(postgres_url).ensure_schema()] == [name]
-    async with opened(postgres_url):
+            await PostgresStore(bare_url).open(migrate=migrate)
+    assert [one.name for one in await PostgresStore(bare_url).ensure_schema()] == [name]
+    async with opened(bare_url):
         pass
     # The version before works on it too, since the migration says so.
     monkeypatch.undo()
-    async with opened(postgres_url) as before:
+    async with opened(bare_url) as before:
         await write_all(before, History("r1").begin())
 
 
 async def test_an_engine_migrates_an_older_store_when_its_url_says_so(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    bare_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
         before.setattr(migrating, "MIGRATIONS", migrating.MIGRATIONS[:1])
-        await PostgresStore(postgres_url).migrations.apply()
+        await PostgresStore(bare_url).migrations.apply()
     for options in ("", "?migrate=false"):
         with pytest.raises(SchemaMismatch, match="perdure migrate --store"):
-            await PostgresStore(f"{postgres_url}{options}").open(migrate=True)
+            await PostgresStore(f"{bare_url}{options}").open(migrate=True)
     with pytest.raises(SchemaMismatch, match="perdure migrate --store"):
         # A client changes no schema, whatever engines may do.
-        await PostgresStore(f"{postgres_url}?migrate=true").open(migrate=False)
-    async with opened(f"{postgres_url}?migrate=true") as store:
+        await PostgresStore(f"{bare_url}?migrate=true").open(migrate=False)
+    async with opened(f"{bare_url}?migrate=true") as store:
         await write_all(store, History("r1").begin())
         assert list(await store.migrations.pending()) == []
 
@@ -111,8 +111,8 @@ async def test_an_engine_sets_no_store_up_where_it_may_not(url: str) -> None:
         await write_all(store, History("r1").begin())
 
 
-async def test_settings_of_the_session_in_the_url_go_before_ours(postgres_url: str) -> None:
-    async with opened(f"{postgres_url}?application_name=shop&jit=on") as store:
+async def test_settings_of_the_session_in_the_url_go_before_ours(bare_url: str) -> None:
+    async with opened(f"{bare_url}?application_name=shop&jit=on") as store:
         rows = await store._database.query("select current_setting('application_name'), current_setting('jit')")
         assert [tuple(row) for row in rows] == [("shop", "on")]
 
@@ -142,52 +142,52 @@ async def test_the_files_are_what_their_migrations_say() -> None:
     assert [file.read_text() for file in FILES] == [migrating.file_of(one) for one in migrating.MIGRATIONS]
 
 
-async def test_the_files_can_be_applied_by_hand_one_after_the_other(postgres_url: str) -> None:
-    migrations = PostgresStore(postgres_url).migrations
+async def test_the_files_can_be_applied_by_hand_one_after_the_other(bare_url: str) -> None:
+    migrations = PostgresStore(bare_url).migrations
     for number, file in enumerate(FILES, 1):
-        assert "ERROR" not in psql(postgres_url, file)
+        assert "ERROR" not in psql(bare_url, file)
         assert [one.number for one in await migrations.applied()] == list(range(1, number + 1))
         assert len(await migrations.pending()) == len(FILES) - number
     assert list(await migrations.apply()) == []
-    async with opened(postgres_url) as store:
+    async with opened(bare_url) as store:
         await write_all(store, History("r1").begin())
 
 
-async def test_some_files_by_hand_and_the_rest_by_the_command(postgres_url: str) -> None:
-    psql(postgres_url, FILES[0])
-    applied = await PostgresStore(postgres_url).migrations.apply()
+async def test_some_files_by_hand_and_the_rest_by_the_command(bare_url: str) -> None:
+    psql(bare_url, FILES[0])
+    applied = await PostgresStore(bare_url).migrations.apply()
     assert [one.number for one in applied] == list(range(2, len(FILES) + 1))
-    async with opened(postgres_url) as store:
+    async with opened(bare_url) as store:
         await write_all(store, History("r1").begin())
 
 
-async def test_files_that_are_applied_twice_or_out_of_order_change_nothing(postgres_url: str) -> None:
-    assert "ERROR" in psql(postgres_url, *FILES[1:])
-    assert list(await PostgresStore(postgres_url).migrations.applied()) == []
-    psql(postgres_url, FILES[0])
-    assert "ERROR" in psql(postgres_url, FILES[2])
-    assert [one.number for one in await PostgresStore(postgres_url).migrations.applied()] == [1]
-    psql(postgres_url, *FILES[1:])
-    async with opened(postgres_url) as store:
+async def test_files_that_are_applied_twice_or_out_of_order_change_nothing(bare_url: str) -> None:
+    assert "ERROR" in psql(bare_url, *FILES[1:])
+    assert list(await PostgresStore(bare_url).migrations.applied()) == []
+    psql(bare_url, FILES[0])
+    assert "ERROR" in psql(bare_url, FILES[2])
+    assert [one.number for one in await PostgresStore(bare_url).migrations.applied()] == [1]
+    psql(bare_url, *FILES[1:])
+    async with opened(bare_url) as store:
         await write_all(store, History("r1").begin())
-    assert psql(postgres_url, *FILES).count("ROLLBACK") == len(FILES)
-    async with opened(postgres_url) as store:
+    assert psql(bare_url, *FILES).count("ROLLBACK") == len(FILES)
+    async with opened(bare_url) as store:
         assert await store.journal.head("r1") is not None
 
 
-async def test_the_files_serve_another_schema_and_another_prefix(postgres_url: str, tmp_path: Path) -> None:
-    await sql(postgres_url, "create schema flows")
+async def test_the_files_serve_another_schema_and_another_prefix(bare_url: str, tmp_path: Path) -> None:
+    await sql(bare_url, "create schema flows")
     for file in FILES:
         (tmp_path / file.name).write_text(file.read_text().replace("perdure_", "of_"))
-    psql(postgres_url, *(tmp_path / file.name for file in FILES), schema="flows")
-    by_hand = f"{postgres_url}?schema=flows&table_prefix=of_"
+    psql(bare_url, *(tmp_path / file.name for file in FILES), schema="flows")
+    by_hand = f"{bare_url}?schema=flows&table_prefix=of_"
     assert list(await PostgresStore(by_hand).migrations.pending()) == []
     async with opened(by_hand) as store:
         await write_all(store, History("r1").begin())
 
 
-async def test_tables_without_a_note_of_their_migration_are_left_alone(postgres_url: str) -> None:
-    await sql(postgres_url, "create table perdure_journal (x int)")
-    for migrate in (PostgresStore(postgres_url).migrations.apply(), PostgresStore(postgres_url).open(migrate=True)):
+async def test_tables_without_a_note_of_their_migration_are_left_alone(bare_url: str) -> None:
+    await sql(bare_url, "create table perdure_journal (x int)")
+    for migrate in (PostgresStore(bare_url).migrations.apply(), PostgresStore(bare_url).open(migrate=True)):
         with pytest.raises(SchemaMismatch, match='"perdure_journal" already exists, and no migration is noted'):
             await migrate

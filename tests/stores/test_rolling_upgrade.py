@@ -35,7 +35,7 @@ PROGRAMS: list[Program] = [flow]
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ModuleType]:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/runs.db", sqlite_migrating
-    return request.getfixturevalue("postgres_url"), postgres_migrating
+    return request.getfixturevalue("bare_url"), postgres_migrating
 
 
 def migrations(url: str) -> Migrations:
