@@ -18,6 +18,7 @@ from perdure.cli.exits import Exit
 from perdure.cli.options import DEFAULT_STORE, AsJson, StoreUrl, opened
 from perdure.cli.output import clean, distance, first_line, table, write_json
 from perdure.client.client import Client
+from perdure.client.queries import pages
 from perdure.errors import Corrupt, PerdureError
 from perdure.kernel.events import RunStatus, moment
 from perdure.kernel.projection import RunRow
@@ -228,7 +229,7 @@ def _damage(db: apsw.Connection) -> list[str]:
 
 
 async def _runs(client: Client, programs: list[str] | None) -> list[Check]:
-    open_runs = await _open_runs(client.store)
+    open_runs = [run async for page in pages(client.store, RunFilter(status=OPEN, limit=PAGE)) for run in page]
     leases = await client.store.leases.live(ORCHESTRATOR, client.clock.now())
     live = {orchestrator_name(lease.key) for lease in leases}
     # A child stands where its root does, which has the owner of both.
@@ -245,17 +246,6 @@ async def _runs(client: Client, programs: list[str] | None) -> list[Check]:
     if programs is not None:
         checks.append(_programs(open_runs, programs))
     return checks
-
-
-async def _open_runs(store: Store) -> list[RunRow]:
-    found: list[RunRow] = []
-    cursor: str | None = None
-    while True:
-        page = await store.runs.list(RunFilter(status=OPEN, limit=PAGE, cursor=cursor))
-        found += [row for row, _ in page]
-        if len(page) < PAGE:
-            return found
-        cursor = page[-1][0].run_id
 
 
 async def _journals(store: Store, open_runs: Sequence[RunRow]) -> Check:

@@ -48,7 +48,7 @@ class NewRun:
 
 
 class RunGateway(Protocol):
-    """The way of a client to the runs, and to the programs that this process has."""
+    """The way of a client to the runs, and to the programs that this process has; as it is where there are none."""
 
     def program(self, invocation: Invocation[Any]) -> Program | None:
         """The program that an invocation of a caller starts; None where this process does not have it."""
@@ -56,11 +56,11 @@ class RunGateway(Protocol):
 
     def find_program(self, name: str, version: str = "") -> Program | None:
         """The program of runs of this version, or the newest of its name; None where this process does not have it."""
-        ...
+        return None
 
     def begins_here(self, started: RunStarted) -> bool:
         """Whether a new run begins in this process at once; else it waits in the store for an engine."""
-        ...
+        return False
 
     async def start(self, new: NewRun) -> bool:
         """Accept a new run, durably; False when its id is not free."""
@@ -72,11 +72,11 @@ class RunGateway(Protocol):
 
     async def find_warm(self, id: str) -> str | None:
         """The run_id of a run of this id that is in memory here, where that is known without asking the store."""
-        ...
+        return None
 
     async def load(self, run: RunRow) -> None:
         """Load a run that is about to receive a message, if it waits here."""
-        ...
+        return
 
     async def tell(self, run_id: str, decide: Decide[V], caller: str = "") -> Decided[V | Accepted] | Undecided:
         """Append what `decide` makes of a run, once. `caller` names a writer that may have asked for its turn."""
@@ -84,22 +84,22 @@ class RunGateway(Protocol):
 
     async def flush(self, run: RunRow) -> int | None:
         """Write what is only in memory here, with a snapshot, and say before which number; None if it is not here."""
-        ...
+        return None
 
     async def check_replay(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
         """Raise ForkRefused when the code would not have done what a journal says; False where there is no code."""
-        ...
+        return False
 
     def created(self, run_id: str, started: RunStarted) -> None:
         """A run with a past was put into the store: an engine may load it."""
-        ...
+        return
 
     async def step_arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
         """The arguments of steps by op path, where the code is here to tell them."""
-        ...
+        return {}
 
 
-class StoreGateway:
+class StoreGateway(RunGateway):
     """Reaches runs through their journals in the store. Executes nothing, and has no programs.
 
     `ended` is called with the row of each run that ends by what is appended here.
@@ -111,14 +111,6 @@ class StoreGateway:
     def program(self, invocation: Invocation[Any]) -> Program | None:
         """The program of the invocation itself."""
         return invocation.program
-
-    def find_program(self, name: str, version: str = "") -> Program | None:
-        """None: there are no programs."""
-        return None
-
-    def begins_here(self, started: RunStarted) -> bool:
-        """No run begins here."""
-        return False
 
     async def start(self, new: NewRun) -> bool:
         """Put a run into the store for any engine to begin; False when its id is not free."""
@@ -133,13 +125,6 @@ class StoreGateway:
         except PerdureError as error:
             return [error] * len(new)
         return [isinstance(outcome, Appended) for outcome in outcomes]
-
-    async def find_warm(self, id: str) -> str | None:
-        """None: no run is in memory."""
-        return None
-
-    async def load(self, run: RunRow) -> None:
-        """Nothing: no run is in memory."""
 
     async def tell(self, run_id: str, decide: Decide[V], caller: str = "") -> Decided[V | Accepted] | Undecided:
         """Append what `decide` makes of a run's journal, once."""
@@ -162,18 +147,3 @@ class StoreGateway:
         if state.finished is not None:
             self._ended(row(state))
         return Decided(Accepted())
-
-    async def flush(self, run: RunRow) -> int | None:
-        """None: no run is in memory."""
-        return None
-
-    async def check_replay(self, id: str, run_id: str, past: Sequence[Batch]) -> bool:
-        """False: there is no code here to ask."""
-        return False
-
-    def created(self, run_id: str, started: RunStarted) -> None:
-        """Nothing: engines poll the store."""
-
-    async def step_arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
-        """None: there is no code here to ask."""
-        return {}

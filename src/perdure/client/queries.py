@@ -43,6 +43,7 @@ from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
 from perdure.ports.leases import ORCHESTRATOR, REGISTRATION, registrations
 from perdure.ports.runs import RunFilter
+from perdure.ports.store import Store
 
 # How many events of a journal a follower reads at a time.
 PAGE = 1000
@@ -266,19 +267,14 @@ class Queries:
         """Open approvals of all runs, the oldest first; only of one `name`, or those that `approver` may answer now."""
         self._base.check_open()
         found: list[ApprovalView] = []
-        now, cursor = self._base.clock.now(), None
-        while True:
-            filter = RunFilter(program=program, cursor=cursor, limit=ASKING_PAGE, asking=True)
-            page = [row for row, _ in await self._base.store.runs.list(filter)]
+        now, asking = self._base.clock.now(), RunFilter(program=program, limit=ASKING_PAGE, asking=True)
+        async for page in pages(self._base.store, asking):
             journals = await self._base.store.journal.read_many([row.run_id for row in page]) if page else {}
             for row in page:
                 batches = journals.get(row.run_id, [])
                 # A journal that cannot be read hides only its own approvals; `doctor` reports it.
                 if not isinstance(batches, Exception):
                     found += approval_views(row, fold(row.run_id, batches), now)
-            if len(page) < ASKING_PAGE:
-                break
-            cursor = page[-1].run_id
         wanted = [a for a in found if name in (None, a.name) and (approver is None or a.answerable_by(approver))]
         return sorted(wanted, key=lambda asked: (asked.asked_at, asked.run_id))
 
@@ -390,6 +386,16 @@ class Queries:
             except NotDecodable:
                 pass  # the type has changed since; the value is shown all the same
         return msgspec.json.decode(output)
+
+
+async def pages(store: Store, filter: RunFilter) -> AsyncIterator[list[RunRow]]:
+    """The rows of all runs that match, newest first, as many at a time as the filter says."""
+    while True:
+        page = [row for row, _ in await store.runs.list(filter)]
+        yield page
+        if len(page) < filter.limit:
+            return
+        filter = replace(filter, cursor=page[-1].run_id)
 
 
 def _is_short(batches: Sequence[Batch]) -> bool:

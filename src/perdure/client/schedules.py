@@ -13,6 +13,7 @@ import msgspec
 from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway, decided
 from perdure.client.messages import Messages
+from perdure.client.queries import pages
 from perdure.client.starts import Start, Starts
 from perdure.errors import AlreadyExists, Corrupt, NoSuchSchedule, UsageError
 from perdure.kernel.events import RunStatus, moment
@@ -183,19 +184,15 @@ class Schedules:
         """All schedules, by id."""
         self.base.check_open()
         found: list[ScheduleView] = []
-        cursor: str | None = None
         open_ = [status for status in RunStatus if not status.finished]
-        while True:
-            page = await self.base.store.runs.list(RunFilter(open_, PROGRAM, limit=_PAGE, cursor=cursor))
-            journals = await self.base.store.journal.read_many([row.run_id for row, _ in page])
-            for row, _ in page:
+        async for page in pages(self.base.store, RunFilter(open_, PROGRAM, limit=_PAGE)):
+            journals = await self.base.store.journal.read_many([row.run_id for row in page])
+            for row in page:
                 journal = journals.get(row.run_id, [])
                 if isinstance(journal, Exception):
                     raise journal
                 found.append(self.view(await self.read(row, fold(row.run_id, journal))))
-            if len(page) < _PAGE:
-                return sorted(found, key=lambda view: view.id)
-            cursor = page[-1][0].run_id
+        return sorted(found, key=lambda view: view.id)
 
     async def read(self, row: RunRow, state: RunState) -> _Schedule:
         """The state of a schedule, with the signals that it has not read yet."""

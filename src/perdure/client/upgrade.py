@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from perdure.client.client import Client
+from perdure.client.queries import pages
 from perdure.errors import PerdureError, StoreUnavailable, UsageError
 from perdure.kernel.events import FINISHED, Batch, RunStatus
 from perdure.kernel.history.upgrade import Compatibility, Fit, check_compatibility
@@ -39,26 +40,16 @@ async def upgrade_check(
     """Every run that has not ended, or `sample` of them spread over all, each with what the code makes of it."""
     if sample is not None and sample < 1:
         raise UsageError(f"sample={sample}: check at least one run, or leave it out to check all")
-    rows = _spread(await _open_runs(client), sample)
+    open_runs = RunFilter(status=OPEN, limit=LISTED, built_in=False)
+    # Children are in the journals of their roots.
+    roots = [row async for page in pages(client.store, open_runs) for row in page if not row.root]
+    rows = _spread(roots, sample)
     for start in range(0, len(rows), READ):
         page = rows[start : start + READ]
         journals = await client.store.journal.read_many([row.run_id for row in page])
         for row in page:
             verdict = await _judge(client, programs, codec or client.codec, row, journals.get(row.run_id, []))
             yield Checked(row.id, row.run_id, row.program, row.version, row.status, verdict.fit, verdict.reason)
-
-
-async def _open_runs(client: Client) -> list[RunRow]:
-    found: list[RunRow] = []
-    cursor = None
-    while True:
-        filter = RunFilter(status=OPEN, limit=LISTED, cursor=cursor, built_in=False)
-        page = [row for row, _ in await client.store.runs.list(filter)]
-        # Children are in the journals of their roots.
-        found += [row for row in page if not row.root]
-        if len(page) < LISTED:
-            return found
-        cursor = page[-1].run_id
 
 
 def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:

@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 
 from perdure.client.client import Client
+from perdure.client.queries import pages
 from perdure.errors import PerdureError
 from perdure.kernel.history.capsule import Capsule
 from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.program import Program
+from perdure.kernel.projection import RunRow
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Store
 from perdure.stores.open import open_store
@@ -38,86 +41,40 @@ def recorded_runs(
         raise pytest.UsageError(f"recorded runs are replayed against workflows; say where they are: {HOW}")
     items: list[pytest.Item] = []
     for given in stores:
-        items += RunsInStore.from_parent(session, name=given, programs=programs).collect()
+        parent = Recordings.from_parent(session, name=given)
+        url, program = split(given)
+        for row in _runs_in(given, url, program):
+            # Read when it is tested: a store may hold more than fits into memory.
+            read = partial(_read, url, row.run_id)
+            items.append(RecordedRun.from_parent(parent, name=f"{row.program}[{row.id}]", read=read, programs=programs))
     for folder in folders:
         if not folder.is_dir():
             raise pytest.UsageError(f"perdure_golden: there is no folder {folder}")
-        items += RunsInFolder.from_parent(session, name=folder.name, folder=folder, programs=programs).collect()
+        parent = Recordings.from_parent(session, name=folder.name)
+        for file in sorted(folder.rglob(f"*{SUFFIX}")):
+            name, read = str(file.relative_to(folder)), partial(capsule_from, file)
+            items.append(RecordedRun.from_parent(parent, name=name, read=read, programs=programs))
     return items
 
 
-class RunsInStore(pytest.Collector):
-    """The runs of a store, or those of one program in it."""
-
-    def __init__(self, *, programs: list[Program], **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.programs = programs
-        self.url, self.program = split(self.name)
+class Recordings(pytest.Collector):
+    """A store or a folder, in the names of its tests."""
 
     def collect(self) -> list[pytest.Item]:
-        """One test for each run, the oldest first."""
-        try:
-            found = asyncio.run(self._ids())
-        except PerdureError as error:
-            raise pytest.UsageError(f"--perdure-runs={self.name}: {error}") from None
-        if not found:
-            # An empty collection would look like success.
-            what = f"no run of {self.program!r}" if self.program is not None else "no run"
-            raise pytest.UsageError(f"--perdure-runs={self.name}: there is {what} in {self.url}")
-        return [
-            RecordedRun.from_parent(self, name=f"{program}[{id}]", run_id=run_id, programs=self.programs)
-            for run_id, program, id in found
-        ]
-
-    async def _ids(self) -> list[tuple[str, str, str]]:
-        async with Client(_store(self.url)) as client:
-            found: list[tuple[str, str, str]] = []
-            cursor: str | None = None
-            while True:
-                filter = RunFilter(program=self.program, limit=PAGE, cursor=cursor, built_in=False)
-                page = [row for row, _ in await client.store.runs.list(filter)]
-                # A child is in the journal of its root, and is replayed with it.
-                found += [(row.run_id, row.program, row.id) for row in page if not row.root]
-                if len(page) < PAGE:
-                    return found[::-1]
-                cursor = page[-1].run_id
-
-    async def read(self, run_id: str) -> Capsule:
-        """Read one run."""
-        async with Client(_store(self.url)) as client:
-            return await client._capsules.capsule(run_id)
+        """Nothing: pytest collects files, and these tests are made after that."""
+        return []
 
 
-class RunsInFolder(pytest.Collector):
-    """The capsules of a folder."""
-
-    def __init__(self, *, folder: Path, programs: list[Program], **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.folder, self.programs = folder, programs
-
-    def collect(self) -> list[pytest.Item]:
-        """One test for each file, by name."""
-        files = sorted(self.folder.rglob(f"*{SUFFIX}"))
-        return [
-            GoldenRun.from_parent(self, name=str(file.relative_to(self.folder)), file=file, programs=self.programs)
-            for file in files
-        ]
-
-
-class _Replayed(pytest.Item):
+class RecordedRun(pytest.Item):
     """A recorded run that must fit the code."""
 
-    def __init__(self, *, programs: list[Program], **arguments: Any) -> None:
+    def __init__(self, *, read: Callable[[], Capsule], programs: list[Program], **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.programs = programs
-
-    def capsule(self) -> Capsule:
-        """The recorded run."""
-        raise NotImplementedError
+        self._read, self._programs = read, programs
 
     def runtest(self) -> None:
         """Replay it to its end. Executes no step, writes nothing."""
-        with Replaying(self.capsule(), tuple(self.programs)) as replaying:
+        with Replaying(self._read(), tuple(self._programs)) as replaying:
             replaying.check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -129,31 +86,6 @@ class _Replayed(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where it comes from."""
         return self.path, None, f"recorded run {self.name}"
-
-
-class RecordedRun(_Replayed):
-    """A run in a store."""
-
-    def __init__(self, *, run_id: str, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.run_id = run_id
-
-    def capsule(self) -> Capsule:
-        """Read it when it is tested, because a store may hold more than fits into memory."""
-        assert isinstance(self.parent, RunsInStore)
-        return asyncio.run(self.parent.read(self.run_id))
-
-
-class GoldenRun(_Replayed):
-    """A capsule in a file."""
-
-    def __init__(self, *, file: Path, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.file = file
-
-    def capsule(self) -> Capsule:
-        """Read the file."""
-        return capsule_from(self.file)
 
 
 # --- stores and programs --------------------------------------------------------------------------------------------
@@ -169,6 +101,34 @@ def split(given: str) -> tuple[str, str | None]:
 
 def _store(place: str) -> Store:
     return open_store(place if "://" in place else f"sqlite:///{os.path.abspath(place)}")
+
+
+def _runs_in(given: str, url: str, program: str | None) -> list[RunRow]:
+    """The runs of a store, the oldest first."""
+
+    async def read() -> list[RunRow]:
+        wanted = RunFilter(program=program, limit=PAGE, built_in=False)
+        async with Client(_store(url)) as client:
+            # A child is in the journal of its root, and is replayed with it.
+            return [row async for page in pages(client.store, wanted) for row in page if not row.root][::-1]
+
+    try:
+        found = asyncio.run(read())
+    except PerdureError as error:
+        raise pytest.UsageError(f"--perdure-runs={given}: {error}") from None
+    if not found:
+        # An empty collection would look like success.
+        what = f"no run of {program!r}" if program is not None else "no run"
+        raise pytest.UsageError(f"--perdure-runs={given}: there is {what} in {url}")
+    return found
+
+
+def _read(url: str, run_id: str) -> Capsule:
+    async def read() -> Capsule:
+        async with Client(_store(url)) as client:
+            return await client._capsules.capsule(run_id)
+
+    return asyncio.run(read())
 
 
 def load_programs(places: Sequence[str], root: Path) -> list[Program]:
