@@ -186,7 +186,9 @@ class Queries:
             now=now,
             orchestrators=alive(await self._base.leases.live(ORCHESTRATOR, now)),
             registered=registrations(await self._base.leases.live(REGISTRATION, now)),
-            holders=await self._holders({lock.key for state in states for lock in state.lock_waits.values()}),
+            holders=await self._holders(
+                {lock.key for state in states for lock in (*state.lock_waits.values(), *state.locks.values())}
+            ),
             queued=queued,
             under_way={one.queue: one.running for one in stats},
         )

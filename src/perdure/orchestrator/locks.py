@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
+import msgspec
 from msgspec import Raw
 
 from perdure.engine.driver import Driver
 from perdure.engine.locks import Hold, Locker
 from perdure.errors import StoreUnavailable
 from perdure.kernel.commands import CancelKey
-from perdure.kernel.events import ChildFinished, ValueRecorded, WaitOpened, WaitResolved
+from perdure.kernel.events import AnyEvent, ChildFinished, RunReleased, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.ids import step_key
 from perdure.kernel.inbound import unpark
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
@@ -57,8 +59,8 @@ class RunLocks:
         self._waits: dict[str, dict[str, asyncio.Task[None]]] = {}
         # Waits that end because the run was evicted: another process may hold the same lock in the run's name by now.
         self._leaving: set[tuple[str, str]] = set()
-        # Of the runs that regain their locks: the task, and what they hold by their journals.
-        self._regaining: dict[str, tuple[asyncio.Task[None], dict[str, HeldLock]]] = {}
+        # Of the runs that regain their locks: the task, and the state by which they hold them.
+        self._regaining: dict[str, tuple[asyncio.Task[None], RunState]] = {}
 
     @property
     def idle(self) -> bool:
@@ -206,12 +208,12 @@ class RunLocks:
         """Claim a run, take the locks that its journal says it holds, and have it loaded again when it has them."""
         task = self._loop.create_task(self._regain(slot, state))
         task.add_done_callback(partial(self._over, state.run_id))
-        self._regaining[state.run_id] = task, dict(state.locks)
+        self._regaining[state.run_id] = task, state
 
     async def shut_out(self, run_id: str) -> bool:
         """Whether another run holds a lock that this one has to have again."""
-        _, lost = self._regaining.get(run_id, (None, {}))
-        for op, held in lost.items():
+        _, state = self._regaining.get(run_id, (None, None))
+        for op, held in list(state.locks.items()) if state is not None else ():
             owner = await self._locker.owner(held.key)
             if owner not in (None, step_key(run_id, op)):
                 return True
@@ -230,7 +232,7 @@ class RunLocks:
         run_id = state.run_id
         try:
             # Claimed first: the previous owner must not continue while this one waits.
-            if await self._claim(state):
+            if await self._claim(state, waits=await self.shut_out(run_id)):
                 async with asyncio.timeout(self._time_left(state)):
                     # In the order in which they were taken: runs that take several locks in one order never deadlock.
                     for op, held in list(state.locks.items()):
@@ -250,15 +252,23 @@ class RunLocks:
         deadline = state.started.deadline if state.started is not None else None
         return None if deadline is None else max(0.0, deadline - self._clock.now())
 
-    async def _claim(self, state: RunState) -> bool:
+    async def _claim(self, state: RunState, *, waits: bool) -> bool:
         """Become the owner of a run, and do nothing else with it; False when another append came first.
 
-        A parked run is resumed by that: it fits the code, and its callers must not be answered that it is parked.
+        A parked run is resumed by that: it fits the code, and its callers must not be answered that it is parked. If it
+        `waits` for its locks, a second claim shows that this process survived its replay. Nothing of it is executed
+        until it has them: however many owners end meanwhile, it killed none of them.
         """
-        resumed = unpark(state) if state.parked is not None else []
-        if self._owner.owns(state) and not resumed:
-            return True
-        events = [*resumed, self._owner.claim(state, early=True)]
+        events: list[AnyEvent] = [*unpark(state)] if state.parked is not None else []
+        claim = self._owner.claim(state, early=True)
+        if events or not self._owner.owns(state):
+            events.append(claim)
+            claim = msgspec.structs.replace(claim, epoch=claim.epoch + 1)
+        if waits:
+            events.append(claim)
+        return not events or await self._append(state, *events)
+
+    async def _append(self, state: RunState, *events: AnyEvent) -> bool:
         return await append_one(self._journal, extend(state, events, self._clock.now()))
 
     def _lost(self, run_id: str, op: str) -> None:
@@ -273,6 +283,19 @@ class RunLocks:
                 self._restart(driver)
             except BaseException as error:
                 self._broke(driver, contained(error))
+
+    async def hand_over(self) -> None:
+        """Release the runs that wait for locks they had: their next owners wait on."""
+        waiting = list(self._regaining.values())
+        for task, _ in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait([task for task, _ in waiting])
+        for _, state in waiting:
+            if self._owner.owns(state) and state.parked is None and state.finished is None:
+                # Where another append came first, the next owner takes the run over as after a crash.
+                with suppress(StoreUnavailable):
+                    await self._append(state, RunReleased(self._owner.name))
 
     def close(self) -> None:
         """Stop waiting, and leave what runs hold to their next owners."""

@@ -501,6 +501,7 @@ class Orchestrator:
         began = self.loop.time()
         try:
             self.warm.evict_all()
+            await self.locks.hand_over()
             await self.in_callback(self._hand_over)
             await self._finish_steps(began, grace, meanwhile)
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
