@@ -85,6 +85,36 @@ def test_a_refresh_follows_the_start_each_change_and_nothing_else() -> None:
     play(scenario())
 
 
+def test_one_that_starts_beside_others_waits_for_their_next_poll() -> None:
+    """Each run that is started and awaited here subscribes for a moment: that costs no poll."""
+
+    async def scenario() -> None:
+        store = Store()
+        first, second = Subscriber(store), Subscriber(store)
+        first.subscription.start()
+        await asyncio.sleep(0.01)
+        polls = store.polls
+        for _ in range(5):
+            second.subscription.start()
+            await asyncio.sleep(0.001)
+        assert store.polls == polls
+        await asyncio.sleep(0.1)
+        assert second.at == [0.05]
+        await first.subscription.close()
+        await second.subscription.close()
+        # The feed begins anew after its last subscription, even if it was notified meanwhile.
+        second.subscription.notify()
+        await asyncio.sleep(0.1)
+        first.at.clear()
+        first.subscription.start()
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.01)
+        assert first.at == [round(began, 3)]
+        await first.subscription.close()
+
+    play(scenario())
+
+
 def test_refreshes_are_an_interval_apart_and_the_last_change_is_never_missed() -> None:
     async def scenario() -> None:
         store = Store()

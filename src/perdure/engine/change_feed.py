@@ -96,7 +96,10 @@ class ChangeFeed:
         self._subscriptions[subscription] = None
         if subscription.leases:
             subscription.listener = self._loop.create_task(self._listen(subscription))
-        self.poll_soon()
+        # The next poll is soon enough: callers query the store before they wait. One for each run that is started and
+        # awaited would cost more than the wait.
+        if self._timer is None:
+            self.poll_soon()
         return True
 
     def remove(self, subscription: Subscription) -> None:
@@ -121,6 +124,7 @@ class ChangeFeed:
     def poll(self) -> None:
         """Read the version, and refresh the subscriptions that it concerns."""
         if not self._subscriptions:
+            self._timer = None
             return
         now = self._loop.time()
         after = now + self._config.poll_interval
