@@ -73,7 +73,7 @@ class Heard:
             wakes.received(f"{self._notifications.for_heartbeat()}{key} {ttl}")
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
-        return self._notifications.ended_leases(prefix)
+        return self._notifications.leases.watch(prefix)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._leases, name)

@@ -29,7 +29,6 @@ class Duty(Protocol[R_co]):
 
     async def run_once(self, now: float) -> R_co:
         """Do what there is to do now, and report what was done."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

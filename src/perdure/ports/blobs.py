@@ -10,8 +10,6 @@ class Blobs(Protocol):
 
     async def put(self, data: bytes) -> str:
         """Store the bytes durably and return their id, the SHA-256 in hex."""
-        ...
 
     async def get(self, blob_id: str) -> bytes | None:
         """The bytes, or None when there is no such blob. Raises Corrupt when they are not what was put."""
-        ...

@@ -11,7 +11,6 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """The current time."""
-        ...
 
 
 class SystemClock:

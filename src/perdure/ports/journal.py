@@ -113,30 +113,24 @@ class Journal(Protocol):
         Returns the outcomes themselves where the backend can, and an awaitable otherwise: an embedded store should not
         cost a turn of the event loop. Raises StoreUnavailable when nothing was written and a retry may succeed.
         """
-        ...
 
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
         """Replace a whole journal whose next number is `expected_next` by `batches`, atomically.
 
         For journals of runs that have ended. Rows do not change.
         """
-        ...
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """At most `limit` events, from number `start` on; empty when there are none."""
-        ...
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals, by run_id. A damaged journal is returned as its error, beside the others."""
-        ...
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
         """The next number of each of these journals that exists."""
-        ...
 
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends, or None when it does not exist."""
-        ...
 
 
 async def append_all(journal: Journal, appends: Sequence[Append]) -> Sequence[Outcome]:

@@ -85,27 +85,21 @@ class Leases(Protocol):
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
-        ...
 
     async def renew_all(self, renewals: Sequence[Renewal], now: float) -> Sequence[str]:
         """Renew each lease that its owner still holds, in one call; returns the keys of the others."""
-        ...
 
     async def release(self, key: str, owner: str) -> None:
         """Release a lease; raises NotOwner when another owner holds it, or none."""
-        ...
 
     async def release_all(self, owner: str) -> int:
         """Release every lease of `owner`, and return how many there were."""
-        ...
 
     async def get(self, key: str, now: float) -> Lease | None:
         """The lease in force, or None."""
-        ...
 
     async def live(self, prefix: str, now: float) -> Sequence[Lease]:
         """The leases in force whose key begins with `prefix`."""
-        ...
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
         """Yield the keys under `prefix` whose lease has ended, each as soon as the backend reports it.
@@ -113,7 +107,6 @@ class Leases(Protocol):
         A hint: it may come late, twice or not at all, and the lease may have a new owner. A backend without
         notifications yields nothing, and waits. Raises StoreUnavailable when the backend is unreachable; watch again.
         """
-        ...
 
 
 def registrations(leases: Iterable[Lease]) -> dict[str, Registration]:

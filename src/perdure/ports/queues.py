@@ -49,15 +49,12 @@ class Queues(Protocol):
 
     async def waiting(self, names: Sequence[str] | None) -> Sequence[Waiting]:
         """The queues that have queued runs, limited to `names` unless it is None."""
-        ...
 
     async def pick(self, queue: Queue, room: int, now: float, programs: Sequence[str]) -> Picks:
         """At most `room` runs of these programs that the limits of the queue let begin at `now`.
 
         Higher priorities first; within a priority, keys take turns, the least recently served key first.
         """
-        ...
 
     async def stats(self) -> Sequence[QueueStats]:
         """Every queue that has queued or running runs, by name."""
-        ...

@@ -62,15 +62,12 @@ class Runs(Protocol):
 
     async def get(self, run_id: str) -> RunRow | None:
         """One run, or None."""
-        ...
 
     async def find(self, id: str) -> tuple[RunRow, Head] | None:
         """The latest incarnation under a caller's id, or None."""
-        ...
 
     async def list(self, filter: RunFilter) -> Sequence[tuple[RunRow, Head]]:
         """The runs that match, newest first."""
-        ...
 
     async def owned(
         self,
@@ -81,16 +78,12 @@ class Runs(Protocol):
         queues: Sequence[str] | None = None,
     ) -> Sequence[str]:
         """Ids of runs of these owners, programs and, unless it is None, `queues` in this status, oldest first."""
-        ...
 
     async def owners(self) -> Sequence[str]:
         """Every orchestrator that owns a run which is not finished."""
-        ...
 
     async def programs(self) -> Sequence[str]:
         """The names of the programs of all runs that are not finished."""
-        ...
 
     async def finished(self, run_ids: Sequence[str]) -> Sequence[RunRow | Corrupt]:
         """The rows of those `run_ids` that have ended or are parked; a damaged row is returned as its Corrupt error."""
-        ...

@@ -47,28 +47,22 @@ class Store(Protocol):
 
     async def open(self, *, migrate: bool) -> None:
         """Connect; with `migrate`, bring an embedded store's schema up to date first."""
-        ...
 
     async def close(self) -> None:
         """Disconnect. Everything acknowledged stays."""
-        ...
 
     @property
     def survives(self) -> Survives:
         """What an acknowledged append with `fsync` survives. Known once the store is open."""
-        ...
 
     def check_durability(self, durability: Durability) -> None:
         """Raise UsageError when the backend, as it is set up, would break what this durability promises."""
-        ...
 
     def version(self) -> object:
         """A token that changes with every write to the store, read without a statement where that is possible.
 
         A lease renewal must not change it, or the heartbeats of idle engines would make each other poll.
         """
-        ...
 
     def trace(self, callback: Callable[[str], None] | None) -> None:
         """Report each statement sent to the backend, for measurements; None stops it."""
-        ...

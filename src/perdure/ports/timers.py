@@ -49,14 +49,12 @@ class Timers(Protocol):
 
         Only runs of these queues, unless `queues` is None.
         """
-        ...
 
     async def ahead(self, programs: Sequence[str], skip: Sequence[str], queues: Sequence[str] | None = None) -> Ahead:
         """When the first such run is due, and the result of `Queues.waiting`.
 
         One call for both, because every idle orchestrator makes it.
         """
-        ...
 
     async def late(self, now: float, limit: int, programs: Sequence[str], skip: Sequence[str]) -> Late:
         """Runs of these programs that have not ended and whose deadline is `now` or before, in any status.
@@ -64,4 +62,3 @@ class Timers(Protocol):
         Without runs of owners in `skip` and imported runs. The next deadline may be that of a run that has ended or
         whose owner is in `skip`.
         """
-        ...

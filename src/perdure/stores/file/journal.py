@@ -123,18 +123,6 @@ class FileJournal(MemoryJournal):
         for key, change in line.rows.items():
             self.put_row(merged(self.rows.get(key), change))
 
-    def put_row(self, row: RunRow) -> None:
-        """Set the row of a run."""
-        self.rows[row.run_id] = row
-        if row.root:
-            self.children[row.id] = row.run_id
-            return
-        latest = self.rows.get(self.latest.get(row.id, ""))
-        if latest is None or latest.incarnation <= row.incarnation:
-            self.latest[row.id] = row.run_id
-        if row.queue:
-            self.queues.put(row)
-
     def forget(self, run_id: str) -> None:
         """Remove a run, with its children."""
         self._forget_rows(run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -18,6 +17,7 @@ from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.runs import RunFilter
 from perdure.ports.store import Survives
 from perdure.ports.timers import Ahead, Due, Late
+from perdure.stores.lease_ends import LeaseEnds
 from perdure.stores.memory.queues import MemoryQueues
 from perdure.stores.memory.upkeep import MemoryUpkeep
 
@@ -87,18 +87,11 @@ class MemoryJournal:
             if full is not None:
                 return full
         encoded = [(batch.seq, batch.at, encode_events(batch.events)) for batch in append.batches]
-        if append.expected_next == 0 and row is not None:
-            self.latest[row.id] = append.run_id
         self.batches.setdefault(append.run_id, []).extend(encoded)
         size = sum(len(data) for _, _, data in encoded) + (head.size if head else 0)
         self.head_of[append.run_id] = Head(append.next_seq, append.batches[-1].at, size)
-        if row is not None:
-            self.rows[append.run_id] = row
-            if row.queue:
-                self.queues.put(row)
-        for child in append.children:
-            self.rows[child.run_id] = child
-            self.children[child.id] = child.run_id
+        for one in (*([row] if row is not None else ()), *append.children):
+            self.put_row(one)
         for start in append.starts:
             self._append(start)  # a run that exists was started before: skip it
         self.commits += 1
@@ -141,6 +134,18 @@ class MemoryJournal:
     async def head(self, run_id: str) -> Head | None:
         """Where the journal ends."""
         return self.head_of.get(run_id)
+
+    def put_row(self, row: RunRow) -> None:
+        """Set the row of a run."""
+        self.rows[row.run_id] = row
+        if row.root:
+            self.children[row.id] = row.run_id
+            return
+        latest = self.rows.get(self.latest.get(row.id, ""))
+        if latest is None or latest.incarnation <= row.incarnation:
+            self.latest[row.id] = row.run_id
+        if row.queue:
+            self.queues.put(row)
 
     def forget_row(self, row: RunRow) -> None:
         """The row of a run is gone."""
@@ -269,7 +274,7 @@ class MemoryLeases:
 
     def __init__(self, leases: dict[str, Lease] | None = None) -> None:
         self._leases = {} if leases is None else leases
-        self._watchers: dict[asyncio.Queue[str], str] = {}
+        self._ends = LeaseEnds()
         self.changes = 0
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
@@ -298,9 +303,7 @@ class MemoryLeases:
         self.changes += 1
         # Without an owner, not gone: the next holder's epoch must be higher.
         self._leases[key] = msgspec.structs.replace(self._own(key, owner), owner="")
-        for ended, prefix in self._watchers.items():
-            if key.startswith(prefix):
-                ended.put_nowait(key)
+        self._ends.ended(key)
 
     async def release_all(self, owner: str) -> int:
         """Release every lease of `owner`."""
@@ -319,15 +322,9 @@ class MemoryLeases:
         held = (lease for lease in self._leases.values() if lease.owner and lease.expires > now)
         return [lease for lease in held if lease.key.startswith(prefix)]
 
-    async def watch(self, prefix: str) -> AsyncIterator[str]:
+    def watch(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` whose lease was released."""
-        ended: asyncio.Queue[str] = asyncio.Queue()
-        self._watchers[ended] = prefix
-        try:
-            while True:
-                yield await ended.get()
-        finally:
-            del self._watchers[ended]
+        return self._ends.watch(prefix)
 
     def _own(self, key: str, owner: str) -> Lease:
         held = self._leases.get(key)

@@ -97,14 +97,6 @@ class MemoryUpkeep:
             if row is not None:
                 self._journal.forget_row(row)
         for row in rows:
-            self._journal.rows[row.run_id] = row
-            if row.root:
-                self._journal.children[row.id] = row.run_id
-            else:
-                latest = self._journal.rows.get(self._journal.latest.get(row.id, ""))
-                if latest is None or latest.incarnation < row.incarnation:
-                    self._journal.latest[row.id] = row.run_id
-                if row.queue:
-                    self._journal.queues.put(row)
+            self._journal.put_row(row)
         self._journal.commits += 1
         return True

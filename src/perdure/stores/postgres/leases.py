@@ -139,7 +139,7 @@ class PostgresLeases:
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` whose lease was released, or not renewed in time."""
-        return self._database.notifications.ended_leases(prefix)
+        return self._database.notifications.leases.watch(prefix)
 
     async def _query(self, sql: str, *arguments: object) -> list[Row]:
         rows, _ = await self._query_reporting(sql, *arguments)

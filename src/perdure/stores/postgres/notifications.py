@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from asyncio import Queue, get_running_loop, timeout
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from perdure.kernel.events import RunClaimed, RunFinished, Trait, events_with
 from perdure.ports.journal import Append
 from perdure.ports.leases import ORCHESTRATOR
+from perdure.stores.lease_ends import LeaseEnds
 
 _FOR_OWNER, _FOR_ALL = events_with(Trait.FOR_OWNER), events_with(Trait.FOR_ALL)
 
@@ -27,8 +27,6 @@ FOLLOW_SECONDS = 12.0
 # Without a listening connection the version changes this often, so that everything is polled.
 BLIND_SECONDS = 1.0
 WORK, FOLLOWED, LEASES, HEARTBEAT = "w", "n", "l", "b"
-# How long after its expiry a lease counts as ended: a heartbeat may be under way.
-LATE_SECONDS = 0.2
 ALL = "*"
 
 
@@ -40,9 +38,7 @@ class Notifications:
         self._token = secrets.token_hex(6)
         self._count = 0
         self._followed: dict[str, float] = {}
-        self._watchers: set[Queue[str]] = set()
-        # When the leases end whose heartbeats have arrived, by the clock of the loop.
-        self._ends: dict[str, float] = {}
+        self.leases = LeaseEnds()
 
     def version(self) -> object:
         """Changes when the store may have changed."""
@@ -66,14 +62,13 @@ class Notifications:
             return  # our own, counted when it was written
         if kind == HEARTBEAT:
             key, _, ttl = what.rpartition(" ")
-            if key not in self._ends:
-                self._notify_watchers([""])  # a watcher has one more lease to wait for
-            self._ends[key] = get_running_loop().time() + float(ttl) + LATE_SECONDS
+            self.leases.heartbeat(key, float(ttl))
             return
         if kind != FOLLOWED or self._wanted(what):
             self.changed()
         if kind == LEASES:
-            self._notify_watchers(what.split(" "))
+            for key in what.split(" "):
+                self.leases.ended(key)
 
     def _wanted(self, what: str) -> bool:
         now = time.monotonic()
@@ -113,41 +108,9 @@ class Notifications:
             text = ALL
         return f"{self._token} {kind} {text}"
 
-    # --- leases ---------------------------------------------------------------------------------------------------
-
-    def _notify_watchers(self, keys: Iterable[str]) -> None:
-        for watcher in self._watchers:
-            for key in keys:
-                watcher.put_nowait(key)
-
     def orphans_possible(self) -> None:
         """Some runs may be orphans: make the watchers of leases look for them."""
-        self._notify_watchers([ORCHESTRATOR])
-
-    async def ended_leases(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose lease was released, or not renewed in time, as notifications say."""
-        watcher: Queue[str] = Queue()
-        self._watchers.add(watcher)
-        loop = get_running_loop()
-        try:
-            while True:
-                ends = {key: at for key, at in self._ends.items() if key.startswith(prefix)}
-                first = min(ends, key=ends.__getitem__, default=None)
-                left = None if first is None else max(0.0, ends[first] - loop.time())
-                try:
-                    async with timeout(left):
-                        key = await watcher.get()
-                except TimeoutError:
-                    assert first is not None
-                    key = first
-                    # A heartbeat may have arrived meanwhile.
-                    if self._ends.get(key, 0.0) > loop.time():
-                        continue
-                self._ends.pop(key, None)
-                if key and key.startswith(prefix):
-                    yield key
-        finally:
-            self._watchers.discard(watcher)
+        self.leases.ended(ORCHESTRATOR)
 
 
 def _kind(append: Append) -> str:

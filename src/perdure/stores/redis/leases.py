@@ -74,4 +74,4 @@ class RedisLeases:
 
     def watch(self, prefix: str) -> AsyncIterator[str]:
         """The keys under `prefix` whose lease was released, or not renewed in time."""
-        return self._notifications.watch(prefix)
+        return self._notifications.leases.watch(prefix)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 
 from redis.exceptions import RedisError, ResponseError
 
 from perdure.errors import PerdureError, StoreUnavailable
+from perdure.stores.lease_ends import LeaseEnds
 from perdure.stores.redis.server import Server
 
 log = logging.getLogger("perdure")
@@ -18,8 +18,6 @@ log = logging.getLogger("perdure")
 POLL_SECONDS = 15.0
 FIRST_RETRY, LAST_RETRY = 0.05, 2.0
 REFUSED_RETRY = 3600.0
-# How long after its expiry a lease counts as ended: a heartbeat may be under way.
-LATE_SECONDS = 0.2
 
 
 class Notifications:
@@ -31,9 +29,7 @@ class Notifications:
         self._losses = 0
         self._last_notice = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._watchers: dict[asyncio.Queue[str | None], str] = {}
-        # When the leases end whose heartbeats have arrived, by the clocks of their owners.
-        self._ends: dict[str, float] = {}
+        self.leases = LeaseEnds()
         self.listening = asyncio.Event()
 
     def version(self) -> object:
@@ -135,55 +131,13 @@ class Notifications:
                     self.committed(int(payload))
                 elif channel == beat:
                     expires, _, key = payload.decode().partition(" ")
-                    self._beat(key, float(expires))
+                    # Until then, by the owner's clock.
+                    self.leases.heartbeat(key, float(expires) - time.time())
                 else:
-                    self._ended(payload.decode())
+                    self.leases.ended(payload.decode())
         finally:
             await connection.disconnect(nowait=True)
 
-    # --- leases that end ------------------------------------------------------------------------------------------
-
-    def _beat(self, key: str, expires: float) -> None:
-        """A heartbeat: its lease lasts until then, by the owner's clock."""
-        new = key not in self._ends
-        self._ends[key] = expires
-        if new:
-            for queue in self._watchers:
-                queue.put_nowait("")  # a watcher has one more lease to wait for
-
-    def _ended(self, key: str) -> None:
-        self._ends.pop(key, None)
-        for queue, prefix in self._watchers.items():
-            if key.startswith(prefix):
-                queue.put_nowait(key)
-
     def _give_up(self) -> None:
-        for queue in self._watchers:
-            queue.put_nowait(None)
-
-    async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """The keys under `prefix` whose lease was released, or not renewed in time."""
-        queue: asyncio.Queue[str | None] = asyncio.Queue()
-        self._watchers[queue] = prefix
-        try:
-            while True:
-                ends = {key: at for key, at in self._ends.items() if key.startswith(prefix)}
-                first = min(ends, key=ends.__getitem__, default=None)
-                left = None if first is None else max(0.0, ends[first] + LATE_SECONDS - time.time())
-                try:
-                    async with asyncio.timeout(left):
-                        key = await queue.get()
-                except TimeoutError:
-                    assert first is not None
-                    key = first
-                    # A heartbeat may have arrived meanwhile.
-                    if self._ends.get(key, 0.0) + LATE_SECONDS > time.time():
-                        continue
-                    self._ends.pop(key, None)
-                if key is None:
-                    break
-                if key:
-                    yield key
-        finally:
-            del self._watchers[queue]
-        raise StoreUnavailable(self._server.url, "the connection that says which leases have ended is lost")
+        reason = "the connection that says which leases have ended is lost"
+        self.leases.fail(StoreUnavailable(self._server.url, reason))

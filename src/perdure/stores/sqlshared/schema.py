@@ -52,22 +52,18 @@ class Migrations(Protocol):
 
     async def applied(self) -> Sequence[Applied]:
         """The migrations that the database has, in order."""
-        ...
 
     async def pending(self) -> Sequence[Migration]:
         """The migrations that it needs; raises SchemaMismatch as the function `pending` does."""
-        ...
 
     async def sql(self) -> str:
         """What `apply` would do, as a script for people; empty when there is nothing to do."""
-        ...
 
     async def apply(self, *, dry_run: bool = False) -> Sequence[Migration]:
         """Apply what the database needs, all or nothing, and return that; with `dry_run`, roll it back.
 
         Of several processes that do this at once, one applies, and the others find it done.
         """
-        ...
 
 
 def migrations_of(store: object) -> Migrations | None:
