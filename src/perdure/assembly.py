@@ -67,6 +67,7 @@ from perdure.stores.open import open_store, with_leases
 from perdure.termination import Termination
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 log = logging.getLogger("perdure")
 
@@ -113,7 +114,7 @@ class Engine(Client):
         on_complete: OnComplete | Sequence[OnComplete] | None = None,
     ) -> None:
         _check_kinds(store, programs, name, max_concurrency, limits, recovery, retention)
-        codecs = _checked_codecs(codecs)
+        codecs = _each("codecs", codecs, TypeCodec, "TypeCodec(Money, encode=str, decode=Money.parse)")
         opened = with_leases(open_store(store), leases)
         if max_concurrency < 1:
             raise UsageError(f"max_concurrency={max_concurrency} must be at least 1")
@@ -586,14 +587,14 @@ def _check_kinds(
         )
 
 
-def _checked_codecs(codecs: Iterable[TypeCodec[Any]]) -> list[TypeCodec[Any]]:
-    found: list[Any] = list(codecs) if isinstance(codecs, Iterable) else [codecs]
-    for codec in found:
-        if not isinstance(codec, TypeCodec):
-            raise UsageError(
-                f"Engine(codecs=[...]) takes codecs, and {codec!r:.80} is none; "
-                "write TypeCodec(Money, encode=str, decode=Money.parse)"
-            )
+def _each(option: str, given: Iterable[T], cls: type[T], example: str) -> list[T]:
+    """The items of an option that takes several of one class. Refuses anything else, and says what to write."""
+    if isinstance(given, cls) or not isinstance(given, Iterable):
+        raise UsageError(f"Engine({option}=...) takes a list; write {option}=[{example}], not {given!r:.80}")
+    found = list(given)
+    for one in found:
+        if not isinstance(one, cls):
+            raise UsageError(f"Engine({option}=[...]) takes {option}, and {one!r:.80} is none; write {example}")
     return found
 
 
@@ -612,9 +613,7 @@ def _checked(programs: Iterable[Program]) -> list[Program]:
 
 def _remote_steps(steps: Iterable[Step[..., Any]], report: Report) -> dict[str, Program]:
     found: dict[str, Program] = {}
-    for step in steps:
-        if not isinstance(step, Step):
-            raise UsageError(f"Engine(steps=[...]) takes steps, and {step!r} is not one; decorate it with @step")
+    for step in _each("steps", steps, Step, "@step above the function"):
         program = RemoteStep(step.spec, report)
         if program.name in found:
             raise UsageError(f"two steps are named {step.name!r}; give one another name: @step(name=...)")
@@ -624,14 +623,7 @@ def _remote_steps(steps: Iterable[Step[..., Any]], report: Report) -> dict[str, 
 
 def _declared(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     found: dict[str, Schedule] = {}
-    if isinstance(schedules, Schedule):
-        raise UsageError(f"Engine(schedules=...) takes a list; write schedules=[Schedule({schedules.id!r}, ...)]")
-    for schedule in schedules:
-        if not isinstance(schedule, Schedule):
-            raise UsageError(
-                'Engine(schedules=[...]) takes schedules such as Schedule("nightly", report(), cron="30 2 * * *"), '
-                f"not {schedule!r}"
-            )
+    for schedule in _each("schedules", schedules, Schedule, 'Schedule("nightly", report(), cron="30 2 * * *")'):
         schedule.spec()
         if found.setdefault(schedule.id, schedule) is not schedule:
             raise UsageError(f"the schedule {schedule.id!r} is declared twice; give each an id of its own")
@@ -640,11 +632,7 @@ def _declared(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
 
 def _queues_by_name(queues: Iterable[Queue]) -> dict[str, Queue]:
     found: dict[str, Queue] = {}
-    if isinstance(queues, Queue):
-        raise UsageError(f"Engine(queues=...) takes a list of queues; write queues=[Queue({queues.name!r}, ...)]")
-    for queue in queues:
-        if not isinstance(queue, Queue):
-            raise UsageError(f'Engine(queues=[...]) takes queues such as Queue("emails", concurrency=5), not {queue!r}')
+    for queue in _each("queues", queues, Queue, 'Queue("emails", concurrency=5)'):
         if found.setdefault(queue.name, queue) != queue:
             raise UsageError(f"the queue {queue.name!r} is given twice, with different limits; give it once")
     return found

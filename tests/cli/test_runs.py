@@ -27,7 +27,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.cli import runs
+from perdure.cli import clients
 from perdure.client.reader import Reader
 from perdure.kernel.events import AttemptFailed, Entry, WaitOpened
 from tests.cli.conftest import Cli
@@ -382,7 +382,7 @@ def test_watching_goes_on_by_number_when_the_store_went_away(filled: Cli, monkey
             raise StoreUnavailable("sqlite:///x", "it went away")
 
     monkeypatch.setattr(Reader, "follow", breaks)
-    monkeypatch.setattr(runs, "RECONNECT_SECONDS", 0)
+    monkeypatch.setattr(clients, "RECONNECT_SECONDS", 0)
     ended = filled("runs", "watch", "one", "--start", "1", "--json")
     count = len(ended.lines)
     # Each event once, though the connection broke after every one; the last try finds nothing left.

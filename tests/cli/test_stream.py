@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, Retry, StoreUnavailable, continue_as, step, step_context, workflow
-from perdure.cli import stream as command
+from perdure.cli import clients
 from perdure.client.handle import RunHandle
 from perdure.kernel.events import StepProgressed
 from tests.cli.conftest import Cli
@@ -83,7 +83,7 @@ def test_a_stream_as_json_has_numbers_to_come_back_to(store: str, cli: Cli) -> N
 def test_a_store_that_goes_away_is_asked_again_from_where_it_was(
     store: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(clients, "RECONNECT_SECONDS", 0.0)
     streaming, starts = RunHandle.stream, []
 
     async def interrupted(self: RunHandle[Any], step: str | None = None, start: int = 0) -> AsyncIterator[object]:

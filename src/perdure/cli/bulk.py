@@ -23,7 +23,7 @@ PAGE = 1000
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Filters:
+class Which:
     """Which runs."""
 
     status: Annotated[list[str] | None, Parameter(negative="", help="Only runs in this status; may be repeated.")] = (
@@ -33,15 +33,13 @@ class Filters:
     tag: Annotated[
         list[str] | None, Parameter(negative="", help="Only runs with this tag, as key=value; may be repeated.")
     ] = None
-    since: Annotated[str | None, Parameter(help="Only runs started since then: 2h (ago), 2026-11-16T03:00Z.")] = None
-    until: Annotated[str | None, Parameter(help="Only runs started before then, written likewise.")] = None
+    since: Annotated[str | None, Parameter(help="Only runs created since: 2h (ago), 7d, 2026-11-16T03:00Z.")] = None
+    until: Annotated[str | None, Parameter(help="Only runs created before, written likewise.")] = None
     owner: Annotated[str | None, Parameter(help="Only runs that this orchestrator owns.")] = None
     queue: Annotated[str | None, Parameter(help="Only runs of this queue.")] = None
     parent: Annotated[str | None, Parameter(help="Only runs that this run started, by its id or run_id.")] = None
     root: Annotated[str | None, Parameter(help="Only this run and the children in its tree.")] = None
     id_prefix: Annotated[str | None, Parameter(help="Only runs whose id begins so.")] = None
-    limit: Annotated[int | None, Parameter(help="How many at most; all of them when this is left out.")] = None
-    dry_run: Annotated[bool, Parameter(negative="", help="Only tell which runs it would be.")] = False
 
     def given(self) -> dict[str, Any]:
         """The filters as arguments for the client, without those that were not given."""
@@ -56,7 +54,17 @@ class Filters:
         return {name: value for name, value in found.items() if value is not None}
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Filters(Which):
+    """Which runs to act on."""
+
+    limit: Annotated[int | None, Parameter(help="How many at most; all of them when this is left out.")] = None
+    dry_run: Annotated[bool, Parameter(negative="", help="Only tell which runs it would be.")] = False
+
+
 # Built once, for all runs.
+ANY = Which()
 _ALL = Filters()
 
 

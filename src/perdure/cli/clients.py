@@ -1,4 +1,4 @@
-"""One call of a client, from a command: connect, do it, disconnect."""
+"""Clients in commands: one call (connect, do it, disconnect), or following a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from perdure.cli.output import note
 from perdure.client.reader import Reader
+from perdure.errors import StoreUnavailable
 from perdure.ports.store import Store
 
 if TYPE_CHECKING:
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Reader)
 T = TypeVar("T")
+
+# How long to wait before a store that went away is asked again.
+RECONNECT_SECONDS = 0.5
 
 
 def with_reader(store: Store, work: Callable[[Reader], Awaitable[T]]) -> T:
@@ -31,3 +36,27 @@ def with_client(store: Store, work: Callable[[Client], Awaitable[T]]) -> T:
 async def _call(client: C, work: Callable[[C], Awaitable[T]]) -> T:
     async with client:
         return await work(client)
+
+
+class Follower:
+    """Follows a run by number: nothing is missed or repeated if the store is unavailable for a while."""
+
+    def __init__(self, id: str, start: int, store: str, json: bool, what: str) -> None:
+        self._id, self._next, self._store, self._json, self._what = id, start, store, json, what
+        # The run that is followed, once it is known: what it goes on as belongs to it, and another run under the same
+        # id does not.
+        self._run_id: str | None = None
+
+    async def until_end(self) -> int:
+        """The exit code at the end of what is followed."""
+        while True:
+            try:
+                return await self._follow()
+            except StoreUnavailable as error:
+                if self._run_id is None:
+                    raise
+                note(f"{error}; trying again from {self._what} {self._next}")
+                await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _follow(self) -> int:
+        raise NotImplementedError

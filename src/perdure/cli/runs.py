@@ -11,14 +11,14 @@ from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
-from perdure.cli.bulk import cancel, pause, resume, retry, signal
-from perdure.cli.clients import with_reader
+from perdure.cli.bulk import ANY, Which, cancel, pause, resume, retry, signal
+from perdure.cli.clients import Follower, with_reader
 from perdure.cli.differences import diff
 from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
 from perdure.cli.forking import fork, travel
 from perdure.cli.inspection import arguments_of, inspect
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened, point, tags_of
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import (
     as_dict,
     clean,
@@ -38,7 +38,7 @@ from perdure.cli.output import (
 from perdure.client.reader import Reader
 from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
 from perdure.client.why import Why
-from perdure.errors import NoSuchRun, StoreUnavailable
+from perdure.errors import NoSuchRun
 from perdure.kernel.events import Entry, RunParked, RunStatus, StepStatus
 from perdure.ports.leases import ORCHESTRATOR
 
@@ -46,46 +46,20 @@ app = App(name="runs", help="Look at runs, and go back in them.")
 
 T = TypeVar("T")
 
-# How long to wait before a store that went away is asked again.
-RECONNECT_SECONDS = 0.5
-
 
 @app.command(sort_key=1)
 def ls(
     *,
-    status: Annotated[list[str] | None, Parameter(help="Only runs in this status; may be repeated.")] = None,
-    program: Annotated[str | None, Parameter(help="Only runs of this program.")] = None,
-    tag: Annotated[list[str] | None, Parameter(help="Only runs with this tag, as key=value; may be repeated.")] = None,
-    since: Annotated[str | None, Parameter(help="Only runs created since: 2h (ago), 7d, 2026-11-16T03:00Z.")] = None,
-    until: Annotated[str | None, Parameter(help="Only runs created before, written likewise.")] = None,
-    owner: Annotated[str | None, Parameter(help="Only runs that this orchestrator owns.")] = None,
-    queue: Annotated[str | None, Parameter(help="Only runs of this queue.")] = None,
-    parent: Annotated[str | None, Parameter(help="Only runs that this run started, by its id or run_id.")] = None,
-    root: Annotated[str | None, Parameter(help="Only this run and the children in its tree.")] = None,
-    id_prefix: Annotated[str | None, Parameter(help="Only runs whose id begins so.")] = None,
+    which: Which = ANY,
     limit: Annotated[int, Parameter(help="How many at most.")] = 20,
     cursor: Annotated[str | None, Parameter(help="Where the page before ended.")] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> None:
     """List runs, newest first, and say why those that do not go on stand still."""
-    tags = tags_of(tag or [])
 
     async def read(client: Reader) -> tuple[RunPage, dict[str, Why]]:
-        page = await client.list(
-            status=[s for given in status or [] for s in given.split(",")],
-            program=program,
-            tags=tags,
-            since=None if since is None else point(since, "--since"),
-            until=None if until is None else point(until, "--until"),
-            owner=owner,
-            queue=queue,
-            parent=parent,
-            root=root,
-            id_prefix=id_prefix,
-            limit=limit,
-            cursor=cursor,
-        )
+        page = await client.list(**which.given(), limit=limit, cursor=cursor)
         return page, await client.reasons(page)
 
     page, reasons = with_reader(opened(store), read)
@@ -94,8 +68,7 @@ def ls(
         write_json({"runs": runs, "cursor": page.cursor})
         return
     if not page:
-        narrowed = (status, program, tag, since, until, owner, queue, parent, root, id_prefix, cursor)
-        note("no runs match" if any(narrowed) else "no runs yet")
+        note("no runs match" if which.given() or cursor else "no runs yet")
         return
     # On a terminal there is room for one of two: how long ago, or when.
     started = distance if sys.stdout.isatty() else when
@@ -204,7 +177,7 @@ def watch(
     Exits with 0 when it completed, 1 when it failed, 5 when it was cancelled or is parked.
     """
     follower = _Follower(id, _number(start), store, json)
-    return asyncio.run(follower.follow())
+    return asyncio.run(follower.until_end())
 
 
 app.command(diff, sort_key=6)
@@ -218,25 +191,12 @@ app.command(resume, sort_key=13)
 app.command(signal, sort_key=14)
 
 
-class _Follower:
-    """Follows one journal by number: nothing is missed or repeated if the store is unavailable for a while."""
+class _Follower(Follower):
+    """Follows one journal by number."""
 
     def __init__(self, id: str, start: int, store: str, json: bool) -> None:
-        self._id, self._next, self._store, self._json = id, start, store, json
+        super().__init__(id, start, store, json, "event")
         self._shown: Journal | None = None
-        # The run that is being watched, once it is known: what it goes on as belongs to it, and another run under the
-        # same id does not.
-        self._run_id: str | None = None
-
-    async def follow(self) -> int:
-        while True:
-            try:
-                return await self._follow()
-            except StoreUnavailable as error:
-                if self._shown is None:
-                    raise
-                note(f"{error}; trying again from event {self._next}")
-                await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _follow(self) -> int:
         async with Reader(opened(self._store)) as client:

@@ -8,16 +8,14 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from perdure.cli.clients import Follower
 from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
 from perdure.client.client import Client
 from perdure.client.views import Chunk
-from perdure.errors import NoSuchRun, StoreUnavailable
+from perdure.errors import NoSuchRun
 from perdure.kernel.events import RunStatus
-
-# How long to wait before a store that went away is asked again.
-RECONNECT_SECONDS = 0.5
 
 
 def stream(
@@ -35,25 +33,15 @@ def stream(
     """
     if start < 0:
         raise Problem(f"--start {start}: chunks are numbered from 0")
-    return asyncio.run(_Follower(id, step, start, store, json).follow())
+    return asyncio.run(_Follower(id, step, start, store, json).until_end())
 
 
-class _Follower:
-    """Follows one stream by number: nothing is missed or repeated if the store is unavailable for a while."""
+class _Follower(Follower):
+    """Follows one stream by number."""
 
     def __init__(self, id: str, step: str | None, start: int, store: str, json: bool) -> None:
-        self._id, self._step, self._next, self._store, self._json = id, step, start, store, json
-        self._run_id: str | None = None
-
-    async def follow(self) -> int:
-        while True:
-            try:
-                return await self._follow()
-            except StoreUnavailable as error:
-                if self._run_id is None:
-                    raise
-                note(f"{error}; trying again from chunk {self._next}")
-                await asyncio.sleep(RECONNECT_SECONDS)
+        super().__init__(id, start, store, json, "chunk")
+        self._step = step
 
     async def _follow(self) -> int:
         async with Client(opened(self._store)) as client:

@@ -330,19 +330,10 @@ def run_view(loaded: Loaded, head: Head, state: RunState) -> RunView:
 
 def _summary(loaded: Loaded, head: Head) -> dict[str, Any]:
     row = loaded.row
-    return {
-        "id": row.id,
-        "run_id": row.run_id,
-        "program": row.program,
-        "version": row.version,
-        "status": row.status,
+    same = ("id", "run_id", "program", "version", "status", "error", "reason", "owner", "epoch", "tags", "priority")
+    return {name: getattr(row, name) for name in same} | {
         "input": loaded.input,
         "output": loaded.output,
-        "error": row.error,
-        "reason": row.reason,
-        "owner": row.owner,
-        "epoch": row.epoch,
-        "tags": row.tags,
         "parent": row.parent or None,
         "root": row.root or row.run_id,
         "forked_from": row.forked_from or None,
@@ -354,7 +345,6 @@ def _summary(loaded: Loaded, head: Head) -> dict[str, Any]:
         "size": head.size,
         "queue": row.queue or None,
         "key": row.queue_key or None,
-        "priority": row.priority,
     }
 
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from perdure.errors import StoreUnavailable
-from perdure.kernel.events import Batch, SignalReceived
+from perdure.kernel.events import SignalReceived
 from perdure.kernel.ids import generated_id
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.state import fold
 from perdure.ports.appends import extend
 from perdure.ports.blobs import Blobs
-from perdure.ports.journal import Append, Head, Outcome
+from perdure.ports.journal import Append, Journal, Outcome
 from perdure.ports.leases import Leases
 from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
@@ -62,7 +62,7 @@ class SimulatedStore:
     def __init__(self, base: MemoryStore, machine: Machine, plan: FaultPlan, monitor: Monitor) -> None:
         self.url = base.url
         self._base = base
-        self.journal = SimulatedJournal(base, machine, plan, monitor)
+        self.journal = cast(Journal, SimulatedJournal(base, machine, plan, monitor))
         self.runs = cast(Runs, _Slow(base.runs, machine, plan.faults))
         self.timers = cast(Timers, _Slow(base.timers, machine, plan.faults))
         self.queues = cast(Queues, _Slow(base.queues, machine, plan.faults))
@@ -127,12 +127,12 @@ class _SlowLeases(_Slow):
         yield prefix
 
 
-class SimulatedJournal:
+class SimulatedJournal(_Slow):
     """The journals, with every fault an append can meet."""
 
     def __init__(self, base: MemoryStore, machine: Machine, plan: FaultPlan, monitor: Monitor) -> None:
-        self._base, self._machine, self._plan, self._monitor = base, machine, plan, monitor
-        self._slow: Any = _Slow(base.journal, machine, plan.faults)
+        super().__init__(base.journal, machine, plan.faults)
+        self._base, self._plan, self._monitor = base, plan, monitor
 
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
         """Write an append, and reply at once, later, wrongly or never."""
@@ -147,7 +147,7 @@ class SimulatedJournal:
             self._monitor.note(machine.name, f"crash {fault.side} append {number}")
             machine.crash()
             if fault.side == "during":
-                world.after(chance.choice(LATE), lambda: self._arrive_late(appends))
+                world.after(chance.choice(LATE), lambda: self._apply(appends))
             return machine.loop.create_future()
         refused = StoreUnavailable("memory://", f"the simulation says so at append {number}")
         if faults.refusals and chance.random() < faults.refusals:
@@ -192,9 +192,6 @@ class SimulatedJournal:
             world.after(there, arrive)
         return reply
 
-    def _arrive_late(self, appends: Sequence[Append]) -> None:
-        self._apply(appends)
-
     def _crash_after(self, number: int) -> None:
         if not self._machine.dead:
             self._monitor.note(self._machine.name, f"crash after append {number}")
@@ -224,23 +221,3 @@ class SimulatedJournal:
         outcomes = journal.append([append])
         self._monitor.note("another sender", f"interferes with {run_id}")
         self._monitor.answered(self._machine, [append], outcomes, journal.rows)
-
-    async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
-        """Replace a whole journal."""
-        return await self._slow.rewrite(run_id, expected_next, batches)  # type: ignore[no-any-return]
-
-    async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
-        """The events from number `start` on, at most `limit` of them."""
-        return cast("list[Batch]", await self._slow.read(run_id, start, limit))
-
-    async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
-        """Whole journals."""
-        return cast("dict[str, list[Batch] | Exception]", await self._slow.read_many(run_ids))
-
-    async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
-        """The next number of each of these journals."""
-        return cast("dict[str, int]", await self._slow.heads(run_ids))
-
-    async def head(self, run_id: str) -> Head | None:
-        """Where the journal ends."""
-        return cast("Head | None", await self._slow.head(run_id))

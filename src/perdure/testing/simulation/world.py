@@ -74,7 +74,7 @@ class World:
         self.time = 0.0
         self.machines: list[Machine] = []
         self._dead: list[Machine] = []
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = 0
         self._stopped = False
         # Called between bursts of callbacks.
@@ -91,7 +91,7 @@ class World:
         """All machines, dead ones included."""
         return self._dead + self.machines
 
-    def after(self, delay: float, callback: Callable[[], None]) -> None:
+    def after(self, delay: float, callback: Callable[[], object]) -> None:
         """Call back later, outside of any machine: a message in transit, a machine that is started."""
         self._numbers += 1
         heapq.heappush(self._events, (self.time + delay, self._numbers, callback))
