@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.crash.harness import Children
 
 DISREGARDED: pytest.StashKey[list[int]] = pytest.StashKey()
 # Python ignores these itself, and `subprocess` restores them in children.
@@ -44,6 +48,17 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_unconfigure() -> None:
     """Leave `subprocess` as it was."""
     subprocess.Popen.__exit__ = _wait  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="session")
+def children() -> Iterator[Children]:
+    """Processes that begin at once, and may be killed. All of them are gone when the session ends."""
+    # Here, so that sessions without them do not pay for it.
+    from tests.crash.harness import Children
+
+    children = Children()
+    yield children
+    children.close()
 
 
 _wait = subprocess.Popen.__exit__

@@ -158,7 +158,9 @@ def test_a_run_that_another_orchestrator_has_says_for_how_long_it_is_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one may be gone: then silence for as long as a lease lasts would look like a hang."""
-    monkeypatch.setitem(perdure.Engine.__init__.__kwdefaults__, "recovery", perdure.Recovery(check_interval=0.5))
+    defaults = perdure.Engine.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "recovery", perdure.Recovery(check_interval=0.5))
     store, now = MemoryStore(), time.time()
     events: list[AnyEvent] = [RunStarted("it", "nothing", "1", Raw(b"{}")), RunClaimed("w1", 1, "s")]
 

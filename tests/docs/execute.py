@@ -26,9 +26,10 @@ import io
 import os
 import re
 import signal
-import subprocess
 import sys
+import threading
 import traceback
+import warnings
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -67,10 +68,10 @@ def compare(shown: str, printed: str) -> None:
 class Session:
     """One document on its way from its first block to its last."""
 
-    def __init__(self, name: str, servers: Any) -> None:
+    def __init__(self, name: str, servers: Any, commands: Any) -> None:
         # A module that can be found by its name, as a file of the reader's would be.
         self.module = sys.modules[name] = ModuleType(name)
-        self._servers = servers
+        self._servers, self._commands = servers, commands
         self._loop: asyncio.AbstractEventLoop | None = None
         # Groups of processes, one per command.
         self._groups: list[int] = []
@@ -85,7 +86,7 @@ class Session:
             shown = following.text if following is not None and following.language == "text" else ""
             compare(self._servers.back(shown), self._servers.back(self._python(block, filename)))
         elif block.language == "console":
-            for command, shown in commands(block.text):
+            for command, shown in shown_commands(block.text):
                 compare(self._servers.back(shown), self._servers.back(self.shell(command, shown)))
 
     def _python(self, block: Any, filename: str) -> str:
@@ -115,34 +116,33 @@ class Session:
     def shell(self, command: str, shown: str) -> str:
         """Run a command and return what it prints, errors included."""
         # A group of its own, so that the kill reaches what the shell started.
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self._groups.append(process.pid)
-        assert process.stdout is not None
-        lines = shown.splitlines()
-        if not lines or lines[-1] != "Killed":
-            printed, _ = process.communicate(timeout=SECONDS)
-            return printed
-        first = "".join(process.stdout.readline() for _ in lines[:-1])
-        os.killpg(process.pid, signal.SIGKILL)
-        rest, _ = process.communicate(timeout=SECONDS)
-        return f"{first}{rest}Killed"
+        group, out, ended = self._commands.start(command)
+        self._groups.append(group)
+        # What hangs is killed, and has not printed what is shown.
+        limit = threading.Timer(SECONDS, os.killpg, (group, signal.SIGKILL))
+        limit.start()
+        lines, first = shown.splitlines(), ""
+        try:
+            with out:
+                if killed := bool(lines) and lines[-1] == "Killed":
+                    first = "".join(out.readline() for _ in lines[:-1])
+                    os.killpg(group, signal.SIGKILL)
+                return f"{first}{out.read()}{'Killed' if killed else ''}"
+        finally:
+            ended()
+            limit.cancel()
 
     def end(self) -> None:
         """End what commands and cells have left running."""
         if self._loop is not None:
             self._loop.close()
+        self._commands.end()
         for group in self._groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
 
 
-def commands(text: str) -> list[tuple[str, str]]:
+def shown_commands(text: str) -> list[tuple[str, str]]:
     """The commands of a console block, each with the output that is shown for it."""
     parts = re.split(r"^\$ (.*)\n", text, flags=re.MULTILINE)
     if parts[0].strip():
@@ -150,18 +150,21 @@ def commands(text: str) -> list[tuple[str, str]]:
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def main(document: Path) -> int:
+def main(document: Path, commands: Any) -> int:
     """Execute a document; 0 when everything is as it says."""
     from tests.docs.markdown import blocks
     from tests.docs.servers import Standins
 
     servers = Standins.from_environment()
-    session = Session(re.sub(r"\W", "_", document.stem), servers)
+    session = Session(re.sub(r"\W", "_", document.stem), servers, commands)
     found = list(blocks(servers.put(document.read_text(encoding="utf-8"))))
     # As in a fresh directory of the reader: what is saved there can be imported and run.
     sys.path.insert(0, os.getcwd())
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     os.environ["PYTHONUNBUFFERED"] = "1"
+    # The process that forked this one has a seed of its own, and no filters.
+    os.environ.pop("PYTHONHASHSEED", None)
+    warnings.simplefilter("error")
     # An editable install knows the entry points of the day it was made; the reader's knows the plugin.
     if not any(entry.value == "perdure.testing.plugin" for entry in entry_points(group="pytest11")):
         os.environ["PYTEST_PLUGINS"] = "perdure.testing.plugin"
@@ -181,5 +184,11 @@ def main(document: Path) -> int:
 
 
 if __name__ == "__main__":
+    installed = sys.path[1:]
     sys.path.insert(0, str(HERE.parents[1]))
-    sys.exit(main(Path(sys.argv[1])))
+    from tests.docs.commands import Commands, execute
+
+    commands = Commands()
+    if commands.request is None:
+        sys.exit(main(Path(sys.argv[1]), commands))
+    execute(commands.request, installed)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.crash.harness import Children
 from tests.docs.execute import fits
 from tests.docs.markdown import DOCS, README, ROOT, blocks
 from tests.docs.servers import servers_of
-from tests.patience import PATIENCE
 from tests.services.shared import Shared
 
 # A block without a language is a picture; settings are saved, and used by what follows.
@@ -25,15 +23,17 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("document", DOCS, ids=name)
-def test_what_a_document_shows_is_what_happens(document: Path, tmp_path: Path, services: Shared) -> None:
+def test_what_a_document_shows_is_what_happens(
+    document: Path, tmp_path: Path, services: Shared, children: Children
+) -> None:
     if not any(block.language in ("python", "console") for block in blocks(document.read_text(encoding="utf-8"))):
         return  # nothing happens
-    command = [sys.executable, "-W", "error", str(Path(__file__).parent / "execute.py"), str(document)]
+    work = tmp_path / "work"
+    work.mkdir()
     with servers_of(document, services) as environment:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-    assert done.returncode == 0, done.stderr
+        command = (str(Path(__file__).parent / "execute.py"), str(document))
+        child = children.python(tmp_path, *command, cwd=work, env=environment)
+        assert child.wait() == 0, child.log
 
 
 @pytest.mark.parametrize("document", DOCS, ids=name)
