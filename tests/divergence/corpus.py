@@ -418,19 +418,6 @@ unsafe(
     """,
 )
 unsafe(
-    "a published state",
-    "removed",
-    """
-    a = await charge(n)
-    set_state("paid", True)  #!
-    await ship(a)
-    """,
-    """
-    a = await charge(n)
-    await ship(a)  #!
-    """,
-)
-unsafe(
     "a step of a gather",
     "removed",
     """
@@ -450,8 +437,8 @@ unsafe(
     """,
 )
 unsafe(
-    "an early return",
-    "removed",
+    "an exception before a step",
+    "raised",
     """
     @workflow(name="order")
     async def order(n: int = 7) -> int:
@@ -591,20 +578,6 @@ unsafe(
     await charge(n)
     await invoice(n)  #!
     await ship(n)
-    """,
-)
-unsafe(
-    "a published state",
-    "renamed",
-    """
-    a = await charge(n)
-    set_state("paid", True)  #!
-    await ship(a)
-    """,
-    """
-    a = await charge(n)
-    set_state("settled", True)  #!
-    await ship(a)
     """,
 )
 unsafe(
@@ -1552,5 +1525,42 @@ safe(
         await ship(a)
         await sleep(60)
         return a
+    """,
+)
+safe(
+    "a published state that is gone",
+    """
+    a = await charge(n)
+    set_state("paid", True)
+    await ship(a)
+    """,
+    """
+    a = await charge(n)
+    await ship(a)
+    """,
+)
+safe(
+    "a published state under another name",
+    """
+    a = await charge(n)
+    set_state("paid", True)
+    await ship(a)
+    """,
+    """
+    a = await charge(n)
+    set_state("settled", True)
+    await ship(a)
+    """,
+)
+safe(
+    "another published state",
+    """
+    a = await charge(n)
+    await ship(a)
+    """,
+    """
+    a = await charge(n)
+    set_state("paid", True)
+    await ship(a)
     """,
 )

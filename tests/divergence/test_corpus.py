@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent, indent
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from perdure import Engine, RunStatus
-from perdure.authoring.code.program import CodeProgram
-from perdure.errors import Diverged
 from perdure.kernel.divergence.explain import recorded_op
 from perdure.kernel.divergence.model import Divergence
-from perdure.kernel.divergence.recorder import Recorder, explained, follow
-from perdure.kernel.events import AnyEvent, Batch, RunFinished, RunStarted
-from perdure.kernel.policies.versions import Programs
-from perdure.kernel.program import Program
-from perdure.kernel.replay import Replay, open_replay
-from perdure.kernel.values.codec import Codec
-from perdure.stores.memory.store import MemoryStore
-from perdure.testing.simulation import Simulation
+from perdure.kernel.events import Batch
 from tests.divergence import shop
-from tests.divergence.corpus import CASES, Case, marked, module
+from tests.divergence.corpus import CASES, Case
+from tests.divergence.harness import Code, cuts, events, journal, recorded, replay
 from tests.engine.harness import AT_ONCE, FakeClock, eventually, in_callback, left_by_a_crash
 
 UNSAFE = [case for case in CASES if not case.safe]
@@ -37,91 +27,12 @@ def name(case: Case) -> str:
     return f"{case.change or 'safe'}: {case.name}"
 
 
-class Code:
-    """A version of the code, in a file of its own, and the programs in it."""
-
-    def __init__(self, folder: Path, text: str) -> None:
-        folder.mkdir(exist_ok=True)
-        self.file = folder / "orders.py"
-        self.file.write_text(module(text))
-        self.line, self.nth = marked(text)
-        spec = importlib.util.spec_from_file_location(f"orders_{folder.name}", self.file)
-        assert spec is not None
-        assert spec.loader is not None
-        loaded = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loaded)
-        self.programs = programs_of(loaded)
-        self.order = loaded.order
-
-    @property
-    def source(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else ""
-
-
-def programs_of(loaded: ModuleType) -> dict[str, Program]:
-    found = [value for value in vars(loaded).values() if isinstance(value, CodeProgram)]
-    return {program.name: program for program in found}
-
-
-def recorded(code: Code) -> tuple[MemoryStore, str]:
-    """A run to its end, in virtual time, with everything it waits for."""
-    sim = Simulation(seed=1)
-
-    async def scenario() -> str:
-        async with sim.engine(code.programs.values()) as engine:
-            run = await engine.start(code.order(), id="it")
-            for signal in ("paid", "settled"):
-                await engine.signal("it", signal, 1)
-            while (await run.status()) not in (RunStatus.COMPLETED, RunStatus.FAILED):
-                await sim.advance(20)
-                for asked in await engine.approvals():
-                    await engine.approve("it", asked.name, 1)
-            assert await run.status() is RunStatus.COMPLETED
-            return run.run_id
-
-    return sim.store, sim.play(scenario())
-
-
-def cuts(batches: Sequence[Batch]) -> list[list[Batch]]:
-    """The journals that a crash may leave: up to each append, without the last."""
-    kept = [batch for batch in batches if not any(isinstance(event, RunFinished) for event in batch.events)]
-    return [kept[: n + 1] for n in range(len(kept))]
-
-
-def events(batches: Sequence[Batch]) -> list[AnyEvent]:
-    return [event for batch in batches for event in batch.events]
-
-
 def reaches(batches: Sequence[Batch], before: Code, case: Case) -> bool:
     """Whether the run has reached the change."""
     if not before.line:
         return any(getattr(event, "by", "") == "cancelled" for event in events(batches))
     ops = [op for op in map(recorded_op, events(batches)) if op is not None and op.source == before.source]
     return len(ops) >= before.nth
-
-
-def replay(code: Code, batches: Sequence[Batch]) -> Divergence | None:
-    """Replay a journal with this code; the reason why it does not fit, or None."""
-    started, codec = batches[0].events[0], Codec()
-    assert isinstance(started, RunStarted)
-
-    def opened(kind: type[Replay]) -> Replay:
-        return open_replay(Programs(code.programs.values()), "r1", started, codec, batches, kind=kind)
-
-    first = opened(Replay)
-    try:
-        follow(first, batches)
-    except Diverged as error:
-        said = explained(error, opened(Recorder), batches, Programs(code.programs.values()))
-        assert isinstance(said, Diverged)
-        return said.divergence
-    finally:
-        first.close()
-    return None
-
-
-async def journal(store: MemoryStore, run_id: str) -> Sequence[Batch]:
-    return await store.journal.read(run_id)
 
 
 class Story:

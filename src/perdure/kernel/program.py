@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from perdure.errors import UsageError
 from perdure.kernel.commands import UNDECODED, Command
+from perdure.kernel.divergence.model import OpView, Raised
 from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import AnyEvent, RunStarted
 from perdure.kernel.policies.rule_names import UNKNOWN, StepNames
@@ -40,6 +41,15 @@ class Execution(Protocol):
         ...
 
 
+@runtime_checkable
+class Watchable(Protocol):
+    """An execution that can tell which exceptions its code raises."""
+
+    def watch(self) -> Iterable[Raised]:
+        """From now on; each iteration gives the exceptions since the last one."""
+        ...
+
+
 class Defined(msgspec.Struct, frozen=True):
     """Where and when a program was defined; a redefinition has the same place and a higher number."""
 
@@ -60,7 +70,8 @@ class Program(Protocol):
     - `accepts`, `rules`, `defined`: runs of older versions, policies of its steps, a definition that replaces another.
     - `returns`, `errors`: results and exceptions of its runs come back as the types they were.
     - `encode_input`, `check_input`, `takes`, `signature`: arguments are kept by name and refused where they are wrong.
-    - `step_names`, `source_map`, `source_hash`, `children`: what its code does, for advice, capsules and tests.
+    - `step_names`, `source_map`, `lost_step`, `source_hash`, `children`: what its code does, for advice, capsules and
+      tests.
     """
 
     name: str
@@ -104,6 +115,10 @@ class Program(Protocol):
     def source_map(self) -> SourceMap:
         """The source lines that mention ops, for the explanation of a divergence."""
         return NO_SOURCE
+
+    def lost_step(self, name: str) -> OpView | None:
+        """What its code calls under the name of a step, if that is not a step: replay would perform it again."""
+        return None
 
     def source_hash(self) -> str:
         """A hash of its source, which a capsule stores; empty if there is none."""

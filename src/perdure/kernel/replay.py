@@ -32,6 +32,7 @@ from perdure.kernel.commands import (
     Wishes,
 )
 from perdure.kernel.divergence.explain import Evidence, explain, given_up_op, recorded_op, wished_op
+from perdure.kernel.divergence.lost_steps import check_steps
 from perdure.kernel.divergence.model import OpView
 from perdure.kernel.events import (
     AnyEvent,
@@ -54,6 +55,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.history.edits import with_inputs
+from perdure.kernel.ids import op_name
 from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory, patch_history
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import child_run_id
@@ -94,8 +96,12 @@ class Replay:
         "_children",
         "_given_up",
         "_inputs",
+        "_issued",
+        "_last_begun",
+        "_published",
         "_recorded",
         "_rules",
+        "_unrecorded",
         "bulky",
         "execution",
         "held",
@@ -131,6 +137,14 @@ class Replay:
         self.open_steps: dict[str, RunStep] = {}
         # Cancellations recorded without a CancelOp; valid only if the enclosing run or child ends next.
         self._given_up: list[StepFailed | WaitResolved] = []
+        # While a whole journal is folded: each command, in order, as (number of events before it, is a local step).
+        self._issued: dict[str, tuple[int, bool]] | None = None
+        # Meanwhile, the command that published each key of the run's state last.
+        self._published: dict[str, str] = {}
+        # Commands that were given up, and not recorded although later ones were.
+        self._unrecorded: Wishes = {}
+        # The number of the last event that began an op.
+        self._last_begun = -1
 
     def fold(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> None:
         """Fold one event. Raises Diverged if the program did not command what was recorded.
@@ -176,7 +190,10 @@ class Replay:
         elif isinstance(event, ChildFinished):
             self._finish_child(event, at)
         elif isinstance(event, StateSet):
-            self._match(event)
+            # A state is published, not used: code may publish more, less, or under another name.
+            wish = self.wishes.get(event.op)
+            if isinstance(wish, SetState) and wish.key == event.key:
+                del self.wishes[event.op]
         elif isinstance(event, ValueRecorded) and event.kind == "lock":
             # From the owner, not a command: the run has its lock again, under a new token.
             self._advance(event, at)
@@ -193,6 +210,10 @@ class Replay:
         elif isinstance(event, RunStarted):
             self._recorded = event.recorded or {}
         elif isinstance(event, RunForked):
+            if self._issued is not None:
+                # The past of an origin ends anywhere, also between the records of one round.
+                self._issued.clear()
+                self._unrecorded.clear()
             self._inputs.update(event.inputs or {})
             for op in self._inputs.keys() & self.wishes.keys():
                 self.wishes[op] = with_inputs(self.wishes[op], self._inputs[op])
@@ -210,6 +231,15 @@ class Replay:
             self.state.next_seq = batch.seq
             for event in batch.events:
                 self.fold(event, at)
+
+    def fold_whole(self, batches: Iterable[Batch]) -> None:
+        """Fold a whole journal. Raises Diverged also for what only its end shows."""
+        self._issued, self._published, self._unrecorded, self._last_begun = {}, {}, {}, -1
+        self.fold_all(batches)
+        if self._given_up:
+            self._diverge(given_up_op(self._given_up[0]))
+        self._check_order()
+        self._issued = None
 
     def commands_within(self, room: int) -> Sequence[Command]:
         """The commands to plan now, with no more than `room` steps; the others wait, in order. Remote ones need none.
@@ -271,10 +301,18 @@ class Replay:
             if self._inputs and command.op in self._inputs:
                 command = with_inputs(command, self._inputs[command.op])
             wishes[command.op] = command
+            if self._issued is not None:
+                self._note(self._issued, command)
 
     def _give_up(self, command: Command, at: float) -> None:
         # Commanded and cancelled in the same round: neither is recorded.
         wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
+        if self._issued is not None and wished is not None:
+            number = self._issued.get(command.op, (self.state.next_seq, False))[0]
+            if number < self.state.next_seq and number <= self._last_begun:
+                self._unrecorded[command.op] = wished
+            else:
+                self._issued.pop(command.op, None)
         if type(wished) is StartChild and not wished.detached:
             # What awaits a child waits for its end.
             self._advance(ChildFinished(command.op, RunStatus.CANCELLED), at)
@@ -299,6 +337,7 @@ class Replay:
         if not isinstance(command, StartChild) or not _is_child(command, event):
             self._diverge(recorded_op(event))
         del self.wishes[event.op]
+        self._last_begun = self.state.next_seq - 1
         self.bulky.discard(event.op)
         if event.detached:
             self._advance(event, at)
@@ -311,9 +350,13 @@ class Replay:
         started = RunStarted(event.id, event.program, event.version, event.input, recorded=within or None)
         past = child_context.past.within(event.op)
         child = program.open(child_run_id(self.state.run_id, event.op), started, child_context.codec, past)
+        self._opened(child, event.op)
         rules = child_context.rules(program)
         self._children[event.op] = child, rules
         self._add_commands(child.advance(_BEGIN, at), event.op, rules, at)
+
+    def _opened(self, child: Execution, path: str) -> None:
+        """A child is about to begin."""
 
     def _finish_child(self, event: ChildFinished, at: float) -> None:
         prefix = event.op + "/"
@@ -347,12 +390,57 @@ class Replay:
             del self.held[event.op]
         self.bulky.discard(event.op)
         self.open_steps[event.op] = command
+        self._last_begun = self.state.next_seq - 1
 
-    def _match(self, event: WaitOpened | StateSet | ValueRecorded) -> None:
+    def _match(self, event: WaitOpened | ValueRecorded) -> None:
         command = self.wishes.get(event.op)
         if not _asks_for(command, event):
             self._diverge(recorded_op(event))
         del self.wishes[event.op]
+        if type(command) is not Checkpoint:  # what was asked for together with it is recorded after it
+            self._last_begun = self.state.next_seq - 1
+
+    def _note(self, issued: dict[str, tuple[int, bool]], command: Command) -> None:
+        issued[command.op] = self.state.next_seq, isinstance(command, RunStep) and not command.spec.queue
+        if isinstance(command, SetState):
+            self._published[command.key] = command.op
+
+    def _check_order(self) -> None:
+        """Check that what the code asks for now, and the journal does not hold, comes after what it holds.
+
+        In each scope ops are recorded in the order in which they are asked for; only a local step may wait for a
+        concurrency limit, and then later steps wait too. A timer is recorded before anything that begins after it, in
+        any scope: one that counts from a time in the past would fire at once.
+        """
+        for key, wish in list(self.wishes.items()):
+            if isinstance(wish, SetState) and self._published.get(wish.key, wish.op) != wish.op:
+                del self.wishes[key]  # published again since
+        issued, wishes = self._issued, {**self._unrecorded, **self.wishes}
+        if not issued or not wishes or self.state.kept is not None or self.state.finished is not None:
+            return
+        pending = {op for op, wish in wishes.items() if isinstance(op, str) and _begins(wish)}
+        if not pending:
+            return
+        # From the last to the first: in each scope, the next op that the journal holds, and the next local step.
+        after: dict[str, str] = {}
+        steps: dict[str, str] = {}
+        found: tuple[str, str] | None = None
+        timer = nearest = ""
+        for op, (number, local) in reversed(issued.items()):
+            scope = op.rpartition("/")[0]
+            if op in pending:
+                recorded = (steps if local else after).get(scope, "")
+                if not recorded and isinstance(wishes[op], StartTimer) and number <= self._last_begun:
+                    recorded, timer = nearest, "" if nearest else op
+                found = (op, recorded) if recorded else found
+            elif op not in wishes:
+                found, timer = (timer, op) if timer else found, ""
+                after[scope] = nearest = op
+                if local:
+                    steps[scope] = op
+        if found is not None:
+            op, recorded = found
+            self._diverge(OpView("op", recorded, op_name(recorded)), wished_op(wishes[op]))
 
     def _check_given_up(self, event: AnyEvent, at: float) -> None:
         """Check that the end of the run or child follows the cancellations that were recorded without a CancelOp."""
@@ -371,18 +459,14 @@ class Replay:
         for one in given_up:
             self._advance(one, at)
 
-    def finish(self) -> None:
-        """Finish replay at the end of the journal. Raises Diverged for what only a next event would have shown."""
-        if self._given_up:
-            self._diverge(given_up_op(self._given_up[0]))
-
-    def _diverge(self, recorded: OpView | None) -> NoReturn:
+    def _diverge(self, recorded: OpView | None, inserted: OpView | None = None) -> NoReturn:
         assert recorded is not None
-        raise Diverged(self.state.next_seq - 1, explain(self.evidence(recorded)))
+        raise Diverged(self.state.next_seq - 1, explain(self.evidence(recorded, inserted)))
 
-    def evidence(self, recorded: OpView) -> Evidence:
+    def evidence(self, recorded: OpView, inserted: OpView | None = None) -> Evidence:
         """The evidence for the kind of change, where the program does not command a recorded op."""
-        return Evidence(recorded, [wished_op(wish) for wish in (*self.wishes.values(), *self.held.values())])
+        wishes = [wished_op(wish) for wish in (*self.wishes.values(), *self.held.values())]
+        return Evidence(recorded, wishes, inserted=inserted)
 
 
 def open_replay(
@@ -396,9 +480,10 @@ def open_replay(
 ) -> Replay:
     """A new replay with the patch history of `batches`, of the program that fits.
 
-    Raises UnknownProgram or UnknownVersion if no program fits.
+    Raises UnknownProgram or UnknownVersion if no program fits, and Diverged if a recorded step is a plain function now.
     """
     program, state = programs.find(started.program, started.version), RunState(run_id)
+    check_steps(programs, program, batches)
     past = patch_history(state, batches)
     execution = program.open(run_id, started, codec, past)
     return kind(state, execution, rules(program), ChildContext(programs, codec, rules, past))
@@ -411,14 +496,19 @@ def _is_child(command: StartChild, event: ChildStarted) -> bool:
     return (command.program, command.id, command.detached) == (event.program, event.id, bool(event.detached))
 
 
-def _asks_for(command: Command | None, event: WaitOpened | StateSet | ValueRecorded) -> bool:
+def _begins(wish: Command) -> bool:
+    """Whether a command begins an op whose place among the others matters."""
+    if isinstance(wish, RecordValue):
+        return wish.kind not in (PATCH, "unlock")
+    return not isinstance(wish, SetState | CancelOp | Finish)
+
+
+def _asks_for(command: Command | None, event: WaitOpened | ValueRecorded) -> bool:
     """Whether an event records this command."""
     if isinstance(event, WaitOpened):
         if event.kind == "timer":
             return isinstance(command, StartTimer)
         return isinstance(command, OpenWait) and (command.kind, command.name) == (event.kind, event.name)
-    if isinstance(event, StateSet):
-        return isinstance(command, SetState) and command.key == event.key
     if event.kind == "checkpoint":
         return isinstance(command, Checkpoint)
     return isinstance(command, RecordValue) and command.kind == event.kind

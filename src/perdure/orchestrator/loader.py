@@ -16,9 +16,9 @@ from perdure.engine.driver import Driver
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.runtime import Services
 from perdure.engine.turns import Turns
-from perdure.errors import Diverged, PerdureError, StoreUnavailable, UnknownProgram
+from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.claims import claim_in_force, stays_parked
-from perdure.kernel.divergence.recorder import Recorder, explained, follow
+from perdure.kernel.divergence.recorder import follow
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
 from perdure.kernel.ids import BUILT_IN, REMOTE
@@ -324,17 +324,7 @@ class Loader:
 
     def replay(self, started: RunStarted, run_id: str, batches: Sequence[Batch]) -> Replay:
         """Replay a journal with its program. Raises Diverged where they do not fit. Call it from no task."""
-        replay = self._open(started, run_id, batches)
-        try:
-            follow(replay, batches)
-        except Diverged as error:
-            replay.close()
-            again = self._open(started, run_id, batches, Recorder)
-            raise explained(error, again, batches, self._programs) from None
-        except BaseException:
-            replay.close()
-            raise
-        return replay
+        return follow(lambda kind: self._open(started, run_id, batches, kind), batches, self._programs)
 
     def _open(
         self, started: RunStarted, run_id: str, batches: Sequence[Batch] = (), kind: type[Replay] = Replay

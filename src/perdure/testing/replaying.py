@@ -21,6 +21,7 @@ from perdure.authoring.code.body import Body
 from perdure.authoring.code.frames import Frame, waiting_at
 from perdure.errors import UnknownProgram, UsageError
 from perdure.kernel.commands import FINISH, Finish
+from perdure.kernel.divergence.lost_steps import check_steps
 from perdure.kernel.events import AnyEvent, Batch, InputReplaced, RunClaimed, RunFinished, RunStarted, moment
 from perdure.kernel.history.capsule import Capsule, decode_capsule, inflated
 from perdure.kernel.patches import patch_history
@@ -74,7 +75,9 @@ class Replaying:
         program = pick(self.programs, started.program, started.version)
         programs = Programs([program, *(other for other in self.programs if other is not program)])
         state = RunState(self.capsule.run_id)
-        past = patch_history(state, [Batch(0, 0.0, [event for _, _, event in self._events])])
+        whole = [Batch(0, 0.0, [event for _, _, event in self._events])]
+        check_steps(programs, program, whole)
+        past = patch_history(state, whole)
         execution = program.open(self.capsule.run_id, started, self.codec, past)
         self._replay = Replay(state, execution, child_context=ChildContext(programs, self.codec, past=past))
         self._next = 0

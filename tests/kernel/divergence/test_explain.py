@@ -11,7 +11,7 @@ from perdure.errors import Diverged
 from perdure.kernel.commands import Finish, OpenWait, RecordValue, RunStep, SetState, StartChild, StartTimer, StepSpec
 from perdure.kernel.divergence.explain import Evidence, explain, recorded_op, wished_op
 from perdure.kernel.divergence.model import Divergence, OpView
-from perdure.kernel.divergence.recorder import Recorder, explained, follow
+from perdure.kernel.divergence.recorder import follow
 from perdure.kernel.divergence.source_map import Arms, SourceMap
 from perdure.kernel.events import (
     NULL,
@@ -31,7 +31,7 @@ from perdure.kernel.replay import Replay
 from perdure.kernel.state import RunState
 from tests.kernel.table import CODEC, Story, batches, stories, total
 
-CHANGES = {"inserted", "removed", "renamed", "reordered", "inputs", "type", "fewer", "more", "branch"}
+CHANGES = {"inserted", "removed", "renamed", "reordered", "inputs", "type", "fewer", "more", "branch", "raised"}
 
 
 def op(path: str, line: int, inputs: str = "", kind: str = "step") -> OpView:
@@ -164,23 +164,25 @@ def test_any_journal_fits_any_program_or_is_explained(story: Story, other: Story
     def opened(kind: type[Replay]) -> Replay:
         return kind(RunState("r1"), other.table.open("r1", machine.started, CODEC))
 
-    error: Diverged | None = None
     try:
-        follow(opened(Replay), journal)
+        opened(Replay).fold_whole(journal)
+        return
     except Diverged as raised:
         error = raised
-    if error is not None:
-        found = explained(error, opened(Recorder), journal, Programs())
-        assert isinstance(found, Diverged)
-        assert (found.seq, found.op) == (error.seq, error.op)
-        assert found.change in CHANGES
-        assert found.divergence.recorded.path == found.op
-        assert found.divergence.title in str(found)
+    with pytest.raises(Diverged) as explained:
+        follow(opened, journal, Programs())
+    found = explained.value
+    assert (found.seq, found.op) == (error.seq, error.op)
+    assert found.change in CHANGES
+    assert found.divergence.recorded.path == found.op
+    assert found.divergence.title in str(found)
 
 
 @given(stories())
 def test_a_program_fits_its_own_journal(story: Story) -> None:
     machine = story.run()
-    replay = Replay(RunState("r1"), story.table.open("r1", machine.started, CODEC))
-    follow(replay, batches(machine.journal))
-    assert replay.wishes == {}
+
+    def opened(kind: type[Replay]) -> Replay:
+        return kind(RunState("r1"), story.table.open("r1", machine.started, CODEC))
+
+    assert follow(opened, batches(machine.journal), Programs()).wishes == {}

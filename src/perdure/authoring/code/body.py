@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from asyncio import events
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -59,6 +59,7 @@ from perdure.kernel.commands import (
     StepSpec,
 )
 from perdure.kernel.context import RunContext, started_context
+from perdure.kernel.divergence.model import Raised
 from perdure.kernel.events import (
     AnyEvent,
     CancelRequested,
@@ -191,6 +192,12 @@ class Body:
             self._check_stuck()
         commands, self._commands = self._commands, []
         return commands
+
+    def watch(self) -> Iterable[Raised]:
+        """Trace the body from now on, which is slow; each iteration gives the exceptions that it raised meanwhile."""
+        from perdure.authoring.code.exceptions import RaisedErrors  # parses source: needed for explanations only
+
+        return RaisedErrors(self.loop)
 
     def _apply_run_claimed(self, event: RunClaimed, decoded: Any) -> None:
         self._task = self.loop.run_root(self._make())
@@ -379,7 +386,7 @@ class Body:
         if self.loop.closing:
             return self._refuse()
         site = call_site(frame)
-        source = site[0]
+        source = site[0] or self._line()
         if site[2]:
             self.check_awaited(source, f"{spec.name}(...)")
         op = self.loop.scope().path(spec.name)

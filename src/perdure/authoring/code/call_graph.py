@@ -78,7 +78,7 @@ class Walk:
                 self.complete = False
 
     def _inspect(self, found: Any, attributes: frozenset[str]) -> None:
-        spec = _own(found, "spec")
+        spec = own(found, "spec")
         if isinstance(spec, StepSpec):
             self.steps.add(spec.name)
         elif isinstance(found, FunctionType):
@@ -93,15 +93,15 @@ class Walk:
             self._items(found)
         elif isinstance(found, type):
             self._attributes(found, attributes)
-        elif isinstance(_own(found, "fn"), FunctionType) and hasattr(type(found), "open"):
+        elif isinstance(own(found, "fn"), FunctionType) and hasattr(type(found), "open"):
             self.workflows.append(found)
-            self.visit(_own(found, "fn"), frozenset())  # another workflow: its steps run under the same rules
+            self.visit(own(found, "fn"), frozenset())  # another workflow: its steps run under the same rules
         elif getattr(found, "__name__", "") in _OPEN_ENDS:
             self.complete = False
         elif type(found).__module__ not in _PLAIN:
             self._attributes(type(found), attributes)
             for name in attributes:
-                self.visit(_own(found, name), frozenset())
+                self.visit(own(found, name), frozenset())
             self.complete = False
 
     def _items(self, items: Any) -> None:
@@ -174,7 +174,7 @@ _PLAIN = {
 }
 
 
-def _own(found: Any, name: str) -> Any:
+def own(found: Any, name: str) -> Any:
     """An instance attribute, read without calling properties."""
     try:
         return vars(found).get(name)

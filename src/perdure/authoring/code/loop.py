@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from perdure.authoring.code.body import Body
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_INSIDES = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(asyncio.__file__)) + os.sep)
-_LIBRARIES = tuple({sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep})
+INSIDES = (_PACKAGE + os.sep, os.path.dirname(os.path.abspath(asyncio.__file__)) + os.sep)
+LIBRARIES = tuple({sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep})
 # as_completed starts the coroutines of a set, so in the order of their addresses. From 3.13 on it is a class that does.
 _AS_COMPLETED: frozenset[CodeType] = frozenset(
     function.__code__
@@ -339,9 +339,9 @@ class BodyLoop(asyncio.AbstractEventLoop):
 
     def combine(self, future: GatherFuture | ShieldFuture, frame: FrameType | None) -> None:
         """Keep what gather() or shield() returns, to see in the end whether it was awaited."""
-        while frame is not None and frame.f_code.co_filename.startswith(_INSIDES):
+        while frame is not None and frame.f_code.co_filename.startswith(INSIDES):
             frame = frame.f_back
-        if frame is None or frame.f_code.co_filename.startswith(_LIBRARIES):
+        if frame is None or frame.f_code.co_filename.startswith(LIBRARIES):
             return
         self.combined.append((self.numbers, self.scope().prefix, call_site(frame), future))
         if len(self.combined) > 64 and len(self.combined) & 63 == 0:
@@ -374,7 +374,7 @@ class BodyLoop(asyncio.AbstractEventLoop):
         if alone or not isinstance(coro, Coroutine):
             coro = _await(coro)
         task = BodyTask(coro, self, scope, name or scope.prefix[:-1], context)
-        if _code_of(coro).startswith(_INSIDES):
+        if _code_of(coro).startswith(INSIDES):
             task.source = user_line(sys._getframe(1))
         self._tasks.append(task)
         if len(self._tasks) > 64 and len(self._tasks) & 63 == 0:
@@ -568,11 +568,11 @@ def source_of(frame: FrameType) -> str:
 
 
 def call_site(frame: FrameType) -> Site:
-    """Where a call stands, and what the code makes of what it returns."""
+    """Where a call stands, and what the code makes of what it returns. In code of perdure it has no place."""
     code = frame.f_code
     found = _sources.get((id(code), frame.f_lasti))
     if found is None:
-        where = f"{short(code.co_filename)}:{frame.f_lineno}"
+        where = "" if code.co_filename.startswith(INSIDES) else f"{short(code.co_filename)}:{frame.f_lineno}"
         found = _sources[id(code), frame.f_lasti] = where, code, *_forgets(code, frame.f_lasti)
     return found
 
@@ -617,8 +617,8 @@ def user_line(frame: FrameType | None) -> str:
     """`file:line` of the nearest caller that is neither asyncio's code nor ours, nor that of an installed library."""
     library = "a workflow"
     while frame is not None and frame.f_code is not _DRAIN:
-        if not frame.f_code.co_filename.startswith(_INSIDES):
-            if not frame.f_code.co_filename.startswith(_LIBRARIES):
+        if not frame.f_code.co_filename.startswith(INSIDES):
+            if not frame.f_code.co_filename.startswith(LIBRARIES):
                 return source_of(frame)
             library = source_of(frame)
         frame = frame.f_back
@@ -632,7 +632,7 @@ def waiting_frames(coro: Any) -> Iterator[FrameType]:
     """The frames of the user's code in which a suspended coroutine waits, from the outermost to the innermost."""
     while coro is not None:
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None) or getattr(coro, "ag_frame", None)
-        if frame is not None and not frame.f_code.co_filename.startswith(_INSIDES):
+        if frame is not None and not frame.f_code.co_filename.startswith(INSIDES):
             yield frame
         coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None) or getattr(coro, "ag_await", None)
 

@@ -14,8 +14,10 @@ from msgspec import Raw
 
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.call_graph import called_steps, workflows
-from perdure.authoring.code.source_map import read_source_map
+from perdure.authoring.code.source_map import Code, read_code
 from perdure.errors import NotDecodable, NotSerializable
+from perdure.kernel.commands import StepSpec
+from perdure.kernel.divergence.model import OpView
 from perdure.kernel.divergence.source_map import SourceMap
 from perdure.kernel.events import RunStarted
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
@@ -26,6 +28,8 @@ from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature, Taken
 from perdure.kernel.values.types import name_of
 
+# The function of a step, which code can call without the step.
+_FUNCTIONS = frozenset({"fn", "__wrapped__"})
 # In which order programs were defined: of two under one name, the later one is meant.
 _NUMBERS = itertools.count()
 
@@ -59,7 +63,8 @@ class CodeProgram(Program):
         self.errors: Mapping[str, type[BaseException]] = {}
         self.rules = NONE
         self._step_names: StepNames | None = None
-        self._source_map: SourceMap | None = None
+        self._code: Code | None = None
+        self._lost_steps: dict[str, OpView | None] = {}
 
     @property
     def signature(self) -> str:
@@ -90,9 +95,25 @@ class CodeProgram(Program):
 
     def source_map(self) -> SourceMap:
         """At which lines the function, and what it calls, names ops."""
-        if self._source_map is None:
-            self._source_map = read_source_map(self._fn)
-        return self._source_map
+        return self._read_code().source_map
+
+    def lost_step(self, name: str) -> OpView | None:
+        """What the function calls under the name of a step, if that is not a step."""
+        if name not in self._lost_steps:
+            self._lost_steps[name] = None if self._calls(name) else self._read_code().lost_step(name)
+        return self._lost_steps[name]
+
+    def _calls(self, name: str) -> bool:
+        """Whether the function itself calls a step that its module has under this name."""
+        spec = getattr(self._fn.__globals__.get(name), "spec", None)
+        if name not in self._fn.__code__.co_names or not isinstance(spec, StepSpec) or spec.name != name:
+            return False
+        return not _FUNCTIONS.intersection(self._fn.__code__.co_names)
+
+    def _read_code(self) -> Code:
+        if self._code is None:
+            self._code = read_code(self._fn)
+        return self._code
 
     def children(self) -> Sequence[Program]:
         """The workflows that the function can be seen to call."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, Self
 
 from perdure.authoring.code.body import require_body
+from perdure.authoring.code.loop import BodyTask, source_of
 from perdure.errors import CompensationFailed, PerdureError, UsageError
 from perdure.kernel.values.failures import is_any_of, message_of
 
@@ -38,7 +40,7 @@ class Saga:
         if inspect.isfunction(undo) and not inspect.iscoroutinefunction(undo) and name != "<lambda>":
             raise TypeError(f"compensate({name}): a plain function cannot be awaited; make it a @step")
         inspect.signature(undo).bind(*args, **kwargs)  # a wrong call fails here, at the user's line
-        self._undo.append(_Compensation(name, undo, args, kwargs))
+        self._undo.append(_Compensation(name, undo, args, kwargs, source_of(sys._getframe(1))))
 
     async def __aenter__(self) -> Self:
         require_body("saga()")
@@ -84,15 +86,23 @@ def saga() -> Saga:
 
 
 class _Compensation:
-    __slots__ = ("args", "kwargs", "name", "undo")
+    __slots__ = ("args", "kwargs", "name", "source", "undo")
 
     def __init__(
-        self, name: str, undo: Callable[..., Awaitable[object]], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        name: str,
+        undo: Callable[..., Awaitable[object]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        source: str,
     ) -> None:
-        self.name, self.undo, self.args, self.kwargs = name, undo, args, kwargs
+        self.name, self.undo, self.args, self.kwargs, self.source = name, undo, args, kwargs, source
 
     async def run(self) -> None:
         body = require_body("compensate()")
+        task = asyncio.current_task()
+        if isinstance(task, BodyTask):
+            task.source = self.source  # of compensate(): no other line of the workflow is to be seen from here
         before = body.loop.numbers
         done = self.undo(*self.args, **self.kwargs)
         if not inspect.isawaitable(done):

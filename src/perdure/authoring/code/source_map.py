@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
 import linecache
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from perdure.authoring.code.call_graph import Walk, codes_of, is_users
+import msgspec
+
+from perdure.authoring.code.call_graph import Walk, codes_of, is_users, own
 from perdure.authoring.code.loop import short
 from perdure.kernel.commands import StepSpec
-from perdure.kernel.divergence.source_map import Arms, SourceMap
+from perdure.kernel.divergence.model import OpView
+from perdure.kernel.divergence.source_map import Arms, Mention, SourceMap
 from perdure.kernel.program import Program
 
 # The names in op paths of functions of perdure and asyncio.
@@ -33,51 +38,155 @@ _OPS = {
     ("asyncio", "wait"): "timer",
 }
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
-_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
+# What leaves the value that was loaded last as it is.
+_SAME = {"CACHE", "PUSH_NULL", "EXTENDED_ARG", "RESUME", "NOP", "COPY", "SWAP", "PRECALL"}
 _PARSING = threading.Lock()
 
 
-def read_source_map(fn: Callable[..., Any]) -> SourceMap:
-    """The source map of `fn` and the functions that it calls."""
+class Code(msgspec.Struct, frozen=True):
+    """What the code of a program mentions: its source map, its steps, and what it calls as it is, by name."""
+
+    source_map: SourceMap
+    steps: frozenset[str]
+    plain: dict[str, OpView]
+
+    def lost_step(self, name: str) -> OpView | None:
+        """What the code calls under the name of a step, if that is not a step."""
+        return None if name in self.steps else self.plain.get(name)
+
+
+def read_code(fn: Callable[..., Any]) -> Code:
+    """What `fn` and the functions that it calls mention."""
     walk = _SourceWalk()
     walk.visit(fn, frozenset())
     walk.finish()
-    lines = {name: tuple(dict.fromkeys(places)) for name, places in walk.lines.items()}
-    return SourceMap(lines, walk.code, walk.arms, True)
+    lines = {name: tuple(dict.fromkeys(one.place for one in found)) for name, found in walk.mentions.items()}
+    mentions = {name: tuple(dict.fromkeys(found)) for name, found in walk.mentions.items()}
+    steps = walk.steps - (walk.bypassed - walk.called)
+    if walk.inline:
+        steps |= walk.texts
+    if not walk.complete:
+        steps |= {spec.name for globals_ in walk.globals.values() for spec in _steps(globals_)} - walk.bypassed
+    return Code(SourceMap(lines, walk.code, walk.arms, True, mentions), frozenset(steps), walk.plain)
+
+
+def _steps(names: dict[str, Any]) -> list[StepSpec]:
+    specs = [getattr(value, "spec", None) for value in list(names.values()) if type(value).__module__ == _STEP_MODULE]
+    return [spec for spec in specs if isinstance(spec, StepSpec)]
+
+
+_STEP_MODULE = "perdure.authoring.code.step"
 
 
 class _SourceWalk(Walk):
     def __init__(self) -> None:
         super().__init__()
-        self.lines: dict[str, list[str]] = {}
+        self.mentions: dict[str, list[Mention]] = {}
         self.code: dict[str, str] = {}
         self.arms: dict[str, Arms] = {}
-        self._files: dict[str, dict[int, Arms]] = {}
+        self._files: dict[str, dict[int | tuple[int, int], Arms]] = {}
+        # What is called as it is, by name; steps that are called, and those whose function is called.
+        self.plain: dict[str, OpView] = {}
+        self.called: set[str] = set()
+        self.bypassed: set[str] = set()
+        self.inline = False
+        # The names of the modules whose functions were visited.
+        self.globals: dict[int, dict[str, Any]] = {}
+        # Where attributes of objects are read that the code alone does not show.
+        self._reads: dict[str, tuple[CodeType, int]] = {}
 
     def _function(self, function: FunctionType) -> None:
         super()._function(function)
         if not is_users(function.__module__ or ""):
             return
+        self.globals[id(function.__globals__)] = function.__globals__
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for code in codes_of(function.__code__):
+        codes = list(codes_of(function.__code__))
+        local = {name for code in codes for name in _local_functions(code)}
+        for code in codes:
             self._lines_of(code)
             found: Any = None
             for one in dis.get_instructions(code):
-                line = one.positions.lineno if one.positions is not None else None
-                if one.opname in _LOADS:
-                    found = _value(function, free, str(one.argval))
+                position = one.positions
+                line = position.lineno if position is not None else None
+                at = (line, position.col_offset) if position is not None else None
+                name = str(one.argval)
+                if one.opname in ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_CHECK") and name in local and line is not None:
+                    self._plain(name, code, line, "a plain function")
+                    found = None
+                elif one.opname in _LOADS:
+                    found = _value(function, free, name)
+                    self._refer(name, found, code, line)
+                elif one.opname == "IMPORT_NAME":
+                    found = sys.modules.get(name)
                 elif one.opname in _ATTRIBUTES:
-                    found = vars(found).get(str(one.argval)) if isinstance(found, ModuleType | type) else None
+                    whole = found if one.opname == "IMPORT_FROM" else None
+                    found = self._attribute(found, name, code, line)
+                    self._note(_name(found), code, line, at)
+                    found = whole if whole is not None else found
+                    continue
                 elif one.opname == "LOAD_CONST" and isinstance(one.argval, str):
-                    self._note(one.argval, code, line)
+                    self._note(one.argval, code, line, at)
                     continue
                 else:
+                    found = found if one.opname in _SAME else None
                     continue
-                self._note(_name(found), code, line)
+                self._note(_name(found), code, line, at)
 
-    def _note(self, name: str, code: CodeType, line: int | None) -> None:
+    def _attribute(self, owner: Any, name: str, code: CodeType, line: int | None) -> Any:
+        """What an attribute is, read without calling properties."""
+        if owner is None:
+            if line is not None:
+                self._reads[name] = code, line
+            return None
+        spec = own(owner, "spec")
+        if isinstance(spec, StepSpec):
+            if name in ("fn", "__wrapped__") and line is not None:
+                self.called.discard(spec.name)
+                self.bypassed.add(spec.name)
+                self._plain(spec.name, code, line, "called as a plain function")
+            return None
+        found = vars(owner).get(name) if isinstance(owner, ModuleType) else inspect.getattr_static(owner, name, None)
+        if isinstance(found, staticmethod | classmethod):
+            found = found.__func__
+        self._refer(name, found, code, line)
+        return found
+
+    def _attributes(self, cls: type, attributes: frozenset[str]) -> None:
+        super()._attributes(cls, attributes)
+        for base in cls.__mro__:
+            if is_users(base.__module__):
+                for name in attributes & vars(base).keys() & self._reads.keys():
+                    if callable(getattr(vars(base)[name], "__func__", vars(base)[name])):
+                        self._plain(name, *self._reads[name], f"a plain method of {base.__name__}")
+
+    def _refer(self, name: str, found: Any, code: CodeType, line: int | None) -> None:
+        """Note what the code loads under a name: a step, or what it may call as it is."""
+        spec = own(found, "spec")
+        if isinstance(spec, StepSpec):
+            self.called.add(spec.name)
+            return
+        self.inline |= getattr(found, "__name__", "") == "step_inline"
+        if line is None or isinstance(found, Program) or not callable(found):
+            return
+        kind = "a class" if isinstance(found, type) else "a plain function"
+        self._plain(name, code, line, kind)
+        defined = getattr(found, "__name__", None)
+        if isinstance(defined, str) and defined != name:
+            self._plain(defined, code, line, kind)
+
+    def _plain(self, name: str, code: CodeType, line: int, kind: str) -> None:
+        if name not in self.plain:
+            self._lines_of(code)
+            place = f"{short(code.co_filename)}:{line}"
+            self.plain[name] = OpView(kind, name, name, "", place, self.code.get(place, ""))
+
+    def _note(self, name: str, code: CodeType, line: int | None, at: Any) -> None:
         if name and line is not None:
-            self.lines.setdefault(name, []).append(f"{short(code.co_filename)}:{line}")
+            place = f"{short(code.co_filename)}:{line}"
+            arms = self._files.get(code.co_filename, {})
+            self.mentions.setdefault(name, []).append(Mention(place, arms.get(at, arms.get(line, ()))))
 
     def _lines_of(self, code: CodeType) -> None:
         file = code.co_filename
@@ -90,6 +199,17 @@ class _SourceWalk(Walk):
                 self.arms[source] = self._files[file].get(line, ())
 
 
+def _local_functions(code: CodeType) -> set[str]:
+    """The names of functions that are made inside a function, and not decorated."""
+    found: set[str] = set()
+    made = False
+    for one in dis.get_instructions(code):
+        if made and one.opname in ("STORE_FAST", "STORE_DEREF"):
+            found.add(str(one.argval))
+        made = one.opname == "MAKE_FUNCTION" or (made and one.opname == "SET_FUNCTION_ATTRIBUTE")
+    return found
+
+
 def _value(function: FunctionType, free: dict[str, Any], name: str) -> Any:
     if name in free:
         try:
@@ -100,7 +220,9 @@ def _value(function: FunctionType, free: dict[str, Any], name: str) -> Any:
 
 
 def _name(found: Any) -> str:
-    """The name of an object in op paths; empty if it is not an op."""
+    """The name of an object in op paths; empty if it is not an op. A text may be the name of a signal."""
+    if isinstance(found, str):
+        return found[:200]
     spec = getattr(found, "spec", None)
     if isinstance(spec, StepSpec):
         return spec.name
@@ -118,35 +240,47 @@ def parse(source: str, file: str = "<unknown>") -> ast.Module:
     # With a timeout, because a forked child may have inherited the lock while it was held.
     held = _PARSING.acquire(timeout=1.0)
     try:
-        return ast.parse(source, filename=file)
-    except SystemError:  # code outside of this lock parsed at the same time
+        for _ in range(5):
+            with suppress(SystemError):  # code outside of this lock parsed at the same time
+                return ast.parse(source, filename=file)
         return ast.parse(source, filename=file)
     finally:
         if held:
             _PARSING.release()
 
 
-def _arms(source: str) -> dict[int, Arms]:
-    """The `if` arms around each line of a file."""
+def _arms(source: str) -> dict[int | tuple[int, int], Arms]:
+    """The arms of conditions around each line of a file, and around each expression by line and column."""
     try:
         tree = parse(source)
     except (SyntaxError, ValueError, SystemError, RecursionError, MemoryError):
         return {}
-    found: dict[int, Arms] = {}
+    found: dict[int | tuple[int, int], Arms] = {}
 
     def walk(node: ast.AST, arms: Arms) -> None:
         line = getattr(node, "lineno", None)
         if line is not None:
             found.setdefault(line, arms)
-        if isinstance(node, ast.If):
-            walk(node.test, arms)
-            for arm, body in enumerate((node.body, node.orelse)):
-                for statement in body:
-                    walk(statement, (*arms, (node.lineno, arm)))
-            return
+            found[line, node.col_offset] = arms  # type: ignore[attr-defined]
+        inside = _arms_in(node)
         for inner in ast.iter_child_nodes(node):
-            walk(inner, () if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else arms)
+            around = () if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else arms
+            walk(inner, (*around, (line or 0, inside[id(inner)])) if id(inner) in inside else around)
 
     with suppress(RecursionError):  # deeply nested code: keep the lines before it
         walk(tree, ())
     return found
+
+
+def _arms_in(node: ast.AST) -> dict[int, int]:
+    """Which arm of a node each of its parts is, by id; none for a part that is always reached."""
+    parts: list[Sequence[ast.AST]] = []
+    if isinstance(node, ast.If):
+        parts = [node.body, node.orelse]
+    elif isinstance(node, ast.IfExp):
+        parts = [[node.body], [node.orelse]]
+    elif isinstance(node, ast.BoolOp):
+        parts = [[], *([value] for value in node.values[1:])]
+    elif isinstance(node, ast.Match):
+        parts = [[case] for case in node.cases]
+    return {id(part): arm for arm, some in enumerate(parts) for part in some}

@@ -16,13 +16,15 @@ _LONGEST = 80
 
 def title_for(change: str, recorded: OpView, current: OpView | None) -> str:
     """What has changed, in one sentence."""
-    return fill(_title(change, recorded, current), 98)
+    return fill(_title(change, recorded, current), 98, break_long_words=False, break_on_hyphens=False)
 
 
 def _title(change: str, recorded: OpView, current: OpView | None) -> str:
     old, new = _phrase(recorded), "" if current is None else _phrase(current)
     if recorded.kind == "cancel":
         return f"The run gave {recorded.path} up, and the code now waits for it."
+    if change == "raised" and current is not None:
+        return f"The code now raises {current.code}, at {current.source}, where the run went on with {old}."
     if change == "removed":
         if current is not None and current.name == "failed":
             return f"The code now fails before {old}: {current.code.partition('(')[2].removesuffix(')')}."

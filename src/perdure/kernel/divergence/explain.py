@@ -25,7 +25,7 @@ from perdure.kernel.commands import (
     StartTimer,
 )
 from perdure.kernel.divergence.advice import fix_for, title_for
-from perdure.kernel.divergence.model import Divergence, OpView
+from perdure.kernel.divergence.model import Divergence, OpView, Raised
 from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import (
     AnyEvent,
@@ -43,13 +43,17 @@ from perdure.kernel.ids import op_name
 
 # Ops that the code does not wait for. If it also waits for something, that is where it stands.
 _IN_PASSING = frozenset({"now", "uuid", "random", "state", "unlock", "patch"})
+# Lines in code of perdure, which older journals have for compensations.
+_OURS = "perdure/authoring/code/"
+_DRAWS = frozenset({"now", "uuid", "random"})
 
 
 class Evidence(msgspec.Struct, frozen=True):
     """What is known about a divergence at the op `recorded`.
 
     `wishes` are pending commands that the journal does not hold, `before` and `after` the ops around `recorded` in the
-    journal, `asked` all ops that the code asked for, each in order.
+    journal, `asked` all ops that the code asked for, each in order. `inserted` is a command that came before `recorded`
+    and is not in the journal, where that is the divergence; `raised` the exceptions of the code since it last agreed.
     """
 
     recorded: OpView
@@ -58,6 +62,8 @@ class Evidence(msgspec.Struct, frozen=True):
     after: Sequence[OpView] = ()
     asked: Sequence[OpView] = ()
     source_map: SourceMap = NO_SOURCE
+    inserted: OpView | None = None
+    raised: Sequence[Raised] = ()
 
 
 def recorded_op(event: AnyEvent) -> OpView | None:
@@ -141,9 +147,18 @@ def _where(traceback: str) -> str:
 
 def explain(evidence: Evidence) -> Divergence:
     """Classify the change, and name both sides and the fix."""
+    if _OURS in evidence.recorded.source:
+        evidence = msgspec.structs.replace(evidence, recorded=msgspec.structs.replace(evidence.recorded, source=""))
     source_map = evidence.source_map
     current = _current(evidence)
-    change = _change(evidence, current)
+    cause = _cause(evidence, current)
+    if cause is not None:
+        return _raises(evidence, cause)
+    inserted = evidence.inserted or _drawn(evidence, current)
+    if inserted is not None:
+        current, change = _first_new(evidence, inserted), "inserted"
+    else:
+        change = _change(evidence, current)
     last: OpView | None = None
     if current is not None and current.kind != "end":
         current = msgspec.structs.replace(current, code=source_map.code.get(current.source, ""))
@@ -153,6 +168,63 @@ def explain(evidence: Evidence) -> Divergence:
     title = title_for(change, recorded, current)
     fix = fix_for(change, recorded, current, source_map.condition(recorded, current) if change == "branch" else None)
     return Divergence(change, recorded.path, title, recorded, current, fix, last)
+
+
+def _cause(evidence: Evidence, current: OpView | None) -> Raised | None:
+    """The exception that led the code away from the recorded op, if one did."""
+    recorded = evidence.recorded
+    places = set(evidence.source_map.of(recorded))
+    for raised in evidence.raised:
+        if raised.mistake or places & raised.skipped or recorded.name in raised.names:
+            return raised
+        if current is not None and (current.source in raised.handlers or _compensates(current, recorded)):
+            return raised
+    if current is None or current.kind != "end" or current.name != "failed":
+        return None
+    return next((raised for raised in evidence.raised if not raised.caught), None)
+
+
+def _compensates(current: OpView, recorded: OpView) -> bool:
+    """Whether the code undoes what the run went on with."""
+    return "compensate:" in current.path and "compensate:" not in recorded.path
+
+
+def _raises(evidence: Evidence, raised: Raised) -> Divergence:
+    recorded = evidence.recorded
+    now = OpView("end", recorded.path, "failed", raised.type.rpartition(".")[2], raised.source, str(raised))
+    title, fix = title_for("raised", recorded, now), fix_for("raised", recorded, now)
+    return Divergence("raised", recorded.path, title, recorded, now, fix)
+
+
+def _drawn(evidence: Evidence, current: OpView | None) -> OpView | None:
+    """A draw before the recorded op that the journal does not have: inputs differ because draws have shifted."""
+    recorded = evidence.recorded
+    if current is None or not _alike(msgspec.structs.replace(current, inputs=recorded.inputs), recorded):
+        return None
+    known = {op.path for op in evidence.after}
+    for wish in evidence.wishes:
+        if wish.path == current.path:
+            return None
+        if wish.kind in _DRAWS and _scope(wish) == _scope(recorded) and wish.path not in known:
+            return wish
+    return None
+
+
+def _first_new(evidence: Evidence, inserted: OpView) -> OpView:
+    """Of ops of one name, which are told apart by their number alone, the one whose line is new."""
+    asked = [op for op in evidence.asked if _names(op) == _names(inserted) and _scope(op) == _scope(inserted)]
+    ops = [*evidence.before, evidence.recorded, *evidence.after]
+    known = [_line(op.source) for op in ops if _names(op) == _names(inserted) and _scope(op) == _scope(inserted)]
+    lines = [_line(op.source) for op in asked]
+    if inserted.kind not in _DRAWS or not known or len(lines) <= len(known):
+        return inserted
+    for n in range(len(known) + 1):
+        # Lines before it stand where they stood, and lines after it have moved down together.
+        moved = {line - known[m] for m, line in enumerate(lines[:n])}
+        further = {line - known[n + m] for m, line in enumerate(lines[n + 1 : len(known) + 1])}
+        if len(moved) <= 1 and len(further) <= 1 and (not moved or moved != further):
+            return asked[n]
+    return next((asked[n] for n, line in enumerate(known) if lines[n] != line), inserted)
 
 
 def _last(evidence: Evidence) -> OpView | None:

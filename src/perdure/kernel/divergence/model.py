@@ -20,10 +20,34 @@ class OpView(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.kind} {self.path}"
 
 
+class Raised(msgspec.Struct, frozen=True):
+    """An exception that the code raised during replay, with the innermost line of the user's code.
+
+    `skipped` are the lines that it led past, `handlers` those that handle it, as `file:line`; `names` what the skipped
+    lines mention. `caught`: the code caught it. `mistake`: no code raises it on purpose.
+    """
+
+    type: str
+    message: str
+    source: str
+    code: str = ""
+    skipped: set[str] = set()
+    handlers: set[str] = set()
+    names: set[str] = set()
+    caught: bool = False
+    mistake: bool = False
+
+    def __str__(self) -> str:
+        """`KeyError: 'total'`."""
+        name = self.type.rpartition(".")[2]
+        return f"{name}: {self.message}" if self.message else name
+
+
 class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the code departs from a journal, what has changed, and the fix.
 
-    `change` is `inserted`, `removed`, `renamed`, `reordered`, `inputs`, `type`, `fewer`, `more` or `branch`.
+    `change` is `inserted`, `removed`, `renamed`, `reordered`, `inputs`, `type`, `fewer`, `more`, `branch`, or `raised`
+    for code that raises an exception where the run went on.
     """
 
     change: str

@@ -8,21 +8,29 @@ import msgspec
 
 from perdure.kernel.divergence.model import OpView
 
-# The `if` statements around a line: the line of each, and which of its arms the line is in.
+# The conditions around a place: the line of each, and which of its arms the place is in.
 Arms = tuple[tuple[int, int], ...]
+
+
+class Mention(msgspec.Struct, frozen=True):
+    """A place that mentions an op, and the arms around it."""
+
+    place: str
+    arms: Arms = ()
 
 
 class SourceMap(msgspec.Struct, frozen=True):
     """Places in a program's source, as `file:line`.
 
-    `lines` are the places that mention each op name; `code` and `arms` the text and the arms of each line; `known`
-    is False when the source could not be read.
+    `lines` are the places that mention each op name, `mentions` the same with the arms around each; `code` and `arms`
+    the text and the arms of each line; `known` is False when the source could not be read.
     """
 
     lines: dict[str, tuple[str, ...]] = {}
     code: dict[str, str] = {}
     arms: dict[str, Arms] = {}
     known: bool = False
+    mentions: dict[str, tuple[Mention, ...]] = {}
 
     def of(self, op: OpView) -> Sequence[str]:
         """The places that mention the op's name."""
@@ -30,36 +38,50 @@ class SourceMap(msgspec.Struct, frozen=True):
 
     def conditional(self, op: OpView) -> bool:
         """Whether every place that mentions the op is under a condition."""
-        places = self.of(op)
-        return bool(places) and all(self.arms.get(place) for place in places)
+        arms = self._arms_of(op)
+        return bool(arms) and all(arms)
 
     def condition(self, recorded: OpView, current: OpView | None) -> tuple[str, str] | None:
         """The innermost condition around either op: its place and its text."""
-        current_places = () if current is None else (current.source,)
-        for place in (*self.of(recorded), *current_places):
-            for line, _ in reversed(self.arms.get(place, ())):
+        places = [(place, arms) for op in (recorded, current) if op is not None for place, arms in self._places(op)]
+        for place, arms in places:
+            for line, _ in reversed(arms):
                 where = f"{place.rpartition(':')[0]}:{line}"
                 if where in self.code:
                     return where, self.code[where]
         return None
 
     def exclusive(self, recorded: OpView, current: OpView) -> bool:
-        """Whether the two ops are in different arms of one `if`."""
-        here = dict(self.arms.get(current.source, ()))
-        return any(
-            here.get(line, arm) != arm
-            for place in self.of(recorded)
-            if _file(place) == _file(current.source)
-            for line, arm in self.arms.get(place, ())
-        )
+        """Whether the two ops are in different arms of one condition."""
+        here = [arms for place, arms in self._places(current) if place == current.source]
+        here = here or [self.arms.get(current.source, ())]
+        there = [arms for place, arms in self._places(recorded) if _file(place) == _file(current.source)]
+        return bool(there) and all(_exclude(a, b) for a in here for b in there)
 
     def stands_before(self, recorded: OpView, current: OpView) -> bool:
         """Whether the recorded op is mentioned only above the current one."""
         places = [place for place in self.of(recorded) if _file(place) == _file(current.source)]
         return bool(places) and all(_line(place) < _line(current.source) for place in places)
 
+    def _places(self, op: OpView) -> list[tuple[str, Arms]]:
+        found = self.mentions.get(op.name)
+        if found is not None:
+            return [(one.place, one.arms) for one in found]
+        return [(place, self.arms.get(place, ())) for place in self.of(op)]
+
+    def _arms_of(self, op: OpView) -> list[Arms]:
+        return [arms for _, arms in self._places(op)]
+
 
 NO_SOURCE = SourceMap()
+
+
+def _exclude(a: Arms, b: Arms) -> bool:
+    """Whether two places are in different arms of one condition."""
+    for (line, arm), (other, other_arm) in zip(a, b, strict=False):
+        if (line, arm) != (other, other_arm):
+            return line == other
+    return False
 
 
 def _file(source: str) -> str:

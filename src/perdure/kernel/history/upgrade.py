@@ -9,10 +9,10 @@ import msgspec
 
 from perdure.errors import Diverged, PerdureError
 from perdure.kernel.commands import FINISH, Finish
-from perdure.kernel.divergence.recorder import Recorder, explained, follow
+from perdure.kernel.divergence.recorder import follow
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
 from perdure.kernel.policies.versions import Programs
-from perdure.kernel.replay import open_replay
+from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.values.codec import Codec
 
 
@@ -42,9 +42,12 @@ def check_compatibility(
 ) -> Compatibility:
     """Replay a journal, with its large values in place. Errors of the code become the reason, and are not raised."""
     try:
-        replay = open_replay(programs, run_id, started, codec, batches)
+
+        def opened(kind: type[Replay]) -> Replay:
+            return open_replay(programs, run_id, started, codec, batches, kind=kind)
+
+        replay = follow(opened, batches, programs)
         try:
-            follow(replay, batches)
             if replay.state.epoch == 0:
                 # The run is still queued: claim it in memory to see whether it can begin.
                 replay.fold(RunClaimed("", 1), batches[-1].at)
@@ -52,9 +55,7 @@ def check_compatibility(
         finally:
             replay.close()
     except Diverged as error:
-        trace = open_replay(programs, run_id, started, codec, batches, kind=Recorder)
-        reason = explained(error, trace, batches, programs)
-        return Compatibility(Fit.PATCH if isinstance(reason, Diverged) else Fit.BREAKS, str(reason))
+        return Compatibility(Fit.PATCH, str(error))
     except Exception as error:
         return Compatibility(Fit.BREAKS, str(error) if isinstance(error, PerdureError) else f"{_name(error)}: {error}")
     if isinstance(end, Finish) and end.status is RunStatus.FAILED and end.error is not None:

@@ -1,0 +1,59 @@
+"""Find recorded steps that are plain functions now, before the body runs: it would perform them on every replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from perdure.errors import Diverged
+from perdure.kernel.divergence.model import Divergence, OpView
+from perdure.kernel.events import Batch, ChildStarted, StepStarted
+from perdure.kernel.ids import op_name
+from perdure.kernel.policies.versions import Programs
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Program
+
+
+def check_steps(programs: Programs, program: Program, batches: Iterable[Batch]) -> None:
+    """Raise Diverged if the code of a program, or of a child in its journal, calls a recorded step as it is."""
+    children: dict[str, Program] = {}
+    seen: set[tuple[str, str]] = set()
+    for batch in batches:
+        for number, event in enumerate(batch.events, batch.seq):
+            if type(event) is StepStarted:
+                path = _child(event.op, children) if children else ""
+                name = op_name(event.op)
+                if (path, name) not in seen:
+                    seen.add((path, name))
+                    now = children.get(path, program).lost_step(name)
+                    if now is not None:
+                        raise Diverged(number, _lost(event, now))
+            elif type(event) is ChildStarted and not event.detached and programs.serves(event.program, event.version):
+                children[event.op] = programs.find(event.program, event.version)
+
+
+def _child(op: str, children: dict[str, Program]) -> str:
+    while op := op.rpartition("/")[0]:
+        if op in children:
+            break
+    return op
+
+
+def _lost(event: StepStarted, now: OpView) -> Divergence:
+    recorded = OpView("step", event.op, op_name(event.op), event.inputs, event.source)
+    title = (
+        f"The step {recorded.name} is {now.kind} now: the body would perform it again on every replay, and nothing\n"
+        "of it would be recorded."
+    )
+    fix = (
+        f"Make {now.name} a step again, with @step or step_inline(). If the body is meant to call it as it is, guard\n"
+        f"the change:\n\n"
+        f'    if patched("{recorded.name}-inline"):  # from perdure import patched\n'
+        f"        {now.name}(...)\n"
+        "    else:\n"
+        f"        await {recorded.name}(...)  # a step, as it was at {recorded.source}\n\n"
+        'Or keep the old code for such runs: give the new one a version, @workflow(version="..."), and\n'
+        "register both; or put the old code back. The run then goes on by itself."
+    )
+    return Divergence("type", event.op, title, recorded, now, fix)

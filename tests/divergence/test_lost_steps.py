@@ -1,0 +1,260 @@
+"""A recorded step that is a plain function now: the run does not fit, and no replay performs the function."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from perdure import Engine, RunStatus, connect
+from perdure.authoring.code.program import CodeProgram
+from perdure.authoring.code.source_map import Code, read_code
+from perdure.client.upgrade import upgrade_check
+from perdure.errors import Diverged
+from perdure.kernel.history.upgrade import Fit
+from perdure.kernel.policies.versions import Programs
+from perdure.testing import replay
+from tests.divergence import shop
+from tests.divergence.harness import Change
+from tests.engine.harness import AT_ONCE, FakeClock, eventually
+
+BEFORE = """
+@step
+async def pay(n: int) -> int:
+    executed.append("pay")
+    return n
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = await pay(n)
+    await ship(a)
+    await sleep(60)
+    return a
+"""
+PLAIN = """
+{definition}
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = {call}  #!
+    await ship(a)
+    await sleep(60)
+    return a
+"""
+ASYNC = 'async def pay(n):\n    executed.append("pay")\n    return n\n'
+FORMS = {
+    "an async function": (ASYNC, "await pay(n)"),
+    "a function": ('def pay(n):\n    executed.append("pay")\n    return n\n', "pay(n)"),
+    "a lambda": ('pay = lambda n: executed.append("pay") or n\n', "pay(n)"),
+    "a class": ('class pay(int):\n    def __init__(self, n):\n        executed.append("pay")\n', "int(pay(n))"),
+    "a partial": (
+        "import functools\n"
+        'def _pay(how, n):\n    executed.append("pay")\n    return n\npay = functools.partial(_pay, 1)\n',
+        "pay(n)",
+    ),
+    "an import": ("from lost_payments import pay\n", "await pay(n)"),
+    "an import under another name": ("from lost_payments import pay as settle_now\n", "await settle_now(n)"),
+    "an attribute of a module": ("import lost_payments\n", "await lost_payments.pay(n)"),
+    "a method of an object": (
+        'class Bank:\n    def pay(self, n):\n        executed.append("pay")\n        return n\nbank = Bank()\n',
+        "bank.pay(n)",
+    ),
+    "a method of a local object": (
+        'class Bank:\n    def pay(self, n):\n        executed.append("pay")\n        return n\n',
+        "Bank().pay(n)",
+    ),
+    "a static method": (
+        'class Bank:\n    @staticmethod\n    def pay(n):\n        executed.append("pay")\n        return n\n',
+        "Bank.pay(n)",
+    ),
+    "a callable object": (
+        'class Pay:\n    def __call__(self, n):\n        executed.append("pay")\n        return n\npay = Pay()\n',
+        "pay(n)",
+    ),
+    "the function of the step": (f"@step\n{ASYNC}", "await pay.fn(n)"),
+}
+# The call stands elsewhere than in the body itself.
+ELSEWHERE = {
+    "in a helper": ASYNC
+    + """
+async def paying(n):
+    return await pay(n)  #!
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = await paying(n)
+    await ship(a)
+    await sleep(60)
+    return a
+""",
+    "in a task": ASYNC
+    + """
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = await asyncio.create_task(pay(n))  #!
+    await ship(a)
+    await sleep(60)
+    return a
+""",
+    "inside of the body": """
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    async def pay(n):
+        executed.append("pay")
+        return n
+    a = await pay(n)  #!
+    await ship(a)
+    await sleep(60)
+    return a
+""",
+    "a lambda inside of the body": """
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    pay = lambda n: executed.append("pay") or n
+    a = pay(n)  #!
+    await ship(a)
+    await sleep(60)
+    return a
+""",
+    "imported inside of the body": """
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    from lost_payments import pay  #!
+    a = await pay(n)
+    await ship(a)
+    await sleep(60)
+    return a
+""",
+    "beside code that cannot be followed": ASYNC
+    + """
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = await pay(n)  #!
+    await getattr(shop, "ship")(a)
+    await sleep(60)
+    return a
+""",
+}
+HEADER = "from tests.divergence import shop\nfrom tests.divergence.shop import executed\n"
+AFTER = {
+    **{name: PLAIN.format(definition=definition, call=call) for name, (definition, call) in FORMS.items()},
+    **ELSEWHERE,
+}
+STILL_STEPS = {
+    "under another name in code": (
+        "@step(name='pay')\nasync def settle_now(n):\n    return n\n",
+        "await settle_now(n)",
+    ),
+    "inline": ("def _pay(n):\n    return n\n", "await step_inline('pay', _pay, n)"),
+    "of a table": ("@step\nasync def pay(n):\n    return n\nSTEPS = {'pay': pay}\n", "await STEPS['pay'](n)"),
+    "wrapped": (
+        "import functools\n@step\nasync def _inner(n):\n    return n\n_inner = step(name='pay')(_inner.fn)\n"
+        "async def pay(n):\n    return await _inner(n)\n",
+        "await pay(n)",
+    ),
+    "with options": ("@step\nasync def pay(n):\n    return n\n", "await pay.options(timeout=5)(n)"),
+    "reached by a name that the code makes": (
+        "@step(name='pay')\nasync def pay_step(n):\n    return n\ndef pay(n):\n    return pay_step(n)\n",
+        "await globals()['p' + 'ay'](n)",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def payments() -> Iterator[None]:
+    module = ModuleType("lost_payments")
+
+    async def pay(n: int) -> int:
+        shop.executed.append("pay")
+        return n
+
+    pay.__module__ = "lost_payments"
+    vars(module)["pay"] = pay
+    sys.modules["lost_payments"] = module
+    yield
+    del sys.modules["lost_payments"]
+
+
+def change(folder: Path, before: str, after: str) -> Change:
+    return Change(folder, HEADER + before, HEADER + after)
+
+
+@pytest.mark.parametrize("form", AFTER)
+def test_a_step_that_became_plain_is_found_before_the_body_runs(form: str, tmp_path: Path) -> None:
+    made = change(tmp_path, BEFORE, AFTER[form])
+    assert None not in made.verdicts()
+    why = made.first()
+    assert why.current is not None
+    assert (why.change, why.recorded.path, why.current.source) == ("type", "pay:0", made.after.source), why
+    assert "@step" in str(why)
+
+
+@pytest.mark.parametrize("form", STILL_STEPS)
+def test_a_step_that_still_is_one_is_none_of_them(form: str, tmp_path: Path) -> None:
+    definition, call = STILL_STEPS[form]
+    made = change(tmp_path, BEFORE, PLAIN.format(definition=definition, call=call))
+    assert set(made.verdicts()) == {None}
+
+
+def test_an_engine_parks_the_run_and_upgrade_check_says_so_before(tmp_path: Path) -> None:
+    made = change(tmp_path, BEFORE, AFTER["an async function"])
+    left, programs, said = made.left(), made.after.programs.values(), "The step pay is a plain function now"
+
+    async def deploy() -> bytes:
+        async with connect(left) as client:
+            [checked] = [one async for one in upgrade_check(client, Programs(programs))]
+            assert checked.fit is Fit.PATCH
+            assert said in checked.reason
+        async with Engine(left, programs, recovery=AT_ONCE, clock=FakeClock(made.cuts[-1][-1].at + 1e6)) as engine:
+            await eventually(lambda: left.journal.rows[made.run_id].status is RunStatus.PARKED)
+            view = await engine.get("it")
+            assert view is not None
+            assert view.divergence is not None
+            assert (view.divergence.change, view.divergence.op) == ("type", "pay:0")
+            return await engine.export("it")
+
+    data = asyncio.run(deploy())
+    with pytest.raises(Diverged, match=said):
+        replay(data, made.after.order)
+    assert shop.executed == []
+
+
+def test_a_step_of_a_child_that_became_plain_is_found_before_the_parent_runs(tmp_path: Path) -> None:
+    child = """
+{definition}
+@workflow(name="paying")
+async def paying(n: int) -> int:
+    return await pay(n)  #!
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = await paying(n)
+    await sleep(60)
+    return a
+"""
+    made = change(tmp_path, child.format(definition=f"@step\n{ASYNC}"), child.format(definition=ASYNC))
+    why = made.first()
+    assert why.current is not None
+    assert (why.change, why.op, why.current.source) == ("type", "paying:0/pay:0", made.after.source)
+
+
+def test_the_code_is_read_once_and_only_if_the_body_does_not_call_the_step_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[Callable[..., Any]] = []
+
+    def read(fn: Callable[..., Any]) -> Code:
+        reads.append(fn)
+        return read_code(fn)
+
+    monkeypatch.setattr("perdure.authoring.code.program.read_code", read)
+    fresh = CodeProgram("settle", "1", shop.settle.fn, {})
+    assert [fresh.lost_step("check") for _ in range(3)] == [None] * 3
+    assert reads == []
+    assert [fresh.lost_step("gone") for _ in range(3)] == [None] * 3
+    assert len(reads) == 1

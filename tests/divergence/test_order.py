@@ -1,0 +1,196 @@
+"""What the code does not wait for is matched in order too: a timeout or a draw that was added is an insertion."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from perdure import Engine, RunStatus
+from tests.divergence import shop
+from tests.divergence.harness import Change
+from tests.engine.harness import AT_ONCE, FakeClock, eventually
+
+# By name: the code before and after. The marked line was inserted.
+INSERTED = {
+    "a timeout around a step": (
+        "a = await charge(n)\nawait ship(a)\nawait mail(a)",
+        "a = await charge(n)\nasync with asyncio.timeout(0.2):  #!\n    await ship(a)\nawait mail(a)",
+    ),
+    "a timeout around the first step": (
+        "await charge(n)\nawait ship(n)",
+        "async with asyncio.timeout(0.2):  #!\n    await charge(n)\nawait ship(n)",
+    ),
+    "a timeout at a time around a step": (
+        "await charge(n)\nawait ship(n)",
+        "async with asyncio.timeout_at(asyncio.get_running_loop().time() + 1):  #!\n    await charge(n)\nawait ship(n)",
+    ),
+    "a wait_for around a step": (
+        "a = await charge(n)\nawait ship(a)\nawait mail(a)",
+        "a = await charge(n)\nawait asyncio.wait_for(ship(a), 0.2)  #!\nawait mail(a)",
+    ),
+    "a timeout around a gather": (
+        "await asyncio.gather(charge(n), ship(n))\nawait mail(n)",
+        "async with asyncio.timeout(0.2):  #!\n    await asyncio.gather(charge(n), ship(n))\nawait mail(n)",
+    ),
+    "a timeout around a wait for a signal": (
+        'await charge(n)\nawait wait_signal("paid")\nawait ship(n)',
+        'await charge(n)\nasync with asyncio.timeout(0.2):  #!\n    await wait_signal("paid")\nawait ship(n)',
+    ),
+    "a timeout around a child": (
+        "await charge(n)\nawait settle(n)\nawait ship(n)",
+        "await charge(n)\nasync with asyncio.timeout(0.2):  #!\n    await settle(n)\nawait ship(n)",
+    ),
+    "a timeout under a lock": (
+        'async with lock("stock"):\n    await charge(n)\nawait ship(n)',
+        'async with lock("stock"):\n    async with asyncio.timeout(0.2):  #!\n        await charge(n)\nawait ship(n)',
+    ),
+    "a draw before another": (
+        "a = random()\nawait charge(int(a > 2))\nawait ship(n)",
+        "b = random()  #!\na = random()\nawait charge(int(a > 2))\nawait ship(n)",
+    ),
+    "a draw whose successor decides": (
+        "a = random()\nawait charge(int(a * 1000))\nawait ship(n)",
+        "b = random()  #!\na = random()\nawait charge(int(a * 1000))\nawait ship(n)",
+    ),
+    "a draw between two": (
+        "a = random()\nawait charge(n)\nb = random()\nawait ship(int(b * 1000))\nawait mail(n)",
+        "a = random()\nawait charge(n)\nc = random()  #!\nb = random()\nawait ship(int(b * 1000))\nawait mail(n)",
+    ),
+    "a draw of another kind": (
+        "a = random()\nawait charge(n)\nawait ship(n)",
+        "a = random()\nb = uuid4()  #!\nawait charge(n)\nawait ship(n)",
+    ),
+    "the time": ("await charge(n)\nawait ship(n)", "await charge(n)\nnow()  #!\nawait ship(n)"),
+    "a draw in a loop": (
+        "for i in range(3):\n    a = random()\n    await resize(int(a * 1000))",
+        "for i in range(3):\n    a = random()\n    b = uuid4()  #!\n    await resize(int(a * 1000))",
+    ),
+    "a draw in a task": (
+        "async def paying(n):\n    await charge(n)\n    await ship(n)\nawait asyncio.gather(paying(n), mail(n))",
+        "async def paying(n):\n    await charge(n)\n    random()  #!\n    await ship(n)\n"
+        "await asyncio.gather(paying(n), mail(n))",
+    ),
+    "a step in the middle of a gather": (
+        "await asyncio.gather(charge(n), ship(n))\nawait mail(n)",
+        "await asyncio.gather(charge(n), audit(n), ship(n))  #!\nawait mail(n)",
+    ),
+    "a step beside the rest": (
+        "await charge(n)\nawait ship(n)",
+        "_ = audit(n)  #!\nawait charge(n)\nawait ship(n)",
+    ),
+    "a child beside the rest": (
+        "await charge(n)\nawait ship(n)",
+        "t = asyncio.create_task(settle(n))  #!\nawait charge(n)\nawait ship(n)\nawait t",
+    ),
+}
+# What the code does not wait for, and the run does not depend on.
+SAFE = {
+    "a state that is published": (
+        "await charge(n)\nawait ship(n)",
+        'set_state("a", 1)\nawait charge(n)\nawait ship(n)',
+    ),
+    "a state that is no longer published": (
+        'set_state("a", 1)\nawait charge(n)\nset_state("a", 2)\nawait ship(n)',
+        'await charge(n)\nset_state("a", 2)\nawait ship(n)',
+    ),
+    "a state under another key": (
+        'set_state("a", 1)\nawait charge(n)\nawait ship(n)',
+        'set_state("b", 1)\nawait charge(n)\nawait ship(n)',
+    ),
+    "states in another order": (
+        'set_state("a", 1)\nset_state("b", 1)\nawait charge(n)',
+        'set_state("b", 1)\nawait charge(n)\nset_state("a", 1)',
+    ),
+    "a state in a task": (
+        "async def paying(n):\n    await charge(n)\nawait asyncio.gather(paying(n), ship(n))",
+        'async def paying(n):\n    set_state("a", 1)\n    await charge(n)\n    set_state("a", 2)\n'
+        "await asyncio.gather(paying(n), ship(n))",
+    ),
+    "a state in a loop": (
+        "for i in range(3):\n    await resize(i)",
+        'for i in range(3):\n    set_state("round", i)\n    await resize(i)',
+    ),
+    "the value of a state": (
+        'set_state("a", 1)\nawait charge(n)\nawait ship(n)',
+        'set_state("a", "one")\nawait charge(n)\nawait ship(n)',
+    ),
+    "a draw after everything": ("await charge(n)", "await charge(n)\nawait sleep(60)\nrandom()"),
+    "a timeout after everything": (
+        "await charge(n)",
+        "await charge(n)\nawait sleep(60)\nasync with asyncio.timeout(0.2):\n    await ship(n)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INSERTED)
+def test_what_is_inserted_beside_recorded_work_is_found(case: str, tmp_path: Path) -> None:
+    made = Change(tmp_path, *INSERTED[case])
+    why = made.first()
+    assert why.change == "inserted"
+    assert why.current is not None
+    assert why.current.source == made.after.source
+    assert str(made.before.file) in why.recorded.source
+    # Nothing recorded comes after it at the first points only; from then on it is always seen.
+    verdicts = made.verdicts()
+    assert None not in verdicts[next(n for n, found in enumerate(verdicts) if found is not None) :]
+
+
+@pytest.mark.parametrize("case", INSERTED)
+def test_code_that_did_not_change_fits_at_every_point(case: str, tmp_path: Path) -> None:
+    for text in INSERTED[case]:
+        if "timeout" not in case and "wait_for" not in case:  # these fail the run, which is why they are inserted
+            assert set(Change(tmp_path, text, text).verdicts()) == {None}
+
+
+@pytest.mark.parametrize("case", SAFE)
+def test_a_change_that_no_recorded_op_depends_on_is_no_divergence(case: str, tmp_path: Path) -> None:
+    assert set(Change(tmp_path, *SAFE[case]).verdicts()) == {None}
+
+
+def test_a_run_under_a_new_timeout_is_parked_and_not_failed(tmp_path: Path) -> None:
+    made = Change(tmp_path, *INSERTED["a timeout around a step"])
+    left, clock = made.left(1), FakeClock(made.cuts[1][-1].at + 3600)
+
+    async def deploy() -> None:
+        async with Engine(left, made.after.programs.values(), recovery=AT_ONCE, clock=clock) as engine:
+            await eventually(lambda: left.journal.rows[made.run_id].status is RunStatus.PARKED)
+            view = await engine.get("it")
+        assert view is not None
+        assert "The timer of asyncio was inserted before the step ship" in view.reason
+
+    asyncio.run(deploy())
+    assert shop.executed == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "state"),
+    [
+        ("set_state('a', 1)\nawait charge(n)", "await charge(n)", {"a": 1}),
+        ("await charge(n)", "set_state('a', 1)\nawait charge(n)", {"a": 1}),
+        ("set_state('a', 1)\nawait charge(n)", "set_state('b', 2)\nawait charge(n)", {"a": 1, "b": 2}),
+        ("await charge(n)\nset_state('a', 2)", "set_state('a', 1)\nawait charge(n)\nset_state('a', 2)", {"a": 2}),
+        (
+            "await charge(n)\nset_state('a', 3)",
+            "async def first(n):\n    set_state('a', 1)\n"
+            "await asyncio.gather(first(n))\nawait charge(n)\nset_state('a', 3)",
+            {"a": 3},
+        ),
+    ],
+)
+def test_published_states_are_those_of_the_code_of_now(
+    before: str, after: str, state: dict[str, int], tmp_path: Path
+) -> None:
+    made = Change(tmp_path, before, after)
+    left, clock = made.left(), FakeClock(made.cuts[-1][-1].at)
+
+    async def deploy() -> None:
+        async with Engine(left, made.after.programs.values(), recovery=AT_ONCE, clock=clock) as engine:
+            clock.advance(3600)
+            await engine.handle("it").result()
+            view = await engine.get("it")
+        assert view is not None
+        assert view.state == state
+
+    asyncio.run(deploy())
