@@ -269,6 +269,7 @@ class Engine(Client):
             ),
             rules=self._rules,
             serves=self._serves,
+            config=self._service_config.orchestrator,
         )
         self.superseded = orchestrator.retired
         orchestrator.services.stream = self._stream_mode

@@ -14,7 +14,8 @@ from typing import Any
 
 from perdure import Accepted, Duplicate, Engine, Queue, Recovery, StoreUnavailable, call, connect
 from perdure.kernel.program import Program
-from perdure.orchestrator import orchestrator
+from perdure.orchestrator.lifecycle import OrchestratorConfig
+from perdure.orchestrator.service import ServiceConfig
 from perdure.stores.sqlite.store import SqliteStore
 from tests.crash import programs
 from tests.crash.disk import Disk, put_back
@@ -44,7 +45,8 @@ ALL: list[Program] = [
 def voyage(db: str, effects: str, ending: str, at: int = 0, after: bool = False) -> dict[str, Any]:
     """Run the voyage to its end, unless the failpoint comes first."""
     programs.log_effects(effects)
-    orchestrator.MOMENT = 0.1  # so that the run leaves memory during its longer sleep
+    # So that the run leaves memory during its longer sleep.
+    Engine._service_config = ServiceConfig(orchestrator=OrchestratorConfig(idle=0.1))
     failpoint = Failpoint(at, after)
 
     async def main() -> dict[str, Any]:

@@ -25,6 +25,8 @@ from perdure import (
 )
 from perdure.kernel.events import RunClaimed, SignalReceived, WaitOpened, WaitResolved
 from perdure.kernel.state import fold
+from perdure.orchestrator.lifecycle import OrchestratorConfig
+from perdure.orchestrator.service import ServiceConfig
 from perdure.ports.appends import extend
 from perdure.ports.journal import append_one
 from perdure.testing.conformance.history import numbered
@@ -245,7 +247,7 @@ async def test_a_run_that_waits_leaves_memory_after_a_moment_and_at_once_when_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("perdure.orchestrator.warm_cache.WARM_LIMIT", 3)
-    monkeypatch.setattr("perdure.orchestrator.warm_cache.WARM_SECONDS", 0.05)
+    monkeypatch.setattr(Engine, "_service_config", ServiceConfig(orchestrator=OrchestratorConfig(warm=0.05)))
     world = World("memory://", [collect])
     async with world.engine as engine:
         assert engine._orchestrator is not None

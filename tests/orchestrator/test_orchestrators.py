@@ -32,6 +32,7 @@ from perdure import (
 )
 from perdure.kernel.events import Batch, RunClaimed, RunParked, RunStatus, StepStarted, decode_events
 from perdure.orchestrator import quarantine
+from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.orphans import OrphansConfig
 from perdure.orchestrator.service import ServiceConfig
 from perdure.ports.journal import Append
@@ -360,8 +361,8 @@ async def test_a_run_that_waits_inside_a_lock_loses_owners_without_blame(inside:
 async def test_a_step_that_has_run_for_long_loses_owners_without_blame(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quarantine, "LIVED_SECONDS", 1e9 if kind == "heartbeat" else 0.01)
-    monkeypatch.setattr(quarantine, "LOOK_SECONDS", 0.001)
+    config = OrchestratorConfig(trial=1e9 if kind == "heartbeat" else 0.01, trial_poll=0.001)
+    monkeypatch.setattr(Engine, "_service_config", ServiceConfig(orchestrator=config))
     over = threading.Event()
 
     @step
@@ -407,8 +408,8 @@ async def test_a_step_that_has_run_for_long_loses_owners_without_blame(
 
 
 async def test_a_step_that_swells_its_process_is_not_acquitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "LIVED_SECONDS", 0.01)
-    monkeypatch.setattr(quarantine, "LOOK_SECONDS", 0.001)
+    config = OrchestratorConfig(trial=0.01, trial_poll=0.001)
+    monkeypatch.setattr(Engine, "_service_config", ServiceConfig(orchestrator=config))
     looks = itertools.count()
     monkeypatch.setattr(quarantine, "memory", lambda: next(looks) * (quarantine.GROWTH_BYTES + 1))
     store = MemoryStore()

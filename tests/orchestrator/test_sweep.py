@@ -34,7 +34,8 @@ from perdure import (
 )
 from perdure.kernel.events import AnyEvent, RunClaimed, RunStarted, StepStarted
 from perdure.kernel.state import RunState
-from perdure.orchestrator import orchestrator, warm_cache
+from perdure.orchestrator.lifecycle import OrchestratorConfig
+from perdure.orchestrator.service import ServiceConfig
 from perdure.ports.appends import extend
 from perdure.ports.journal import Appended, append_all
 from perdure.stores.memory.store import MemoryStore
@@ -429,8 +430,8 @@ async def test_runs_that_signal_each_other_are_swept_up_to_the_limit() -> None:
 
 async def test_a_sweep_does_not_stay_for_runs_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever they wait for, and however short."""
-    monkeypatch.setattr(warm_cache, "WARM_SECONDS", 1e6)
-    monkeypatch.setattr(orchestrator, "MOMENT", 1e6)
+    config = OrchestratorConfig(warm=1e6, idle=1e6)
+    monkeypatch.setattr(Engine, "_service_config", ServiceConfig(orchestrator=config))
     store, clock = MemoryStore(), FakeClock()
 
     @workflow

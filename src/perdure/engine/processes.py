@@ -31,10 +31,10 @@ _READY, _BEGUN, _RETURNED, _UNSENT, _RAISED = "ready", "begun", "returned", "uns
 
 
 class Processes:
-    """Makes calls in other processes, at most `limit` at a time."""
+    """Makes calls in other processes, at most one for each CPU at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int | None = None) -> None:
-        self._threads = Threads(loop, limit or os.cpu_count() or 1, CPU_PROCESS, "the number of CPUs")
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._threads = Threads(loop, os.cpu_count() or 1, CPU_PROCESS, "the number of CPUs")
         self._here = threading.local()
         self._lock = threading.Lock()
         self._children: set[_Child] = set()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perdure.engine.large_values import Payloads
 from perdure.engine.resources import Resources
 from perdure.engine.steps import StepRunner
 from perdure.engine.writer import Writer
-from perdure.kernel.streams import IMMEDIATE
+from perdure.kernel.streams import IMMEDIATE, StreamMode
 from perdure.kernel.values.codec import Codec
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append
@@ -20,46 +21,24 @@ if TYPE_CHECKING:
     from perdure.engine.driver import Driver
 
 
+@dataclass(slots=True, eq=False)
 class Services:
     """What every driver of an engine shares."""
 
-    __slots__ = (
-        "clock",
-        "closing",
-        "codec",
-        "loop",
-        "on_abandoned",
-        "on_broken",
-        "on_commit",
-        "payloads",
-        "resources",
-        "runner",
-        "stream",
-        "thread",
-        "writer",
-    )
-
-    def __init__(
-        self,
-        codec: Codec,
-        clock: Clock,
-        writer: Writer,
-        runner: StepRunner,
-        payloads: Payloads,
-        on_commit: Callable[[Driver, Append], None],
-        on_broken: Callable[[Driver, Exception], None],
-        on_abandoned: Callable[[str], None],
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.thread = threading.get_ident()
-        self.codec, self.clock, self.writer, self.runner, self.payloads = codec, clock, writer, runner, payloads
-        self.on_commit = on_commit
-        # Called with an error of the engine in a callback of a run, whose state in memory is then unusable.
-        self.on_broken = on_broken
-        # Called with the id of a remote step's run that is no longer waited for.
-        self.on_abandoned = on_abandoned
-        # The default stream mode.
-        self.stream = IMMEDIATE
-        # The resources of steps.
-        self.resources = Resources()
-        self.closing = False
+    codec: Codec
+    clock: Clock
+    writer: Writer
+    runner: StepRunner
+    payloads: Payloads
+    on_commit: Callable[[Driver, Append], None]
+    # Called with an error of the engine in a callback of a run, whose state in memory is then unusable.
+    on_broken: Callable[[Driver, Exception], None]
+    # Called with the id of a remote step's run that is no longer waited for.
+    on_abandoned: Callable[[str], None]
+    # The default stream mode.
+    stream: StreamMode = IMMEDIATE
+    # The resources of steps.
+    resources: Resources = field(default_factory=Resources)
+    closing: bool = False
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    thread: int = field(default_factory=threading.get_ident)

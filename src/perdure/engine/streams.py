@@ -39,38 +39,6 @@ Report = ChunkAppended | StepProgressed
 class Channel:
     """The chunks and progress of one attempt."""
 
-    __slots__ = (
-        "_before",
-        "_bytes",
-        "_call",
-        "_cancelled",
-        "_context",
-        "_due",
-        "_flush_at",
-        "_lock",
-        "_looked",
-        "_mark",
-        "_mode",
-        "_next",
-        "_op",
-        "_own",
-        "_owner",
-        "_pending",
-        "_progress",
-        "_progress_at",
-        "_room",
-        "_scheduled",
-        "_sent",
-        "_services",
-        "_settled",
-        "_timer",
-        "_unsaved",
-        "_valid",
-        "_waiting",
-        "handed_over",
-        "last_progress",
-    )
-
     def __init__(self, owner: AttemptOwner, context: StepContext, call: Call) -> None:
         self._owner, self._services, self._call = owner, owner.services, call
         # A weak reference: the context owns its channel.

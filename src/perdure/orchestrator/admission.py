@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from perdure.kernel.policies.queues import Queue
@@ -21,12 +22,19 @@ from perdure.ports.clock import Clock
 from perdure.ports.journal import Full
 from perdure.ports.queues import Queues, Waiting
 
-# How many runs of a queue are begun per poll: other queues have their turn in between.
-POLL_LIMIT = 64
-# How long a failed poll is put off, and how long at most it waits for claims to become durable.
-AGAIN_SECONDS, CLAIM_SECONDS = 1.0, 5.0
-# A moment that has come and changed nothing is waited for again at least this long.
-MIN_WAIT = 0.001
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    """Durations are in seconds."""
+
+    limit: int = 64
+    """How many runs of a queue are begun per poll: other queues have their turn in between."""
+    retry: float = 1.0
+    """How long a failed poll is put off."""
+    claim_wait: float = 5.0
+    """How long a poll waits at most for claims to become durable."""
+    min_wait: float = 0.001
+    """A moment that has come and changed nothing is waited for again at least this long."""
 
 
 class Turn(Enum):
@@ -69,10 +77,11 @@ class Admission:
         queues: Mapping[str, Queue],
         capacity: int,
         enter: Callable[[EntryRequest], Awaitable[Entered]],
+        config: AdmissionConfig = AdmissionConfig(),  # noqa: B008 - frozen
     ) -> None:
         self._runs, self._lifecycle, self._wakeups = runs, lifecycle, wakeups
         self._store, self._clock, self._programs, self._serves = store, clock, programs, serves
-        self._queues, self._capacity, self._enter = queues, capacity, enter
+        self._queues, self._capacity, self._enter, self._config = queues, capacity, enter, config
         # When to poll even if nothing happens; None: when something does.
         self.next_poll: float | None = None
         # Whether runs were left in their queues because so many were in memory already.
@@ -108,41 +117,40 @@ class Admission:
                 if one.first > self._clock.now():
                     self._note(one.first)
                 elif not self._lifecycle.closing:
-                    left = POLL_LIMIT if most is None else most - len(begun)
+                    left = self._config.limit if most is None else most - len(begun)
                     begun += await self._admit_some(self._queues.get(one.queue) or Queue(one.queue), left)
         except Exception:
-            self._note(self._clock.now() + AGAIN_SECONDS)
+            self._note(self._clock.now() + self._config.retry)
             raise
         return begun
 
     async def _admit_some(self, queue: Queue, most: int) -> list[str]:
         ours = sum(driver.queue != "" for driver in self._runs.drivers.values())
-        room = min(self._capacity - ours, most, POLL_LIMIT)
+        room = min(self._capacity - ours, most, self._config.limit)
         if room <= 0:
             self._wakeups.backlog = self.crowded = True
             return []
         now = self._clock.now()
         picks = await self._store.pick(queue, room, now, list(self._programs))
         if picks.until is not None:
-            self._note(max(picks.until, now + MIN_WAIT))
+            self._note(max(picks.until, now + self._config.min_wait))
         # A run that is being loaded for another reason is polled for again when that finds it in its queue.
         fresh = [run_id for run_id in picks.run_ids if self._runs.state(run_id) in MAY_ENTER]
         admitted = (await self._enter(EntryRequest(fresh, admit=queue))).admitted if fresh else {}
         if not admitted:
             self._wakeups.backlog = True
             return []
-        full = await _refusals(admitted.values())
+        full = await self._refusals(admitted.values())
         for refused in full:
             if refused.until is not None:
-                self._note(max(refused.until, now + MIN_WAIT))
+                self._note(max(refused.until, now + self._config.min_wait))
         if full:
             self._wakeups.backlog = True  # another process was faster
         else:
             self._wakeups.queued()
         return [run_id for run_id, one in admitted.items() if one.done() and one.result() is None]
 
-
-async def _refusals(admitted: Iterable[asyncio.Future[Full | None]]) -> list[Full]:
-    """The refusals among admissions, when all are known: what has begun must be seen to count before the next poll."""
-    done, _ = await asyncio.wait(list(admitted), timeout=CLAIM_SECONDS)
-    return [full for one in done if (full := one.result()) is not None]
+    async def _refusals(self, admitted: Iterable[asyncio.Future[Full | None]]) -> list[Full]:
+        """The refusals, when all are known: what has begun must be seen to count before the next poll."""
+        done, _ = await asyncio.wait(list(admitted), timeout=self._config.claim_wait)
+        return [full for one in done if (full := one.result()) is not None]

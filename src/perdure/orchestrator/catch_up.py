@@ -17,9 +17,6 @@ from perdure.orchestrator.parking import Parking
 from perdure.orchestrator.residency import ACTIVE, CATCHING_UP, RunTable
 from perdure.ports.journal import Journal
 
-# How long a store that is out of reach is left alone before the next try.
-AGAIN_SECONDS = 1.0
-
 
 class CatchUp:
     """Reads the ends of journals, or all of one where its end is not enough.
@@ -69,7 +66,7 @@ class CatchUp:
     async def _catch_up(self, driver: Driver) -> None:
         try:
             while self._runs.has(driver) and not await self._try_to_catch_up(driver):
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(self._lifecycle.config.store_retry)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:

@@ -18,6 +18,28 @@ log = logging.getLogger("perdure")
 
 
 @dataclass(frozen=True, slots=True)
+class OrchestratorConfig:
+    """Durations are in seconds."""
+
+    store_retry: float = 1.0
+    """How long a store that is out of reach is left alone before the next try."""
+    idle: float = 1.0
+    """A run that waits for longer than this is evicted."""
+    warm: float = 1.0
+    """How long an idle run that may get a message is kept in memory."""
+    trial: float = 1.0
+    """How long an owner has to live with the steps of a suspect before it clears it."""
+    trial_poll: float = 0.1
+    """How often it is checked whether suspects on trial make progress."""
+    close_log: float = 1.0
+    """How long closing may take before the log says what it waits for."""
+    close_poll: float = 0.5
+    """How often, while closing, due runs are handed over that are owned and not in memory."""
+    drain: float = 5.0
+    """How long the store may take for the last events."""
+
+
+@dataclass(frozen=True, slots=True)
 class Owner:
     """An orchestrator as journals name it: one process under a name, from its start to its end."""
 
@@ -42,8 +64,8 @@ class Owner:
 class Lifecycle:
     """Whether an orchestrator works, and what it does in the background."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, config: OrchestratorConfig) -> None:
+        self._name, self.config = name, config
         self.loop = asyncio.get_running_loop()
         # No heartbeat succeeded in time: nothing is advanced until one does.
         self.suspended = False

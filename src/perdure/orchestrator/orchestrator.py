@@ -38,7 +38,7 @@ from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.catch_up import CatchUp
 from perdure.orchestrator.inbox import Inbox
-from perdure.orchestrator.lifecycle import Lifecycle, Owner, log_fault
+from perdure.orchestrator.lifecycle import Lifecycle, OrchestratorConfig, Owner, log_fault
 from perdure.orchestrator.loader import Loader
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.observer import Observer, Wakeups
@@ -65,17 +65,8 @@ from perdure.ports.store import Store
 
 log = logging.getLogger("perdure")
 
-# A run that waits for longer than this is evicted.
-MOMENT = 1.0
-# How long closing may take before the log says what it waits for, and how many steps that names.
-QUIET_SECONDS = 1.0
+# How many steps the log names that closing waits for.
 NAMED = 5
-# How often, while closing, due runs are handed over that are owned and not in memory.
-MEANWHILE_SECONDS = 0.5
-# How long the store may take for the last events.
-DRAIN_SECONDS = 5.0
-# How long a store that is out of reach is left alone before the next try.
-AGAIN_SECONDS = 1.0
 
 _SUSPENDED = "no heartbeat of this engine succeeded in time, and it starts nothing until one does; try again"
 
@@ -106,13 +97,14 @@ class Orchestrator:
         rules: Rules = NONE,
         serves: Sequence[str] | None = None,
         threads: int | None = None,
+        config: OrchestratorConfig = OrchestratorConfig(),  # noqa: B008 - frozen
     ) -> None:
         # The queues whose runs it takes; None: all of them, and runs that are in none.
         self.serves = serves
         self.store, self.programs, self.recovery, self.clock = store, programs, recovery, clock
-        self.owner = Owner(name)
+        self.owner, self._config = Owner(name), config
         self.name, self.session = name, self.owner.session
-        self.lifecycle = lifecycle = Lifecycle(name)
+        self.lifecycle = lifecycle = Lifecycle(name, config)
         self.loop, self.spawn, self.in_callback = lifecycle.loop, lifecycle.spawn, lifecycle.in_callback
         # Set when another process has been started under the same name: this one has stopped for good.
         self.retired = lifecycle.retired
@@ -134,7 +126,7 @@ class Orchestrator:
         )
         self.parking = Parking(runs, store, clock, observer.finished)
         self.inbox = Inbox(runs, lifecycle, self.owner, self.broke)
-        self.warm = WarmCache(runs, self.loop, self._evict_idle)
+        self.warm = WarmCache(runs, lifecycle, self._evict_idle)
         self.locks = RunLocks(
             runs,
             lifecycle,
@@ -223,7 +215,7 @@ class Orchestrator:
             else:
                 await self.enter(EntryRequest((run_id,)))
         except StoreUnavailable:
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(self._config.store_retry)
             self.enter_soon(run_id)
 
     def restart(self, driver: Driver) -> None:
@@ -278,7 +270,7 @@ class Orchestrator:
             if self.lifecycle.sweep_began is not None:
                 self._evict_idle(driver)
                 return
-            if state.owner is not None and due is not None and due <= self.clock.now() + MOMENT:
+            if state.owner is not None and due is not None and due <= self.clock.now() + self._config.idle:
                 return
             if state.owner is not None and (state.approvals or any(state.waits.values())) and self.runs.has(driver):
                 self.warm.keep(driver)
@@ -509,7 +501,7 @@ class Orchestrator:
         try:
             await self._give_up_steps(self.loop.time() - began)
             await self.in_callback(self._release_all)
-            async with asyncio.timeout(DRAIN_SECONDS):
+            async with asyncio.timeout(self._config.drain):
                 await self.services.writer.drained()
         except TimeoutError:
             log.warning(
@@ -530,7 +522,7 @@ class Orchestrator:
             left = began + grace - now
             if left <= 0:
                 return
-            if not logged and now - began >= QUIET_SECONDS:
+            if not logged and now - began >= self._config.close_log:
                 logged = True
                 log.warning(
                     "orchestrator %s: closing; it starts nothing, and waits up to %.0f s for %s. A second signal or "
@@ -540,20 +532,20 @@ class Orchestrator:
                     self._under_way(),
                 )
             tasks = [task for driver in working for task in driver.attempts.tasks()]
-            wait = min(left, MEANWHILE_SECONDS)
+            wait = min(left, self._config.close_poll)
             if tasks:
                 await asyncio.wait(tasks, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             else:  # its result is being stored, or its start is on its way to the store
                 await asyncio.sleep(min(wait, 0.01))
             await self.in_callback(self._hand_over)
-            if self.loop.time() >= polled + MEANWHILE_SECONDS:
+            if self.loop.time() >= polled + self._config.close_poll:
                 await meanwhile()
                 polled = self.loop.time()
 
     async def _give_up_steps(self, after: float) -> None:
         """Stop what has not ended. Its outcome is dropped, even where it continues in its thread."""
         drivers = [driver for driver in self.active.values() if driver.attempts.running]
-        if drivers and after >= QUIET_SECONDS:
+        if drivers and after >= self._config.close_log:
             log.warning(
                 "orchestrator %s: gives up %s after %.0f s; their outcomes are dropped, and the next owner of their "
                 "runs calls them again. Give them more time with Recovery(grace=...)",
@@ -568,7 +560,7 @@ class Orchestrator:
             driver.attempts.cancel_running()
         if stopped:
             # Steps on the loop clean up before another process begins them.
-            await asyncio.wait(stopped, timeout=QUIET_SECONDS)
+            await asyncio.wait(stopped, timeout=self._config.close_log)
 
     def _under_way(self) -> str:
         """What is under way, in words: the steps that began first."""

@@ -46,16 +46,11 @@ try:
 except ImportError:  # Windows: the memory of a process is not looked at
     resource = None  # type: ignore[assignment]
 
-# How long a store that is out of reach is left alone before the next try.
-AGAIN_SECONDS = 1.0
 # In how many parts suspects are tried. More would be longer until all are at work, fewer would cost more orchestrators.
 PARTS = 8
 # A run that only waits may lose so many times as many owners. Each clears it at once: with other code, its replay may
 # be what they all died of.
 PATIENT = 4
-# How long an owner has to live with the steps of a suspect before it clears it, and how often it looks meanwhile.
-LIVED_SECONDS = 1.0
-LOOK_SECONDS = 0.1
 # A process that grows by more than this while a suspect is tried may be about to die of it. It is little, because a
 # busy machine lets a process grow slowly.
 GROWTH_BYTES = 16 << 20
@@ -95,7 +90,7 @@ class Quarantine:
         broke: Callable[[Driver, Exception], None],
     ) -> None:
         self._runs, self._lifecycle, self._owner, self._clock = runs, lifecycle, owner, clock
-        self._limit, self._lease = recovery.quarantine, recovery.ttl
+        self._limit, self._lease, self._config = recovery.quarantine, recovery.ttl, lifecycle.config
         self._parking, self._locks, self._enter, self._broke = parking, locks, enter, broke
         self._suspects = runs.of(SUSPECT)
         self._trying = False
@@ -135,7 +130,7 @@ class Quarantine:
                     self.on_trial = {slot.run_id for slot in group}
                     await self._load(group, tried=len(group))
                 except StoreUnavailable:
-                    await asyncio.sleep(AGAIN_SECONDS)
+                    await asyncio.sleep(self._config.store_retry)
                     continue
                 await self._live_with_them()
         finally:
@@ -177,7 +172,7 @@ class Quarantine:
     async def _live_with_them(self) -> None:
         """Wait until the runs on trial make progress, or until this process has lived with them for long enough."""
         loop, drivers = self._lifecycle.loop, self._runs.drivers
-        end, most, grew = loop.time() + self._lease, memory(), -LIVED_SECONDS
+        end, most, grew = loop.time() + self._lease, memory(), -self._config.trial
         # Since when all its steps are under way, and the heartbeats of each, by run.
         since: dict[str, float] = {}
         beats: dict[str, list[float]] = {}
@@ -196,18 +191,18 @@ class Quarantine:
                     since.pop(run_id, None)  # not all its steps have begun
                 else:
                     felt = [one.context.last_heartbeat for one in driver.attempts.running.values()]
-                    lived = now - since.setdefault(run_id, now) >= min(LIVED_SECONDS, self._lease)
+                    lived = now - since.setdefault(run_id, now) >= min(self._config.trial, self._lease)
                     if driver.idle or lived or beats.setdefault(run_id, felt) != felt:
                         harmless.append(driver)
             if now >= end:
                 # The next group does not wait any longer, and this one is cleared, unless the process is still growing.
                 others = [drivers[run_id] for run_id in self.on_trial if run_id in drivers]
-                harmless = others if now - grew >= LIVED_SECONDS else harmless
+                harmless = others if now - grew >= self._config.trial else harmless
             await self._clear(harmless)
             if now >= end:
                 self.on_trial.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(self._config.trial_poll):
                     await self._cleared.wait()
 
     def _miss(self, run_id: str, away: set[str], late: bool) -> None:

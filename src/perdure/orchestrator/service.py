@@ -19,9 +19,10 @@ from typing import Any
 from perdure.engine.change_feed import Subscription, change_feed
 from perdure.engine.duties import Duties, Duty, FunctionDuty, cancelled
 from perdure.kernel.policies.queues import Queue
-from perdure.orchestrator.admission import Admission
+from perdure.orchestrator.admission import Admission, AdmissionConfig
 from perdure.orchestrator.deadlines import Deadlines, DeadlinesConfig
 from perdure.orchestrator.heartbeat import Heartbeat, HeartbeatConfig
+from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.membership import Membership, MembershipConfig
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.orphans import Orphans, OrphansConfig
@@ -41,6 +42,8 @@ class ServiceConfig:
     timers: TimersConfig = field(default_factory=TimersConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     orphans: OrphansConfig = field(default_factory=OrphansConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
     change_interval: float = 0.125
     """How often at most the store is queried because it has changed."""
     registration_wait: float = 0.5
@@ -79,6 +82,7 @@ class Service:
             queues,
             capacity,
             orchestrator.enter,
+            config.admission,
         )
         # By its name: orchestrators that were started together search at different times, and tests are repeatable.
         self.orphans = Orphans(orchestrator, membership, Random(orchestrator.name), config.orphans)

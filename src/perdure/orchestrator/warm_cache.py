@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from perdure.engine.driver import Driver
+from perdure.orchestrator.lifecycle import Lifecycle
 from perdure.orchestrator.residency import ACTIVE, WARM, RunSlot, RunTable
 
-# How long an idle run is kept, and how many of them at most.
-WARM_SECONDS = 1.0
+# How many idle runs are kept at most.
 WARM_LIMIT = 256
 # The limit of remembered run_ids.
 KNOWN_LIMIT = 10_000
@@ -18,9 +18,10 @@ KNOWN_LIMIT = 10_000
 class WarmCache:
     """The runs that became idle last. `evict` is called with each whose time is over; a busy one stays."""
 
-    def __init__(self, runs: RunTable, loop: asyncio.AbstractEventLoop, evict: Callable[[Driver], None]) -> None:
+    def __init__(self, runs: RunTable, lifecycle: Lifecycle, evict: Callable[[Driver], None]) -> None:
         # In the order in which they came, so that the first is the oldest.
-        self._runs, self._warm, self._loop, self._evict = runs, runs.of(WARM), loop, evict
+        self._runs, self._warm, self._evict = runs, runs.of(WARM), evict
+        self._loop, self._seconds = lifecycle.loop, lifecycle.config.warm
         self._timer: asyncio.TimerHandle | None = None
         # The run_ids of runs that wait here, or did lately, by their ids: messages go by id, and this saves a query.
         self._known: dict[str, str] = {}
@@ -35,14 +36,14 @@ class WarmCache:
         if slot.state is WARM:
             self._runs.move(slot, ACTIVE)
         self._runs.move(slot, WARM)
-        slot.until = self._loop.time() + WARM_SECONDS
+        slot.until = self._loop.time() + self._seconds
         self._known[driver.id] = driver.run_id
         if len(self._known) > KNOWN_LIMIT:
             del self._known[next(iter(self._known))]
         if len(self._warm) > WARM_LIMIT:
             self._expire(next(iter(self._warm.values())))
         if self._timer is None:
-            self._timer = self._loop.call_later(WARM_SECONDS, self._ring)
+            self._timer = self._loop.call_later(self._seconds, self._ring)
 
     def forget(self, id: str) -> None:
         """Forget the run of this id."""

@@ -53,11 +53,6 @@ def is_there_already(error: BaseException) -> bool:
     return isinstance(error, asyncpg.PostgresError) and _state(error) in ("42P07", "42710")
 
 
-def is_missing(error: BaseException) -> bool:
-    """Whether a table or schema does not exist."""
-    return isinstance(error, asyncpg.PostgresError) and _state(error) in ("42P01", "3F000")
-
-
 def translate(error: BaseException, url: str) -> PerdureError:
     """The error of perdure for an error of the driver: with what to do, and never with a password."""
     if isinstance(error, PerdureError):

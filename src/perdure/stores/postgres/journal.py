@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from itertools import groupby
-from operator import itemgetter
 
 import msgspec
 
-from perdure.errors import Corrupt, StoreUnavailable
+from perdure.errors import StoreUnavailable
 from perdure.kernel.events import Batch
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome, PendingOutcomes
 from perdure.stores.postgres.admission import admit, lock_queues
@@ -18,8 +16,7 @@ from perdure.stores.postgres.connection import Connection, Row
 from perdure.stores.postgres.database import COLLISIONS, FIRST_PAUSE, LAST_PAUSE, Database
 from perdure.stores.postgres.errors import Lost, is_collision, is_driver_error, is_lost, is_taken, translate
 from perdure.stores.postgres.rows import by_column
-from perdure.stores.sqlshared.entries import batches as batches_of
-from perdure.stores.sqlshared.entries import cut
+from perdure.stores.sqlshared.entries import batches, cut, journals
 
 APPENDED = Appended()
 Outcomes = dict[int, Outcome]
@@ -361,25 +358,13 @@ class PostgresJournal:
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""
         rows = await self._database.query(_READ, run_id, start, limit)
-        return cut(
-            batches_of(run_id, ((*row[:3], row[3].encode(), row[4]) for row in rows), start, limit is None),
-            start,
-            limit,
-        )
+        entries = ((*row[:3], row[3].encode(), row[4]) for row in rows)
+        return cut(batches(run_id, entries, start, limit is None), start, limit)
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals; a damaged journal is returned as its error."""
-        journals: dict[str, list[Batch] | Exception] = {}
-        if not run_ids:
-            return journals
-        rows = await self._database.query(_READ_MANY, list(run_ids))
-        for run_id, found in groupby(rows, key=itemgetter(0)):
-            try:
-                entries = ((*row[1:4], row[4].encode(), row[5]) for row in found)
-                journals[run_id] = batches_of(run_id, entries, 0, whole=True)
-            except Corrupt as error:
-                journals[run_id] = error
-        return journals
+        rows = await self._database.query(_READ_MANY, list(run_ids)) if run_ids else []
+        return journals((*row[:4], row[4].encode(), row[5]) for row in rows)
 
     async def heads(self, run_ids: Sequence[str]) -> dict[str, int]:
         """The next number of each of these journals that exists."""

@@ -222,14 +222,14 @@ class Database:
         self._disconnect()
         self._write_thread = self._read_thread = None
 
-    def _disconnect(self, *, fold: bool = True) -> None:
+    def _disconnect(self) -> None:
         opened, held = [self._reader, self._writer], self._guard
         while self._bulk is not None and not self._bulk.empty():
             opened.insert(0, self._bulk.get())
         self._writer = self._reader = self._bulk = self._guard = None
         last = held is not None and guard.leave(held)
         if opened[-1] is not None:
-            opened[-1].config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(not fold))
+            opened[-1].config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         for db in opened:
             if db is not None:
                 db.close()

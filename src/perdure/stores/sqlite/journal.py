@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -17,7 +15,7 @@ from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.stores.sqlite.database import Database
 from perdure.stores.sqlite.queues import refusal
 from perdure.stores.sqlite.spelling import as_json
-from perdure.stores.sqlshared.entries import batches, checksum, cut
+from perdure.stores.sqlshared.entries import batches, checksum, cut, journals
 from perdure.stores.sqlshared.rows import (
     CHANGED_IN_CHILD,
     CHANGED_IN_RUN,
@@ -106,24 +104,17 @@ class SqlJournal:
 
     async def read_many(self, run_ids: Sequence[str]) -> dict[str, list[Batch] | Exception]:
         """Whole journals; a damaged journal is returned as its error."""
-        wanted = as_json(run_ids)
-        journals: dict[str, list[Batch] | Exception] = {}
         try:
-            rows = await self._rows(_READ_MANY, (wanted,), len(run_ids))
+            return journals(await self._rows(_READ_MANY, (as_json(run_ids),), len(run_ids)))
         except Corrupt:
             # A page that SQLite cannot read fails the statement; read one by one, only the run it belongs to fails.
+            found: dict[str, list[Batch] | Exception] = {}
             for run_id in run_ids:
                 try:
-                    journals[run_id] = await self.read(run_id)
+                    found[run_id] = await self.read(run_id)
                 except Corrupt as error:
-                    journals[run_id] = error
-            return journals
-        for run_id, found in groupby(rows, key=itemgetter(0)):
-            try:
-                journals[run_id] = batches(run_id, (row[1:] for row in found), 0, whole=True)
-            except Corrupt as error:
-                journals[run_id] = error
-        return journals
+                    found[run_id] = error
+            return found
 
     async def _rows(self, sql: str, bindings: tuple[Any, ...], journals: int) -> list[tuple[Any, ...]]:
         """Read small journals on the loop: handing the query to a thread takes longer, at times far longer."""

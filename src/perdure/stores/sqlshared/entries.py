@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -33,6 +35,17 @@ def batches(run_id: str, rows: Iterable[Sequence[Any]], start: int, whole: bool)
         found.append(batch)
     if whole and found and head != ends:
         raise _damage(run_id, ends, f"it ends here, and its head says {head}")
+    return found
+
+
+def journals(rows: Iterable[Sequence[Any]]) -> dict[str, list[Batch] | Exception]:
+    """Whole journals by rows that begin with their run_id; a damaged journal is returned as its error."""
+    found: dict[str, list[Batch] | Exception] = {}
+    for run_id, entries in groupby(rows, key=itemgetter(0)):
+        try:
+            found[run_id] = batches(run_id, (row[1:] for row in entries), 0, whole=True)
+        except Corrupt as error:
+            found[run_id] = error
     return found
 
 
