@@ -12,12 +12,11 @@ from perdure.client.forking import refused
 from perdure.client.gateway import NewRun, StoreGateway
 from perdure.errors import UsageError
 from perdure.kernel.events import Batch, RunStarted, RunStatus
-from perdure.kernel.inbound import Accepted, Decide, Decided, Events, Undecided
+from perdure.kernel.inbound import Accepted, Decide, Decided, Undecided
 from perdure.kernel.invocation import EncodedInvocation, Invocation
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
-from perdure.kernel.state import RunState
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.residency import EntryRequest
 from perdure.orchestrator.sweep import Counts
@@ -194,7 +193,7 @@ class LocalGateway:
     async def _written(self, orchestrator: Orchestrator, run_id: str) -> int | None:
         """The number before which the events of a run in memory are durable, as soon as they are."""
         while run_id in orchestrator.active:
-            outcome = await orchestrator.inbox.deliver(run_id, _next_seq)
+            outcome = await orchestrator.inbox.deliver(run_id, lambda state: state.next_seq)
             if isinstance(outcome, Decided) and isinstance(outcome.value, int):
                 return outcome.value
         return None
@@ -227,7 +226,3 @@ class LocalGateway:
 
         await orchestrator.in_callback(replay)
         return found
-
-
-def _next_seq(state: RunState) -> Events | int:
-    return state.next_seq

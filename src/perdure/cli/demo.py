@@ -38,7 +38,7 @@ def demo(*, json: AsJson = False) -> int:
     Starts an order in a process of its own, kills that process (SIGKILL) between two steps, and starts it again: what
     was done is not done again. Uses a store in a temporary directory, and no network.
     """
-    say = _silence if json else print
+    say = (lambda *_: None) if json else print
     with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
         url = f"sqlite:///{folder}/demo.db"
         say(f"An order of three steps: {', '.join(STEPS)}. Its process is killed half-way.\n")
@@ -114,10 +114,6 @@ def _told(line: str, say: Any) -> str:
     name, _, what = line.partition(": ")
     say(f"  {name:<8} {what}")
     return name
-
-
-def _silence(*_: object) -> None:
-    pass
 
 
 async def _finished(url: str) -> RunView:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
-from perdure.cli.output import cut, error_name, note, pairs, span, table, value_text, write_json
+from perdure.cli.output import cut, note, pairs, span, table, value_text, write_json
 from perdure.client.reader import Reader
 from perdure.client.views import RunView
 from perdure.errors import NoSuchRun
@@ -77,7 +76,7 @@ def _side(op: OpOutcome | None, width: int) -> str:
 
 def _value(op: OpOutcome, width: int) -> str:
     if op.error is not None:
-        return cut(error_name(op.error), width)
+        return cut(str(op.error), width)
     if op.blob:
         return f"blob {op.blob[:12]}…"
     nothing = bytes(op.value) == b"null" and op.status not in ("succeeded", "completed")
@@ -125,8 +124,5 @@ def _document(first: RunView, second: RunView, found: Diff) -> dict[str, Any]:
 def _json(op: OpOutcome | None) -> dict[str, Any] | None:
     if op is None:
         return None
-    return {**msgspec.structs.asdict(op), "began": moment(op.began), "ended": _moment(op.ended), "took": op.took}
-
-
-def _moment(at: float | None) -> datetime | None:
-    return None if at is None else moment(at)
+    ended = None if op.ended is None else moment(op.ended)
+    return {**msgspec.structs.asdict(op), "began": moment(op.began), "ended": ended, "took": op.took}

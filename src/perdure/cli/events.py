@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.cli.output import clean, cut, error_name, first_line, span, value_text, when, write_json
+from perdure.cli.output import clean, cut, first_line, span, value_text, when, write_json
 from perdure.client.views import RunView
 from perdure.kernel.events import Entry, moment
 from perdure.kernel.values.failures import Failure
@@ -60,7 +60,7 @@ def _details(event: Any) -> list[str]:
 
 def _text(name: str, value: Any) -> str:
     if isinstance(value, Failure):
-        return cut(error_name(value), 60)
+        return cut(str(value), 60)
     if name in MOMENTS:
         return when(moment(value))
     if name == "source":

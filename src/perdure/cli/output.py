@@ -210,14 +210,9 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
-def error_name(error: Failure) -> str:
-    """`ValueError: no stock`."""
-    return str(error)
-
-
 def error_text(error: Failure, indent: str = "  ") -> str:
     """An error with the lines of the user's code, and its causes."""
-    lines = [indent + error_name(error).replace("\n", "\n" + indent)]
+    lines = [indent + str(error).replace("\n", "\n" + indent)]
     lines += [f"{indent}  {line}" for line in error.traceback.splitlines()]
     for number, inner in enumerate(error.errors, 1):
         lines += [f"{indent}  {number}:", error_text(inner, indent + "    ")]

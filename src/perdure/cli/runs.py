@@ -24,7 +24,6 @@ from perdure.cli.output import (
     clean,
     cut,
     distance,
-    error_name,
     failure_text,
     first_line,
     note,
@@ -139,7 +138,7 @@ def steps(
         given = [(s.path, s.status.value, _step_inputs(s), _step_value(s), _short(s.source)) for s in found]
         table(("op", "status", "inputs", "output", "source"), given, cut=("output",), fold=("op", "inputs"))
         return
-    rows = [(s.path, s.status.value, str(s.attempt), _step_took(s), _step_value(s), _short(s.source)) for s in found]
+    rows = [(s.path, s.status.value, str(s.attempt), _took(s), _step_value(s), _short(s.source)) for s in found]
     table(("op", "status", "attempt", "took", "output", "source"), rows, cut=("output",), fold=("op",))
 
 
@@ -267,7 +266,7 @@ def _number(start: int) -> int:
 
 def _facts(view: RunView, steps: Sequence[StepView], why: Why | None) -> list[tuple[str, str]]:
     last = _last_error(steps) if not view.status.finished else None
-    done = sum(step.status == "succeeded" for step in steps)
+    done, running = sum(s.status == "succeeded" for s in steps), [s for s in steps if s.finished_at is None]
     version = f" (version {view.version})" if view.version else ""
     return [
         ("id", view.id),
@@ -291,7 +290,7 @@ def _facts(view: RunView, steps: Sequence[StepView], why: Why | None) -> list[tu
         ("locks", ", ".join(view.locks)),
         ("state", "\n".join(f"{key} = {value_text(value, 200)}" for key, value in view.state.items())),
         ("steps", f"{done} of {len(steps)} begun have succeeded" if steps else "none begun"),
-        ("progress", "\n".join(f"{s.path} {value_text(s.progress)}" for s in steps if _shows_progress(s))),
+        ("progress", "\n".join(f"{s.path} {value_text(s.progress)}" for s in running if s.progress is not None)),
         ("last error", (last and f"{last.error} ({last.path}, attempt {last.attempt}, {when(last.at)})") or ""),
         ("journal", f"{view.next_seq} events"),
         ("input", value_text(view.input, 1000)),
@@ -312,7 +311,7 @@ class _LastError:
 
 def _last_error(steps: Sequence[StepView]) -> _LastError | None:
     failed = [
-        _LastError(step.path, one.number, one.finished_at, error_name(one.error))
+        _LastError(step.path, one.number, one.finished_at, str(one.error))
         for step in steps
         for one in step.attempts
         if one.error is not None and one.finished_at is not None
@@ -334,12 +333,9 @@ def _waits_for(wait: WaitView) -> str:
     return f"{wait.kind}{named}{people}{until}  ({wait.path} {_short(wait.source)})"
 
 
-def _took(view: RunSummary) -> str:
-    return "" if view.finished_at is None else span((view.finished_at - view.created_at).total_seconds())
-
-
-def _step_took(step: StepView) -> str:
-    return "" if step.finished_at is None else span((step.finished_at - step.started_at).total_seconds())
+def _took(view: RunSummary | StepView) -> str:
+    began = view.started_at if isinstance(view, StepView) else view.created_at
+    return "" if view.finished_at is None else span((view.finished_at - began).total_seconds())
 
 
 def _step_inputs(step: StepView) -> str:
@@ -348,18 +344,14 @@ def _step_inputs(step: StepView) -> str:
 
 def _step_value(step: StepView) -> str:
     if step.error is not None:
-        return cut(error_name(step.error), 60)
+        return cut(str(step.error), 60)
     failed = next((a.error for a in reversed(step.attempts) if a.error is not None), None)
     if step.status == "succeeded":
         return value_text(step.output) + (" (by its fallback)" if step.attempts[-1].fallback else "")
     progress = "" if step.progress is None else f"progress: {value_text(step.progress)}"
     if not progress and step.chunks:
         progress = f"{len(step.chunks)} chunk{'s' * (len(step.chunks) != 1)} shown"
-    return cut(f"last attempt: {error_name(failed)}", 60) if failed is not None else progress
-
-
-def _shows_progress(step: StepView) -> bool:
-    return step.progress is not None and step.finished_at is None
+    return cut(f"last attempt: {failed}", 60) if failed is not None else progress
 
 
 def _short(source: str) -> str:

@@ -38,7 +38,7 @@ def ls(*, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     rows = [
         (
             view.id,
-            _status(view),
+            "paused" if view.paused else "active",
             view.program,
             _times(view),
             _counts(view),
@@ -207,10 +207,6 @@ def _moment(text: str) -> datetime:
     except ValueError as error:
         raise Problem(f"{text!r} is no moment; write it as 2030-01-01 or 2030-01-01T12:00+01:00") from error
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-
-
-def _status(view: ScheduleView) -> str:
-    return "paused" if view.paused else "active"
 
 
 def _times(view: ScheduleView) -> str:

@@ -13,7 +13,7 @@ from perdure.errors import Corrupt, InvalidLock, LockLost, NotOwner
 from perdure.kernel.events import moment
 from perdure.kernel.policies.lock_keys import PREFIX, check_key, check_ttl, lease_key
 from perdure.ports.clock import Clock
-from perdure.ports.leases import Acquired, HeldBy, Lease, Leases, Renewal
+from perdure.ports.leases import HeldBy, Lease, Leases, Renewal
 from perdure.ports.runs import Runs
 
 
@@ -61,7 +61,9 @@ class Locks:
         """Take a lock that is free, expired or already the owner's, without waiting. Only its owner renews it."""
         check_key(key)
         answer = await self._leases.acquire(lease_key(key), _owner(key, owner), check_ttl(ttl, key), self._clock.now())
-        return answer if isinstance(answer, HeldBy) else _acquired(key, owner, answer)
+        if isinstance(answer, HeldBy):
+            return answer
+        return LockView(key, owner, answer.epoch, moment(answer.expires))
 
     async def renew(self, key: str, owner: str, ttl: float | timedelta = 30) -> LockView:
         """Hold on to a lock; raises NotOwner when it is not the owner's."""
@@ -118,10 +120,6 @@ def _owner(key: str, owner: str) -> str:
     if not isinstance(owner, str) or not owner:
         raise InvalidLock(key, f"has owner={owner!r}, which is no name", cure="give the name of who holds it")
     return owner
-
-
-def _acquired(key: str, owner: str, acquired: Acquired) -> LockView:
-    return LockView(key, owner, acquired.epoch, moment(acquired.expires))
 
 
 def _view(lease: Lease) -> LockView:

@@ -30,7 +30,7 @@ from perdure.client.views import (
 )
 from perdure.client.why import Why, World, alive, ended, explain, unread
 from perdure.errors import Corrupt, NotDecodable, UsageError
-from perdure.kernel.events import NULL, AnyEvent, Batch, ChildFinished, Entry, RunFinished, RunStatus, entries
+from perdure.kernel.events import NULL, AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
 from perdure.kernel.ids import check_cursor, flaw_of
 from perdure.kernel.policies.lock_keys import lease_key
 from perdure.kernel.policies.tags import checked_tags
@@ -240,11 +240,9 @@ class Queries:
             records = steps_of(batches)
             if run.root:
                 records = [record for record in records if record.path.startswith(f"{child_path(run)}/")]
-            replayed = (
-                await self._gateway.step_arguments(run, batches)
-                if inputs or (inputs is None and _is_short(batches))
-                else {}
-            )
+            short = sum(len(batch.events) for batch in batches) <= REPLAYED
+            wanted = inputs or (inputs is None and short)
+            replayed = await self._gateway.step_arguments(run, batches) if wanted else {}
             return [
                 step_view(
                     record,
@@ -398,10 +396,6 @@ async def pages(store: Store, filter: RunFilter) -> AsyncIterator[list[RunRow]]:
         if len(page) < filter.limit:
             return
         filter = replace(filter, cursor=page[-1].run_id)
-
-
-def _is_short(batches: Sequence[Batch]) -> bool:
-    return sum(len(batch.events) for batch in batches) <= REPLAYED
 
 
 def _status(value: RunStatus | str) -> RunStatus:

@@ -315,13 +315,14 @@ def run_summary(loaded: Loaded, head: Head) -> RunSummary:
 def run_view(loaded: Loaded, head: Head, state: RunState) -> RunView:
     """A run's row as callers see it, with what its folded journal says."""
     path = child_path(loaded.row)
+    inside = f"{path}/" if path else ""
     values = state.child_values.get(path, {}) if path else state.values
     parked = state.parked if loaded.row.status is RunStatus.PARKED else None
     return RunView(
         **_summary(loaded, head),
         state={key: msgspec.json.decode(value) for key, value in values.items()},
-        waits=tuple(_waits(state, f"{path}/" if path else "")),
-        locks=tuple(lock.key for op, lock in state.locks.items() if not path or op.startswith(f"{path}/")),
+        waits=tuple(_wait_view(at, op) for at, op in state.ops.items() if not op.running and at.startswith(inside)),
+        locks=tuple(lock.key for op, lock in state.locks.items() if op.startswith(inside)),
         parked=parked.kind if parked is not None else None,
         divergence=parked.divergence if parked is not None else None,
         continued_from=(state.started.continued_from or None) if state.started is not None and not path else None,
@@ -358,10 +359,6 @@ def _interrupt(state: RunState, path: str, op: OpenOp) -> Interrupt:
     assert state.started is not None
     id = state.children[child].started.id or f"{state.started.id}/{child}" if child else state.started.id
     return Interrupt(path, wait.name, wait.kind, id, wait.request, wait.schema, wait.deadline, wait.approvers)
-
-
-def _waits(state: RunState, prefix: str) -> list[WaitView]:
-    return [_wait_view(path, op) for path, op in state.ops.items() if not op.running and path.startswith(prefix)]
 
 
 def _wait_view(path: str, op: OpenOp) -> WaitView:

@@ -13,7 +13,6 @@ from perdure.kernel.inbound import may_answer
 from perdure.kernel.policies.lock_keys import PREFIX
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import OpenOp, RunState
-from perdure.kernel.values.failures import Failure
 from perdure.ports.leases import Lease, Registration, orchestrator_name
 
 # How long something may be due before it is late: orchestrators poll and claim faster than this.
@@ -70,11 +69,9 @@ class World:
             if program in known.programs and (known.serves is None or queue in known.serves):
                 return ""
         alive = ", ".join(sorted(self.orchestrators)[:3]) + (", …" if len(self.orchestrators) > 3 else "")
-        which = f" of queue `{queue}`" if queue and self._anywhere(program) else ""
+        anywhere = any(program in (known.programs or ()) for known in self.registered.values())
+        which = f" of queue `{queue}`" if queue and anywhere else ""
         return f"no worker has `{program}`{which} (alive: {alive})"
-
-    def _anywhere(self, program: str) -> bool:
-        return any(program in (known.programs or ()) for known in self.registered.values())
 
 
 def alive(leases: Iterable[Lease]) -> dict[str, Lease]:
@@ -205,15 +202,11 @@ def _wait(op: str, open_op: OpenOp, path: str, world: World) -> Why:
 
 def _retry(open_op: OpenOp, now: float) -> str:
     left = _span(max(0.0, (open_op.due or now) - now))
-    after = f" after {_type(open_op.error)}" if open_op.error is not None else ""
+    after = f" after {open_op.error.type.rpartition('.')[2]}" if open_op.error is not None else ""
     if open_op.failed is not None:
         return f"fallback in {left}{after}"
     of = f" of {open_op.allowed}" if open_op.allowed else ""
     return f"retry {open_op.failures + 1}{of} in {left}{after}"
-
-
-def _type(error: Failure) -> str:
-    return error.type.rpartition(".")[2]
 
 
 def _lock(key: str, world: World) -> Why:

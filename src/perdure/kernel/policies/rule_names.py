@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,28 +28,16 @@ class StepNames(msgspec.Struct, frozen=True):
 UNKNOWN = StepNames(frozenset(), complete=False)
 
 
-def union(names_of_programs: Iterable[StepNames]) -> StepNames:
-    """The names of the steps that any of several programs calls."""
-    found = list(names_of_programs)
-    return StepNames(
-        frozenset().union(*(names.steps for names in found)),
-        frozenset().union(*(names.texts for names in found)),
-        all(names.complete for names in found),
-    )
-
-
 def check_program(program: Program) -> None:
     """Raise InvalidRule if a program has a rule for a step that it does not call."""
-    rules = program.rules
-    if rules.rules:
-        check_names(rules, program.step_names(), f"@workflow {program.name}", f"the workflow {program.name!r}")
+    _check(program.rules, program, f"@workflow {program.name}")
 
 
 def run_rules(given: RulesLike, program: Program | None) -> dict[str, Any] | None:
     """The rules of a new run as its journal stores them; raises InvalidRule if one is wrong or can match nothing."""
     rules, where = rules_of(given, "start(rules=...)"), "start(rules=...)"
-    if rules.rules and program is not None:
-        check_names(rules, program.step_names(), where, f"the workflow {program.name!r}")
+    if program is not None:
+        _check(rules, program, where)
     return rules_data(rules, where)
 
 
@@ -59,33 +47,33 @@ def unknown_rule_names(rules: Rules, programs: Iterable[Program]) -> list[str]:
     Not an error, because several engines may share one list of rules. A name that certainly does not exist and is
     close to one that does raises InvalidRule.
     """
-    names = union(program.step_names() for program in programs)
+    found = [program.step_names() for program in programs]
+    names = StepNames(
+        frozenset().union(*(names.steps for names in found)),
+        frozenset().union(*(names.texts for names in found)),
+        all(names.complete for names in found),
+    )
     warnings = []
-    for place, name, near in _unmatched(rules, names, "Engine(rules=...)"):
-        reason = _explain_unmatched(name, near, names, "this engine")
+    for error, near in _unmatched(rules, names, "Engine(rules=...)", "this engine"):
         if near and names.complete:
-            raise InvalidRule(place, reason)
-        warnings.append(f"{place}: {reason}")
+            raise error
+        warnings.append(str(error))
     return warnings
 
 
-def check_names(rules: Rules, names: StepNames, where: str, what: str) -> None:
+def _check(rules: Rules, program: Program, where: str) -> None:
     """Raise InvalidRule for a name that certainly no step has."""
-    for place, name, near in _unmatched(rules, names, where):
-        if names.complete:
-            raise InvalidRule(place, _explain_unmatched(name, near, names, what))
+    if rules.rules and (names := program.step_names()).complete:
+        for error, _ in _unmatched(rules, names, where, f"the workflow {program.name!r}"):
+            raise error
 
 
-def _unmatched(rules: Rules, names: StepNames, where: str) -> Iterable[tuple[str, str, str]]:
-    """The rules for unknown step names: the place of the rule, the name, and a known name close to it, if any."""
+def _unmatched(rules: Rules, names: StepNames, where: str, what: str) -> Iterator[tuple[InvalidRule, bool]]:
+    """An error for each rule with an unknown step name, and whether a known name is close to it."""
     for number, rule in enumerate(rules.rules, 1):
         name = rule.matcher
         if isinstance(name, str) and name not in names.steps and name not in names.texts:
             near = difflib.get_close_matches(name, sorted(names.steps), 1, 0.8)
-            yield f"{where}, rule {number}", name, near[0] if near else ""
-
-
-def _explain_unmatched(name: str, near: str, names: StepNames, what: str) -> str:
-    steps = ", ".join(sorted(names.steps)) or "none"
-    cure = f"did you mean {near!r}?" if near else f"it calls {steps}"
-    return f"{name!r} can match nothing: {what} calls no step of that name; {cure}"
+            cure = f"did you mean {near[0]!r}?" if near else f"it calls {', '.join(sorted(names.steps)) or 'none'}"
+            reason = f"{name!r} can match nothing: {what} calls no step of that name; {cure}"
+            yield InvalidRule(f"{where}, rule {number}", reason), bool(near)
