@@ -6,7 +6,6 @@ lock that was taken, a value that was stored, a chunk, a timer.
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +20,11 @@ MODES: list[str | Durability] = ["sync", "relaxed", "async", "exit", "manual", e
 modes: st.SearchStrategy[str | Durability] = st.sampled_from(MODES)
 
 
-def survives_tellers(tree: Tree, other: Tree, seed: int, mode: str | Durability) -> None:
+@search(8, SOAK * 2)
+@given(trees, trees, seeds, modes)
+def test_a_run_that_is_told_things_loses_none_of_its_own(
+    tree: Tree, other: Tree, seed: int, mode: str | Durability
+) -> None:
     for engines, crashes, refusals in ((1, 0.0, 0.0), (1, 0.0, 0.1), (2, 0.08, 0.05)):
         faults = Faults(
             delays=(0.0, 0.0, 0.002, 0.1, 0.3), interference=0.3, lost_replies=0.05, refusals=refusals, crashes=crashes
@@ -41,14 +44,10 @@ def survives_tellers(tree: Tree, other: Tree, seed: int, mode: str | Durability)
 
 
 @search(8)
-@given(trees, trees, seeds, modes)
-def test_a_run_that_is_told_things_loses_none_of_its_own(
-    tree: Tree, other: Tree, seed: int, mode: str | Durability
+@given(trees, trees, seeds, modes, st.sampled_from([0.05, 0.5, 3.0, 20.0]))
+def test_no_run_completes_after_its_deadline(
+    tree: Tree, other: Tree, seed: int, mode: str | Durability, deadline: float
 ) -> None:
-    survives_tellers(tree, other, seed, mode)
-
-
-def survives_deadlines(tree: Tree, other: Tree, seed: int, mode: str | Durability, deadline: float) -> None:
     for engines, crashes, start in ((1, 0.0, {}), (1, 0.05, {"delay": 2.0}), (2, 0.08, {"queue": "one"})):
         faults = Faults(delays=(0.0, 0.0, 0.002, 0.1, 0.3), interference=0.3, lost_replies=0.05, crashes=crashes)
         report = Simulation(f"{seed} {engines} {crashes}", faults=faults).run(
@@ -67,19 +66,3 @@ def survives_deadlines(tree: Tree, other: Tree, seed: int, mode: str | Durabilit
         for batches in report.journals.values():
             [ended] = [(b.at, e) for b in batches for e in b.events if isinstance(e, RunFinished)]
             assert ended[0] <= batches[0].at + deadline or "DeadlineExceeded" in str(ended[1].error)
-
-
-@search(8)
-@given(trees, trees, seeds, modes, st.sampled_from([0.05, 0.5, 3.0, 20.0]))
-def test_no_run_completes_after_its_deadline(
-    tree: Tree, other: Tree, seed: int, mode: str | Durability, deadline: float
-) -> None:
-    survives_deadlines(tree, other, seed, mode, deadline)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK * 2)
-@given(trees, trees, seeds, modes)
-def test_soak_tellers(tree: Tree, other: Tree, seed: int, mode: str | Durability) -> None:
-    survives_tellers(tree, other, seed, mode)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 
 from perdure import Engine, RunStatus, RunView, UsageError
@@ -56,7 +55,12 @@ async def ended(engine: Engine, id: str) -> RunView:
     return view
 
 
-def goes_on_from_everywhere(tree: Tree, seed: int) -> None:
+@search(30, SOAK)
+@given(trees, seeds)
+# A child that is given up while it compensates; a step that is given up, and shows more when its run has left memory.
+@example(["race", [["child", ["saga", ["retried", 8, 2], 5]], ["child", ["saga", ["retried", 8, 2], 5]]]], 939)
+@example(["sequence", [["branch", ["timeout", 1, ["streamed", 2]], ["step", 1], ["step", 1]]]], 0)
+def test_a_fork_at_any_point_goes_on_to_its_end(tree: Tree, seed: int) -> None:
     sim = Simulation(seed, faults=Faults(durations=(0.0, 0.05, 0.4)))
     chance = random.Random(seed)
 
@@ -99,20 +103,3 @@ def goes_on_from_everywhere(tree: Tree, seed: int) -> None:
         assert {e.op for e in sim.monitor.executions if e.run_id == view.run_id}.isdisjoint(kept)
 
     sim.play(scenario())
-
-
-@search(30)
-@given(trees, seeds)
-# A child that is given up while it compensates; a step that is given up, and shows more when its run has left memory.
-@example(["race", [["child", ["saga", ["retried", 8, 2], 5]], ["child", ["saga", ["retried", 8, 2], 5]]]], 939)
-@example(["sequence", [["branch", ["timeout", 1, ["streamed", 2]], ["step", 1], ["step", 1]]]], 0)
-def test_a_fork_at_any_point_goes_on_to_its_end(tree: Tree, seed: int) -> None:
-    goes_on_from_everywhere(tree, seed)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK)
-@given(trees, seeds)
-def test_a_fork_at_any_point_of_many_more_workflows_goes_on_to_its_end(tree: Tree, seed: int) -> None:
-    goes_on_from_everywhere(tree, seed)

@@ -112,23 +112,19 @@ def delivered(invocation: Invocation[Any], seed: Any, faults: Faults, each: int,
     in_order(report)
 
 
-def signals(seed: int, local: bool, faults: Faults, engines: int) -> None:
-    options: dict[str, Any] = {"local": local, "engines": engines}
-    delivered(collect(9, False), f"{seed} a", faults, 3, **options)
-    delivered(collect(9, True), f"{seed} b", faults, 3, **options)
-    delivered(gathered(9), f"{seed} c", faults, 3, **options)
-    delivered(collect(9, True), f"{seed} d", faults, 3, wait=1.5, **options)
-    delivered(impatient(9, 1.0), f"{seed} e", faults, 3, wait=0.9, **options)
-
-
-@search(12)
+@search(12, SOAK // 4)
 @given(seeds, st.booleans(), st.sampled_from([SLOW, STORM]), st.integers(1, 2))
 # The reply to a claim is lost, and what came before the claim waits to be delivered.
 @example(224, False, STORM, 2)
 def test_signals_are_delivered_once_and_in_order_whatever_happens(
     seed: int, local: bool, faults: Faults, engines: int
 ) -> None:
-    signals(seed, local, faults, engines)
+    options: dict[str, Any] = {"local": local, "engines": engines}
+    delivered(collect(9, False), f"{seed} a", faults, 3, **options)
+    delivered(collect(9, True), f"{seed} b", faults, 3, **options)
+    delivered(gathered(9), f"{seed} c", faults, 3, **options)
+    delivered(collect(9, True), f"{seed} d", faults, 3, wait=1.5, **options)
+    delivered(impatient(9, 1.0), f"{seed} e", faults, 3, wait=0.9, **options)
 
 
 def test_signals_survive_a_crash_at_every_append() -> None:
@@ -230,14 +226,6 @@ def test_races_in_a_storm_have_one_winner_too() -> None:
 def test_soak_a_thousand_races_of_each_kind() -> None:
     races(1000)
     races_in_a_storm(1000)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK // 4)
-@given(seeds, st.booleans(), st.sampled_from([SLOW, STORM]), st.integers(1, 2))
-def test_soak_signals(seed: int, local: bool, faults: Faults, engines: int) -> None:
-    signals(seed, local, faults, engines)
 
 
 def test_a_sender_that_dies_asks_again_under_the_same_id() -> None:

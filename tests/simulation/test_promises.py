@@ -6,7 +6,8 @@ Each test is a search: a failure names the seed and the tree, and shrinks to the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -21,6 +22,8 @@ from perdure.kernel.streams import Reading
 from perdure.testing.simulation import STORMY, Crash, Faults, Pause, Report, Simulation, every_crash
 from tests.simulation.grammar import Tree, interpret, trees
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 seeds = st.integers(0, 1 << 32)
 modes: st.SearchStrategy[str | Durability] = st.sampled_from(["async", "exit", "manual", every(1), every(4)])
 
@@ -28,11 +31,14 @@ modes: st.SearchStrategy[str | Durability] = st.sampled_from(["async", "exit", "
 LIMIT, LONG = 600.0, 20_000.0
 
 
-def search(examples: int) -> settings:
-    return settings(max_examples=examples, phases=[Phase.explicit, Phase.generate, Phase.shrink])
-
-
 SOAK = 2_000
+
+
+def search(examples: int, soak: int = 0) -> Callable[[F], F]:
+    """Try so many examples; under the profile of `make soak`, which has tests with more only, `soak` of them."""
+    more = soak and settings.get_current_profile_name() == "soak"
+    tried = settings(max_examples=soak if more else examples, phases=[Phase.explicit, Phase.generate, Phase.shrink])
+    return lambda test: pytest.mark.soak(pytest.mark.timeout(3600)(tried(test))) if more else tried(test)
 
 
 def check(report: Report) -> None:
@@ -61,55 +67,13 @@ def survives_every_crash(tree: Tree, seed: int, mode: str | Durability = "sync")
         check(report)
 
 
-def survives_every_crash_in_a_lazy_mode(tree: Tree, seed: int, mode: str | Durability) -> None:
-    survives_every_crash(tree, seed, mode)
-    for share in (0.0, 0.15):
-        faults = Faults(delays=(0.0, 0.002, 0.3), interference=0.2, lost_replies=0.1, crashes=share)
-        check(Simulation(seed, faults=faults).run(interpret(tree), limit=LIMIT, durability=mode))
-
-
-def survives_every_crash_of_a_slow_store(tree: Tree, seed: int) -> None:
-    faults = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
-    for report in every_crash(interpret(tree), seed=seed, faults=faults, limit=LIMIT):
-        check(report)
-
-
-def survives_storms(tree: Tree, other: Tree, seed: int) -> None:
-    for engines in (1, 2):
-        for share in (0.0, 0.15):
-            faults = Faults(
-                durations=STORMY.durations,
-                delays=STORMY.delays,
-                lost_replies=STORMY.lost_replies,
-                refusals=STORMY.refusals,
-                interference=STORMY.interference,
-                clock_jumps=STORMY.clock_jumps,
-                crashes=share,
-            )
-            simulation = Simulation(f"{seed} {engines} {share}", faults=faults)
-            check(simulation.run(interpret(tree), interpret(other), engines=engines, limit=LONG))
-
-
-def survives_zombies(tree: Tree, seed: int) -> None:
-    calm = Simulation(seed, faults=Faults()).run(interpret(tree), engines=2)
-    for number in range(calm.appends):
-        for side in ("before", "after"):
-            pause = Pause(number, 30.0, side)
-            check(Simulation(seed, faults=Faults()).run(interpret(tree), engines=2, pauses=[pause], limit=LIMIT))
-
-
-def survives_two_crashes(tree: Tree, seed: int, first: int, second: int) -> None:
-    crashes = [Crash(first, "after"), Crash(first + second + 1)]
-    check(Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes, limit=LIMIT))
-
-
-@search(10)
+@search(6, SOAK)
 @given(trees, seeds)
 def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
     survives_every_crash(tree, seed)
 
 
-@search(8)
+@search(5, SOAK)
 @given(trees, seeds, modes)
 @example(
     ["sequence", [["saga", ["streamed", 4], 7], ["saga", ["sequence", [["timeout", 4, ["streamed", 4]]]], 1]]],
@@ -117,16 +81,21 @@ def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
     "async",
 )
 def test_a_run_survives_every_crash_in_a_mode_that_does_not_wait(tree: Tree, seed: int, mode: str | Durability) -> None:
-    survives_every_crash_in_a_lazy_mode(tree, seed, mode)
+    survives_every_crash(tree, seed, mode)
+    for share in (0.0, 0.15):
+        faults = Faults(delays=(0.0, 0.002, 0.3), interference=0.2, lost_replies=0.1, crashes=share)
+        check(Simulation(seed, faults=faults).run(interpret(tree), limit=LIMIT, durability=mode))
 
 
-@search(8)
+@search(5, SOAK)
 @given(trees, seeds)
 def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree: Tree, seed: int) -> None:
-    survives_every_crash_of_a_slow_store(tree, seed)
+    faults = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
+    for report in every_crash(interpret(tree), seed=seed, faults=faults, limit=LIMIT):
+        check(report)
 
 
-@search(10)
+@search(6, SOAK * 3)
 @given(trees, trees, seeds)
 # An attempt that begins to show something after its run gave it up, which then is taken back: others wrote first.
 @example(
@@ -144,56 +113,33 @@ def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree
 def test_runs_survive_lost_replies_refusals_interference_and_clocks_that_jump(
     tree: Tree, other: Tree, seed: int
 ) -> None:
-    survives_storms(tree, other, seed)
+    for engines in (1, 2):
+        for share in (0.0, 0.15):
+            faults = Faults(
+                durations=STORMY.durations,
+                delays=STORMY.delays,
+                lost_replies=STORMY.lost_replies,
+                refusals=STORMY.refusals,
+                interference=STORMY.interference,
+                clock_jumps=STORMY.clock_jumps,
+                crashes=share,
+            )
+            simulation = Simulation(f"{seed} {engines} {share}", faults=faults)
+            check(simulation.run(interpret(tree), interpret(other), engines=engines, limit=LONG))
 
 
-@search(8)
+@search(5, SOAK)
 @given(trees, seeds)
 def test_a_machine_paused_past_its_lease_at_any_append_writes_nothing_afterwards(tree: Tree, seed: int) -> None:
-    survives_zombies(tree, seed)
+    calm = Simulation(seed, faults=Faults()).run(interpret(tree), engines=2)
+    for number in range(calm.appends):
+        for side in ("before", "after"):
+            pause = Pause(number, 30.0, side)
+            check(Simulation(seed, faults=Faults()).run(interpret(tree), engines=2, pauses=[pause], limit=LIMIT))
 
 
 @search(20)
 @given(trees, seeds, st.integers(0, 8), st.integers(0, 4))
 def test_a_run_survives_a_crash_during_its_recovery(tree: Tree, seed: int, first: int, second: int) -> None:
-    survives_two_crashes(tree, seed, first, second)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK)
-@given(trees, seeds)
-def test_soak_every_crash(tree: Tree, seed: int) -> None:
-    survives_every_crash(tree, seed)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK)
-@given(trees, seeds, modes)
-def test_soak_lazy_modes(tree: Tree, seed: int, mode: str | Durability) -> None:
-    survives_every_crash_in_a_lazy_mode(tree, seed, mode)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK)
-@given(trees, seeds)
-def test_soak_slow_stores(tree: Tree, seed: int) -> None:
-    survives_every_crash_of_a_slow_store(tree, seed)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK * 3)
-@given(trees, trees, seeds)
-def test_soak_storms(tree: Tree, other: Tree, seed: int) -> None:
-    survives_storms(tree, other, seed)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK)
-@given(trees, seeds)
-def test_soak_zombies(tree: Tree, seed: int) -> None:
-    survives_zombies(tree, seed)
+    crashes = [Crash(first, "after"), Crash(first + second + 1)]
+    check(Simulation(seed, faults=Faults()).run(interpret(tree), crashes=crashes, limit=LIMIT))

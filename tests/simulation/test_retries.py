@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,15 +58,7 @@ def never_twice(tree: Tree, seed: int) -> bool:
     return bool(retried)
 
 
-@search(30)
+@search(30, SOAK)
 @given(trees, seeds, st.sampled_from(["sequence", "gather", "group", "queue"]))
 def test_what_succeeded_is_not_executed_again_when_a_run_is_retried(tree: Tree, seed: int, around: str) -> None:
-    never_twice([around, [tree, ["sequence", [["slow", 1], ["uncaught", 1]]], ["slow", 3]]], seed)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@search(SOAK)
-@given(trees, seeds, st.sampled_from(["sequence", "gather", "group", "queue"]))
-def test_soak_retries(tree: Tree, seed: int, around: str) -> None:
     never_twice([around, [tree, ["sequence", [["slow", 1], ["uncaught", 1]]], ["slow", 3]]], seed)
