@@ -90,7 +90,8 @@ pytest: compiled $(REWRITTEN) ## the test suite
 
 # The tests that most changes break, without servers, other processes, documents and long searches.
 FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
-SLOW := $(addprefix tests/,engine/test_garbage.py engine/test_processes.py engine/test_soak.py \
+SLOW := $(addprefix tests/,divergence/test_corpus.py engine/test_forking.py engine/test_garbage.py \
+	engine/test_processes.py engine/test_soak.py orchestrator/test_broken_callbacks.py \
 	kernel/schedules/test_cron.py kernel/history/test_hostile_capsules.py \
 	orchestrator/test_eviction.py orchestrator/test_parking.py \
 	orchestrator/test_recovery_at_scale.py orchestrator/test_recovery_on_postgres.py test_blocking.py test_processes.py \
