@@ -24,7 +24,7 @@ from perdure.orchestrator.sweep import Counts
 V = TypeVar("V")
 
 
-class LocalGateway:
+class LocalGateway(StoreGateway):
     """Reaches runs through the orchestrator of this process, while there is one, and falls back to the store."""
 
     def __init__(
@@ -34,8 +34,8 @@ class LocalGateway:
         serves: Sequence[str] | None,
         ended: Callable[[RunRow], None],
     ) -> None:
-        self._base, self.programs, self._serves = base, programs, serves
-        self._store = StoreGateway(base, ended)
+        super().__init__(base, ended)
+        self.programs, self._serves = programs, serves
         self.orchestrator: Orchestrator | None = None
         # Whether the engine is being closed, and waits for steps under way.
         self.leaving = False
@@ -73,10 +73,10 @@ class LocalGateway:
         """Begin a run here, or put it into the store for its turn to come."""
         if self.leaving:
             # A step that may still end must not fail for this: the run it starts waits for another engine.
-            return await self._store.start(new)
+            return await super().start(new)
         orchestrator = self._accepting()
         if not self.begins_here(new.started):
-            accepted = await self._store.start(new)
+            accepted = await super().start(new)
             self._wait_for_turn(orchestrator, new.started)
             return accepted
         try:
@@ -88,7 +88,7 @@ class LocalGateway:
     async def start_many(self, new: Sequence[NewRun]) -> Sequence[bool | Exception]:
         """As `start`, for many runs in few commits."""
         if self.leaving:
-            return await self._store.start_many(new)
+            return await super().start_many(new)
         orchestrator = self._accepting()
         here = [one for one in new if self.begins_here(one.started)]
         apart = [one for one in new if not self.begins_here(one.started)]
@@ -101,7 +101,7 @@ class LocalGateway:
             if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
                 raise outcome
             outcomes[one.run_id] = not isinstance(outcome, Taken) and (outcome is None or outcome)
-        for one, accepted in zip(apart, await self._store.start_many(apart), strict=True):
+        for one, accepted in zip(apart, await super().start_many(apart), strict=True):
             outcomes[one.run_id] = accepted
             self._wait_for_turn(orchestrator, one.started)
         return [outcomes[one.run_id] for one in new]
@@ -163,10 +163,10 @@ class LocalGateway:
         """Append through the driver of a run that is in memory, and through the store otherwise."""
         orchestrator = self.orchestrator
         if orchestrator is None:
-            return await self._store.tell(run_id, decide, caller)
+            return await super().tell(run_id, decide, caller)
         if run_id in orchestrator.active:
             return await orchestrator.inbox.deliver(run_id, decide)
-        outcome = await self._store.tell(run_id, decide, caller)
+        outcome = await super().tell(run_id, decide, caller)
         if isinstance(outcome, Decided) and isinstance(outcome.value, Accepted):
             # The run was evicted, and may be ours: it need not wait for the next poll. In the background, since what
             # was accepted stays accepted whether or not the run can be read.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perdure.cli.output import note
 from perdure.client.reader import Reader
-from perdure.errors import StoreUnavailable
+from perdure.client.views import RunView
+from perdure.errors import NoSuchRun, StoreUnavailable
 from perdure.ports.store import Store
 
 if TYPE_CHECKING:
@@ -36,6 +37,14 @@ def with_client(store: Store, work: Callable[[Client], Awaitable[T]]) -> T:
 async def _call(client: C, work: Callable[[C], Awaitable[T]]) -> T:
     async with client:
         return await work(client)
+
+
+async def view_of(client: Reader, id: str) -> RunView:
+    """The run of an id; raises NoSuchRun."""
+    view = await client.get(id)
+    if view is None:
+        raise NoSuchRun(id)
+    return view
 
 
 class Follower:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perdure.cli.clients import view_of
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import cut, note, pairs, span, table, value_text, write_json
 from perdure.client.reader import Reader
 from perdure.client.views import RunView
-from perdure.errors import NoSuchRun
 from perdure.kernel.events import moment
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ async def _read(store: str, a: str, b: str) -> tuple[RunView, RunView, Diff]:
     async with Reader(opened(store)) as client:
         views = []
         for id in (a, b):
-            view = await client.get(id)
-            if view is None:
-                raise NoSuchRun(id)
+            view = await view_of(client, id)
             if view.root != view.run_id:
                 raise Problem(f"{id} is a child, and is compared with the run at the top of its tree: {view.root}")
             views.append(view)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from perdure.cli.clients import view_of
 from perdure.cli.exits import Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
 from perdure.client.reader import Reader
-from perdure.errors import Diverged, NoSuchRun, UsageError
+from perdure.errors import Diverged, UsageError
 from perdure.kernel.events import Batch, RunStarted
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
 
 async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Reader]:
     async with Reader(opened(store)) as client:
-        view = await client.get(id)
-        if view is None:
-            raise NoSuchRun(id)
+        view = await view_of(client, id)
         batches = await client.store.journal.read(view.root)
         started = await client.payloads.with_input(batches)
         return view.root, started, await client.payloads.inflate(batches), client

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 from cyclopts import App, Parameter
 
 from perdure.cli.bulk import ANY, Which, cancel, pause, resume, retry, signal
-from perdure.cli.clients import Follower, with_reader
+from perdure.cli.clients import Follower, view_of, with_reader
 from perdure.cli.differences import diff
 from perdure.cli.events import Journal
 from perdure.cli.exits import ENDS, Problem
@@ -37,7 +37,6 @@ from perdure.cli.output import (
 from perdure.client.reader import Reader
 from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
 from perdure.client.why import Why
-from perdure.errors import NoSuchRun
 from perdure.kernel.events import Entry, RunParked, RunStatus, StepStatus
 from perdure.ports.leases import ORCHESTRATOR
 
@@ -94,7 +93,7 @@ def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False)
     """Show a run as it stands."""
 
     async def read(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None]:
-        return await _view(client, id), await client.steps(id), await client.why(id)
+        return await view_of(client, id), await client.steps(id), await client.why(id)
 
     view, steps, why = with_reader(opened(store), read)
     if json:
@@ -154,7 +153,7 @@ def journal(
     """Show the journal of a run: every event, numbered from 0. --json gives one event a line."""
 
     async def read(client: Reader) -> tuple[RunView, Sequence[Entry]]:
-        return await _view(client, id), await client.journal(id, _number(start))
+        return await view_of(client, id), await client.journal(id, _number(start))
 
     view, entries = with_reader(opened(store), read)
     shown = Journal(view, json)
@@ -199,7 +198,7 @@ class _Follower(Follower):
 
     async def _follow(self) -> int:
         async with Reader(opened(self._store)) as client:
-            view = await _view(client, self._run_id or self._id)
+            view = await view_of(client, self._run_id or self._id)
             self._run_id = view.run_id
             if self._shown is None:
                 self._shown = Journal(view, self._json)
@@ -210,10 +209,10 @@ class _Follower(Follower):
                     self._next = entry.seq + 1
                     if isinstance(entry.event, RunParked) and await self._stands_still(client, view.run_id):
                         break
-                view = await _view(client, view.run_id)
+                view = await view_of(client, view.run_id)
                 if not view.continued_as:
                     break
-                view = await _view(client, view.continued_as)
+                view = await view_of(client, view.continued_as)
                 self._run_id, self._next = view.run_id, 0
                 if not self._json:
                     note(f"run {view.id!r} goes on as {view.run_id}")
@@ -223,7 +222,7 @@ class _Follower(Follower):
 
     async def _stands_still(self, client: Reader, run_id: str) -> bool:
         """Whether the run is parked now, and not only was so once."""
-        view = await _view(client, run_id)
+        view = await view_of(client, run_id)
         return view.status is RunStatus.PARKED and view.next_seq == self._next
 
     async def _warn_of_standstill(self, client: Reader, view: RunView) -> None:
@@ -239,13 +238,6 @@ class _Follower(Follower):
         else:
             why = f": {view.reason}" if view.reason else ""
             note(f"run {view.id!r} {'is ' if view.status is RunStatus.PARKED else ''}{view.status}{why}")
-
-
-async def _view(client: Reader, id: str) -> RunView:
-    view = await client.get(id)
-    if view is None:
-        raise NoSuchRun(id)
-    return view
 
 
 def _step_status(text: str) -> StepStatus:

@@ -8,13 +8,12 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from perdure.cli.clients import Follower
+from perdure.cli.clients import Follower, view_of
 from perdure.cli.exits import ENDS, Exit, Problem
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import clean, note, write_json
 from perdure.client.client import Client
 from perdure.client.views import Chunk
-from perdure.errors import NoSuchRun
 from perdure.kernel.events import RunStatus
 
 
@@ -46,9 +45,7 @@ class _Follower(Follower):
     async def _follow(self) -> int:
         async with Client(opened(self._store)) as client:
             if self._run_id is None:
-                view = await client.get(self._id)
-                if view is None:
-                    raise NoSuchRun(self._id)
+                view = await view_of(client, self._id)
                 self._run_id = view.run_id
                 if view.status is RunStatus.PARKED:
                     note(f"run {view.id!r} is parked; its stream goes on when it does: {view.reason}")

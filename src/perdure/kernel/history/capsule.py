@@ -293,10 +293,11 @@ def inflated(capsule: Capsule) -> Iterator[tuple[int, float, AnyEvent]]:
     """The events of a capsule with their number and time, and with offloaded values in place."""
     for batch in capsule.batches:
         for i, event in enumerate(batch.events):
-            yield batch.seq + i, batch.at, _inflated(event, capsule.blobs)
+            yield batch.seq + i, batch.at, with_blobs(event, capsule.blobs)
 
 
-def _inflated(event: AnyEvent, blobs: Mapping[str, bytes]) -> AnyEvent:
+def with_blobs(event: AnyEvent, blobs: Mapping[str, bytes]) -> AnyEvent:
+    """An event with its offloaded value in place."""
     for field, name in (("value", "blob"), ("input", "input_blob")):
         blob = getattr(event, name, "")
         if blob and hasattr(event, field):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 import msgspec
-from msgspec import Raw
 
 from perdure.errors import DeadlineExceeded, StepCancelled
 from perdure.kernel.commands import FINISH, CancelKey, Command, Finish, RunStep
@@ -14,7 +13,6 @@ from perdure.kernel.events import (
     AnyEvent,
     Batch,
     ChildFinished,
-    ChildStarted,
     InputReplaced,
     RunClaimed,
     RunFinished,
@@ -22,9 +20,9 @@ from perdure.kernel.events import (
     RunStarted,
     RunStatus,
     StepFailed,
-    StepSucceeded,
     WaitResolved,
 )
+from perdure.kernel.history.capsule import with_blobs
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import open_replay
 from perdure.kernel.state import OpenOp, RunState
@@ -36,7 +34,7 @@ def check_journal(
     programs: Programs, run_id: str, batches: Sequence[Batch], codec: Codec, blobs: Mapping[str, bytes]
 ) -> list[str]:
     """Replay a journal twice from the start, and return the problems."""
-    events = [(_inflated(event, blobs), batch.at) for batch in batches for event in batch.events]
+    events = [(with_blobs(event, blobs), batch.at) for batch in batches for event in batch.events]
     try:
         commands, finish = _commands(programs, run_id, events, codec)
         again, _ = _commands(programs, run_id, events, codec)
@@ -132,13 +130,3 @@ def check_end(run_id: str, end: RunFinished, finish: Finish | None, blobs: Mappi
     if end.error is not None and (finish.error is None or finish.error.type != end.error.type):
         return [f"{run_id} raised {end.error.type}, and its replay {finish.error}"]
     return []
-
-
-def _inflated(event: AnyEvent, blobs: Mapping[str, bytes]) -> AnyEvent:
-    if isinstance(event, StepSucceeded) and event.blob:
-        return msgspec.structs.replace(event, value=Raw(blobs[event.blob]))
-    if isinstance(event, ChildFinished) and event.blob:
-        return msgspec.structs.replace(event, value=Raw(blobs[event.blob]))
-    if isinstance(event, RunStarted | ChildStarted | InputReplaced) and event.input_blob:
-        return msgspec.structs.replace(event, input=Raw(blobs[event.input_blob]))
-    return event

@@ -28,35 +28,23 @@ class VirtualExecutor(EveryStepExecutor):
         # The effect may come at the beginning or at the end of the time: a crash in between differs.
         return (0.0, duration) if chance.random() < 0.5 else (duration, 0.0)
 
-    def _launch(self, context: StepContext) -> None:
-        op = _op(context)
-        self._monitor.launching(self._machine, context.run_id, op, context.attempt)
-
-    def _begin(self, context: StepContext) -> None:
-        op = _op(context)
-        self._monitor.executing(self._machine, context.run_id, op, context.attempt)
-
-    def _end(self, context: StepContext, error: BaseException | None) -> None:
-        op = _op(context)
-        self._monitor.executed(self._machine, context.run_id, op, context.attempt, error)
-
     def wrap(self, context: StepContext, coro: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
         """Wrap the coroutine of a step so that it takes virtual time."""
-        self._launch(context)
+        self._monitor.launching(self._machine, *_attempt(context))
         return self._wrapped(context, coro, *self._times())
 
     async def _wrapped(self, context: StepContext, coro: Coroutine[Any, Any, Any], before: float, after: float) -> Any:
         if before:
             await asyncio.sleep(before)
-        self._begin(context)
+        self._monitor.executing(self._machine, *_attempt(context))
         try:
             value = await coro
             if after:
                 await asyncio.sleep(after)
         except BaseException as error:
-            self._end(context, error)
+            self._monitor.executed(self._machine, *_attempt(context), error)
             raise
-        self._end(context, None)
+        self._monitor.executed(self._machine, *_attempt(context), None)
         return value
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -69,7 +57,8 @@ class VirtualExecutor(EveryStepExecutor):
         return future
 
 
-def _op(context: StepContext) -> str:
-    """The op of a step, from its idempotency key, which begins with a run_id without slashes."""
+def _attempt(context: StepContext) -> tuple[str, str, int]:
+    """The run, op and number of an attempt. The op is in the idempotency key, behind a run_id without slashes."""
     own = f"{context.run_id}/"
-    return context.id.removeprefix(own) if context.id.startswith(own) else context.id.partition("/")[2]
+    op = context.id.removeprefix(own) if context.id.startswith(own) else context.id.partition("/")[2]
+    return context.run_id, op, context.attempt
