@@ -87,7 +87,7 @@ import asyncio, os, signal
 from perdure.stores import machine
 machine.tempfile.gettempdir = lambda: {str(tmp_path)!r}
 from perdure.stores.machine import shared_folder
-from perdure.stores.sqlite.leases import Presence
+from perdure.stores.witness import Presence
 import hashlib
 Presence(shared_folder("owners", hashlib.blake2b(b"store", digest_size=8).hexdigest())).hold("w#1")
 os.kill(os.getpid(), signal.SIGKILL)

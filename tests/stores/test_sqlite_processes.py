@@ -14,9 +14,9 @@ import pytest
 from perdure.kernel.events import RunReleased, RunStarted, entries
 from perdure.ports.journal import Appended, Conflict
 from perdure.ports.leases import Acquired, HeldBy
-from perdure.stores.sqlite import leases
-from perdure.stores.sqlite.leases import Presence
+from perdure.stores import witness
 from perdure.stores.sqlite.store import SqliteStore
+from perdure.stores.witness import Presence
 from perdure.testing.conformance.history import History, numbered, step, write, write_all
 
 Start = Callable[..., Any]
@@ -191,7 +191,7 @@ def test_who_appears_while_somebody_asks_is_present(tmp_path: Path, monkeypatch:
     asking, mine = Presence(str(tmp_path / "owners")), Presence(str(tmp_path / "owners"))
     asking.hold("me")
     path = asking._path("me")
-    real, asker = leases._lock, os.open(path, os.O_RDWR)
+    real, asker = witness._lock, os.open(path, os.O_RDWR)
     os.close(asking._held.pop("me"))
     fcntl.flock(asker, fcntl.LOCK_SH)  # somebody asks whether we are gone, just now
     tries = 0
@@ -203,7 +203,7 @@ def test_who_appears_while_somebody_asks_is_present(tmp_path: Path, monkeypatch:
             fcntl.flock(asker, fcntl.LOCK_UN)
         return real(file, kind)
 
-    monkeypatch.setattr(leases, "_lock", lock)
+    monkeypatch.setattr(witness, "_lock", lock)
     mine.hold("me")
     assert not asking.is_dead("me")
     mine.close()
@@ -224,7 +224,7 @@ def test_a_file_that_was_removed_while_it_was_being_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = Presence(str(tmp_path / "owners")), Presence(str(tmp_path / "owners"))
-    real, removed = leases._lock, False
+    real, removed = witness._lock, False
 
     def lock(file: int, kind: int) -> bool:
         nonlocal removed
@@ -233,7 +233,7 @@ def test_a_file_that_was_removed_while_it_was_being_locked_is_made_anew(
             os.unlink(one._path("me"))
         return real(file, kind)
 
-    monkeypatch.setattr(leases, "_lock", lock)
+    monkeypatch.setattr(witness, "_lock", lock)
     one.hold("me")
     assert os.path.exists(one._path("me"))
     assert not other.is_dead("me")

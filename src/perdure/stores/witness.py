@@ -1,35 +1,46 @@
-"""Leases on a server, with lock files that prove which holders on this machine are dead.
+"""Leases with lock files that prove which holders on this machine are dead.
 
-As beside an SQLite file, each orchestrator keeps a lock on a small file, in a folder that all processes of its user on
-the machine share. A holder whose file another process can lock is dead, and its lease on its name is free at once.
-Holders without such a file, on other machines or in other containers, are dead only once their lease has expired.
+A lease expires by time. On one machine more can be known: each orchestrator also holds a lock on a small file, which
+the operating system drops when the process dies. A holder whose file another process can lock is dead, and its lease on
+its name is free at once. Holders without such a file, on other machines or in other containers, are dead only once
+their lease has expired; so are the holders of other leases, runs and steps, which outlive a process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator, Sequence
 
 from perdure.errors import NotOwner, StoreUnavailable
+from perdure.inherited import forget_private, keep_private
 from perdure.ports.leases import ORCHESTRATOR, Acquired, HeldBy, Lease, Leases, Renewal
 from perdure.stores.machine import shared_folder
-from perdure.stores.sqlite.leases import Presence
+
+try:
+    import fcntl
+except ImportError:  # Windows: leases expire by time alone
+    fcntl = None  # type: ignore[assignment]
 
 # How often the lock files are polled; that sends no statement.
 WATCH_SECONDS = 0.5
 
 
 class WitnessedLeases:
-    """Leases of a backend, without those of holders that are known to be dead."""
+    """Leases of a backend, without those of holders that are known to be dead.
 
-    def __init__(self, leases: Leases, url: str) -> None:
-        self._leases, self._url = leases, url
+    `folder` is where the lock files are; for a store on a server, all processes of a user on the machine share one.
+    """
+
+    def __init__(self, leases: Leases, url: str, folder: str | None = None) -> None:
+        self._leases, self._url, self._folder = leases, url, folder
         self._presence: Presence | None = None
 
     def _witness(self) -> Presence | None:
         if self._presence is None:
-            folder = shared_folder("owners", hashlib.blake2b(self._url.encode(), digest_size=8).hexdigest())
+            place = hashlib.blake2b(self._url.encode(), digest_size=8).hexdigest()
+            folder = self._folder or shared_folder("owners", place)
             self._presence = Presence(folder) if folder is not None else None
         return self._presence
 
@@ -42,6 +53,11 @@ class WitnessedLeases:
         witness = self._witness()
         if witness is not None and key.startswith(ORCHESTRATOR):
             witness.hold(owner)
+            if self._folder is not None:
+                # Files of the dead must not pile up in the folder of a store.
+                for lease in await self._leases.live(ORCHESTRATOR, 0.0):
+                    if witness.is_dead(lease.owner):
+                        await self._free(lease.key, lease.owner)
         while True:
             result = await self._leases.acquire(key, owner, ttl, now)
             if isinstance(result, Acquired) or not self._is_dead(key, result.owner):
@@ -119,8 +135,10 @@ class WitnessedLeases:
                 # A new holder creates a file in the folder, which changes the folder's mtime.
                 current = witness.version()
                 if current != seen:
-                    seen = current
-                    known |= {one.key: one.owner for one in await self._leases.live(prefix, 0.0)}
+                    seen, before = current, known
+                    known = {one.key: one.owner for one in await self._leases.live(prefix, 0.0)}
+                    for key in before.keys() - known.keys():
+                        ended.put_nowait(key)  # released, or freed by another process
                 for key, owner in list(known.items()):
                     if self._is_dead(key, owner):
                         del known[key]
@@ -133,3 +151,118 @@ class WitnessedLeases:
         """Release the lock files of all names."""
         if self._presence is not None:
             self._presence.close()
+
+
+class Presence:
+    """Lock files in one folder: a holder is alive while its process holds the lock on its file."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._held: dict[str, int] = {}
+
+    def hold(self, owner: str) -> None:
+        """Hold the lock file of `owner`, unless another process does."""
+        while fcntl is not None and owner not in self._held:
+            os.makedirs(self._folder, exist_ok=True)
+            try:
+                file = os.open(self._path(owner), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                continue  # the last holder has just removed the folder
+            if not _lock(file, fcntl.LOCK_EX):
+                # Held by another process under that name, or for an instant by one that checks for dead holders.
+                asked = _lock(file, fcntl.LOCK_SH)
+                os.close(file)
+                if not asked:
+                    return
+            elif _is_at(file, self._path(owner)):
+                # A forked child must not hold the lock when its parent has died.
+                keep_private(file)
+                self._held[owner] = file
+            else:
+                os.close(file)  # removed between opening and locking: create it again
+
+    def release(self, owner: str) -> None:
+        """Release the lock file of `owner`, and remove it."""
+        file = self._held.pop(owner, None)
+        if file is None:
+            return
+        self._remove(self._path(owner))
+        forget_private(file)
+        os.close(file)
+        try:
+            os.rmdir(self._folder)
+        except OSError:
+            pass  # there are other holders
+
+    def is_dead(self, owner: str) -> bool:
+        """Whether the process that held the file of `owner` has certainly ended. A missing file proves nothing."""
+        if fcntl is None or owner in self._held:
+            return False
+        path = self._path(owner)
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            # Shared: several may check at once, and a new holder can tell a check from a holder.
+            return _lock(file, fcntl.LOCK_SH)
+        finally:
+            os.close(file)
+
+    def version(self) -> object:
+        """Changes when a lock file is created or removed, and not when a holder dies."""
+        try:
+            return os.stat(self._folder).st_mtime_ns
+        except OSError:
+            return 0
+
+    def forget(self, owner: str) -> None:
+        """Remove the file of a dead holder."""
+        if fcntl is None or owner in self._held:
+            return
+        try:
+            file = os.open(self._path(owner), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            # Not if a process has taken that name meanwhile.
+            if _lock(file, fcntl.LOCK_SH):
+                self._remove(self._path(owner))
+        finally:
+            os.close(file)
+
+    def abandon(self, owner: str) -> None:
+        """Release the lock and leave the file, so that other processes see at once that its holder has ended."""
+        file = self._held.pop(owner, None)
+        if file is not None:
+            forget_private(file)
+            os.close(file)
+
+    def close(self) -> None:
+        """Release the lock files of all names."""
+        for owner in list(self._held):
+            self.release(owner)
+
+    def _path(self, owner: str) -> str:
+        return os.path.join(self._folder, hashlib.blake2b(owner.encode(), digest_size=12).hexdigest())
+
+    def _remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass  # removed by another process
+
+
+def _lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(file: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except OSError:
+        return False

@@ -1,4 +1,4 @@
-"""Leases in one small file, under a lock. Lock files prove which holders are alive, as beside an SQLite file."""
+"""Leases in one small file, under a lock. They expire by time, by the caller's `now`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from perdure.errors import Corrupt, NotOwner
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.stores.file.folder import Folder
 from perdure.stores.memory.store import MemoryLeases
-from perdure.stores.sqlite.leases import WITNESSED, Presence
 
 T = TypeVar("T")
 
@@ -34,21 +33,16 @@ class FileLeases:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._presence = Presence(folder.name("owners"))
         self._read: tuple[tuple[int, int], _Saved] | None = None
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
-        if key.startswith(WITNESSED):
-            self._presence.hold(owner)
         with self._folder.writing():
             saved, leases = self._open()
             for held in list(leases.values()):
                 if held.expires <= now - KEPT_SECONDS:
                     saved.floor = max(saved.floor, held.epoch)
                     del leases[held.key]
-                elif held.owner and self._is_dead(held.owner):
-                    leases[held.key] = msgspec.structs.replace(held, expires=min(held.expires, now))
             # A lease that was swept is taken with a higher epoch than it can have had.
             leases.setdefault(key, Lease(key, "", saved.floor, 0.0))
             before = leases[key].owner
@@ -70,9 +64,7 @@ class FileLeases:
 
     async def release_all(self, owner: str) -> int:
         """Release every lease of `owner`."""
-        count = await self._change(lambda memory: memory.release_all(owner), changed=True)
-        self._presence.release(owner)
-        return count
+        return await self._change(lambda memory: memory.release_all(owner), changed=True)
 
     async def get(self, key: str, now: float) -> Lease | None:
         """The lease in force, or None."""
@@ -81,11 +73,10 @@ class FileLeases:
     async def live(self, prefix: str, now: float) -> Sequence[Lease]:
         """The leases in force whose key begins with `prefix`."""
         found = self._saved().leases
-        held = [lease for lease in found if lease.owner and lease.expires > now and lease.key.startswith(prefix)]
-        return [lease for lease in held if not self._is_dead(lease.owner)]
+        return [lease for lease in found if lease.owner and lease.expires > now and lease.key.startswith(prefix)]
 
     async def watch(self, prefix: str) -> AsyncIterator[str]:
-        """Yields nothing: files do not notify. Poll the store's version."""
+        """Yields nothing: files do not notify. The lock files of the holders say more."""
         await asyncio.Event().wait()
         yield ""
 
@@ -93,13 +84,6 @@ class FileLeases:
     def changes(self) -> int:
         """How often a lease has changed hands."""
         return self._saved().changes
-
-    def close(self) -> None:
-        """Release the lock files of all names."""
-        self._presence.close()
-
-    def _is_dead(self, owner: str) -> bool:
-        return self._presence.is_dead(owner)
 
     async def _change(self, change: Callable[[MemoryLeases], Awaitable[T]], *, changed: bool) -> T:
         with self._folder.writing():

@@ -19,6 +19,7 @@ from perdure.stores.file.upkeep import FileUpkeep
 from perdure.stores.memory.store import MemoryBlobs, MemoryTimers
 from perdure.stores.memory.upkeep import MemoryUpkeep
 from perdure.stores.users import Users
+from perdure.stores.witness import WitnessedLeases
 
 
 class FileStore:
@@ -34,7 +35,8 @@ class FileStore:
         self.runs = cast(Runs, _Fresh(FileRuns(self.journal), self.journal))
         self.timers = cast(Timers, _Fresh(MemoryTimers(self.journal), self.journal))
         self.queues = cast(Queues, _Fresh(self.journal.queues, self.journal))
-        self.leases = FileLeases(self._folder)
+        self._leases = FileLeases(self._folder)
+        self.leases = WitnessedLeases(self._leases, self.url, self._folder.name("owners"))
         self.blobs = FileBlobs(self._folder)
         memory = MemoryUpkeep(self.journal, MemoryBlobs())
         self.upkeep = FileUpkeep(self._folder, self.journal, self.blobs, memory)
@@ -64,7 +66,7 @@ class FileStore:
     def version(self) -> object:
         """Changes when any process commits, and when a lease changes hands."""
         try:
-            changes = self.leases.changes
+            changes = self._leases.changes
         except (Corrupt, OSError):
             changes = -1  # the next call for a lease raises the error
         return self._folder.version(), changes

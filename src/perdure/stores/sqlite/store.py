@@ -21,6 +21,7 @@ from perdure.stores.sqlite.upkeep import SqlUpkeep
 from perdure.stores.sqlshared.queues import SharedQueues
 from perdure.stores.sqlshared.runs import SharedTimers
 from perdure.stores.users import Users
+from perdure.stores.witness import WitnessedLeases
 
 
 class SqliteStore:
@@ -42,7 +43,7 @@ class SqliteStore:
         self.runs = SqlRuns(self._database)
         self.timers = SharedTimers(SpelledDatabase(self._database))
         self.queues = SharedQueues(SpelledDatabase(self._database))
-        self.leases = SqlLeases(self._database)
+        self.leases = WitnessedLeases(SqlLeases(self._database), self.url, f"{path}-owners")
         self.blobs = SqlBlobs(self._database)
         self.upkeep = SqlUpkeep(self._database)
         self.migrations = SqliteMigrations(self._database)
