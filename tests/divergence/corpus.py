@@ -827,18 +827,6 @@ unsafe(
     """,
 )
 unsafe(
-    "an argument by name",
-    "inputs",
-    """
-    await charge(n)
-    await ship(n)  #!
-    """,
-    """
-    await charge(n)
-    await ship(n=n)  #!
-    """,
-)
-unsafe(
     "the arguments of a child",
     "inputs",
     """
@@ -1296,6 +1284,25 @@ safe(
         await sleep(60)
         await ship(a)
         await mail(a)
+        return a
+    """,
+)
+safe(
+    "an argument by name",
+    """
+    @workflow(name="order")
+    async def order(n: int = 7) -> int:
+        a = await charge(n)
+        await ship(a)
+        await sleep(60)
+        return a
+    """,
+    """
+    @workflow(name="order")
+    async def order(n: int = 7) -> int:
+        a = await charge(n=n)
+        await ship(n=a)
+        await sleep(60)
         return a
     """,
 )

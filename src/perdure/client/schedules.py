@@ -161,7 +161,7 @@ class Schedules:
         if program is not None:
             program.check_input(msgspec.Raw(input), self.base.codec)
         else:
-            await self.base.signatures.check(invocation.name, input)
+            input = await self.base.signatures.check(invocation.name, input)
         self.base.payloads.fits_inline(len(input), f"the input of {invocation.name}")
         await handle._define(
             Definition(

@@ -37,10 +37,13 @@ class Signatures:
         # By its digest: what the programs of workers take.
         self._taken: dict[str, Mapping[str, Signature]] = {}
 
-    async def check(self, program: str, input: bytes) -> None:
-        """Raise NotDecodable or UsageError for input that fits no worker that has the program, if all of them say."""
+    async def check(self, program: str, input: bytes) -> bytes:
+        """The input as it is stored: by parameter name, if the workers tell the names and agree.
+
+        Raises NotDecodable or UsageError for input that fits no worker that has the program, if all of them say.
+        """
         if program.startswith(BUILT_IN):
-            return
+            return input
         began = asyncio.get_running_loop().time()
         await self._read(began - (KNOWN_SECONDS if self._known(program) else UNKNOWN_SECONDS))
         misfits = self._misfits(program, input)
@@ -49,6 +52,9 @@ class Signatures:
             misfits = self._misfits(program, input)
         if misfits:
             raise self._refusal(program, misfits)
+        fitting = [one for one in self._known(program).values() if one.misfit(input) is None]
+        named = {one.named(input) for one in fitting} if not input.startswith(b"{") else ()
+        return next(iter(named)) if len(named) == 1 else input
 
     def _known(self, program: str) -> dict[str, Signature]:
         """What the program takes, by worker; empty unless all that may have it say so."""

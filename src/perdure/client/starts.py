@@ -192,7 +192,8 @@ class Starts:
         """
         if starting.program is None and starting.recorded is starting.started:
             if not isinstance(starting.invocation, EncodedInvocation):
-                await self._base.signatures.check(starting.invocation.name, bytes(starting.started.input))
+                input = await self._base.signatures.check(starting.invocation.name, bytes(starting.started.input))
+                starting.started = starting.recorded = _with(starting.started, input=Raw(input))
 
     def _new_run(self, starting: _Starting[Any]) -> NewRun:
         """A start with the run_id of a new run."""
@@ -243,7 +244,8 @@ class Starts:
         if inline:
             return started, started
         if program is None and not isinstance(invocation, EncodedInvocation):
-            await self._base.signatures.check(invocation.name, data)
+            data = await self._base.signatures.check(invocation.name, data)
+            started = _with(started, input=Raw(data))
         blob = await self._base.payloads.offload(data, what)
         return started, _with(started, input=Raw(b"null"), input_blob=blob)
 

@@ -78,6 +78,7 @@ from perdure.kernel.plan import Call, Plan, adopt, deliver, keep, plan, wake
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.replay import Replay
+from perdure.kernel.values.arguments import named_input, positional_names
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
 from perdure.ports.appends import OFFLOADABLE, as_kept
@@ -493,8 +494,10 @@ class Driver:
                     self._refuse(wish, error)
                     return
             else:
-                # Called by name: its version is chosen at its first claim.
-                wish = self.replay.wishes[wish.op] = msgspec.structs.replace(wish, version=version)
+                # Called by name: its version is chosen at its first claim, and its arguments get their names.
+                if data.startswith(b"[") and program.types:
+                    data = bytes(named_input(Raw(data), positional_names(program.types)))
+                wish = self.replay.wishes[wish.op] = msgspec.structs.replace(wish, version=version, input=data)
         elif wish.continue_with is not None:
             what, data = "the input of continue_as()", wish.continue_with
         else:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.errors import StoreUnavailable
+from perdure.errors import NotDecodable, StoreUnavailable
 from perdure.kernel.commands import UNDECODED, CancelOp, Command, Finish, RunStep, StepSpec
 from perdure.kernel.events import (
     AnyEvent,
@@ -29,6 +29,7 @@ from perdure.kernel.ids import REMOTE, inputs_hash
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.retry import Retry
 from perdure.kernel.program import Program
+from perdure.kernel.values.arguments import call_names, rebound, recorded_call
 from perdure.kernel.values.codec import Codec
 
 Outcome = StepSucceeded | StepFailed | StepSkipped
@@ -67,8 +68,7 @@ class RemoteStepRun:
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
         """Apply one event, and return the next commands."""
         if isinstance(event, RunClaimed):
-            call, inputs = self._call, self._inputs
-            return [RunStep(self._op, self._spec, inputs, inputs_hash(inputs), call.positional, call.keywords)]
+            return [self._step()]
         if isinstance(event, CancelRequested):
             # The client that cancels it has appended to the parent as well.
             self._cancelled = True
@@ -84,6 +84,18 @@ class RemoteStepRun:
         if isinstance(self._outcome, StepSucceeded):
             return [Finish(RunStatus.COMPLETED, bytes(event.value) if isinstance(event, StepSucceeded) else b"null")]
         return [Finish(RunStatus.FAILED, error=self._outcome.error)]
+
+    def _step(self) -> RunStep:
+        """The call, with the arguments of the caller bound by name to the parameters that the step has here."""
+        call, spec = self._call, self._spec
+        inputs, positional, keywords = self._inputs, call.positional, call.keywords
+        if len(call.names) == positional:  # else its caller was older, and recorded positions only
+            try:
+                inputs, positional, keywords = rebound(spec, call.names, keywords, inputs)
+            except TypeError as error:
+                raise NotDecodable(f"the input of the step {spec.name}", "its arguments", str(error)) from None
+        record = recorded_call(call_names(spec.types, positional, keywords), inputs)
+        return RunStep(self._op, spec, inputs, record, positional, keywords)
 
     def _translated(self, event: Outcome) -> Outcome:
         """The outcome for the parent: under the parent's op, as its only attempt."""

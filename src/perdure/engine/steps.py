@@ -19,6 +19,7 @@ from perdure.engine.threads import DEFAULT_THREADS, Threads
 from perdure.errors import ExecutorBroken, HeartbeatTimeout, StepTimeout
 from perdure.kernel.commands import RunStep, StepSpec
 from perdure.kernel.plan import Call
+from perdure.kernel.values.arguments import argument_types
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained, pressed
 from perdure.ports.clock import Clock
@@ -425,15 +426,3 @@ class StepRunner:
         for pool in (self._threads, self._processes):
             if pool is not None:
                 pool.close()
-
-
-def argument_types(command: RunStep) -> Any:
-    """The type of the list of encoded arguments of a call."""
-    types = command.spec.types
-    by_name = {name.lstrip("="): annotation for name, annotation in types}
-    positional = [annotation for name, annotation in types if not name.startswith(("*", "="))]
-    variable = next((t for n, t in types if n.startswith("*") and not n.startswith("**")), Any)
-    keyword = next((t for n, t in types if n.startswith("**")), Any)
-    result = [positional[i] if i < len(positional) else variable for i in range(command.positional)]
-    result += [by_name.get(name, keyword) for name in command.keywords]
-    return tuple[tuple(result)] if any(t is not Any for t in result) else list[Any]  # type: ignore[misc]

@@ -39,6 +39,8 @@ class StepSpec:
     # Seconds without a heartbeat after which an attempt fails.
     heartbeat: float | None = None
     types: tuple[tuple[str, Any], ...] = ()
+    # The names in the record of a call with no, one, two ... positional arguments: see kernel/values/arguments.py.
+    prefixes: tuple[str, ...] = ("",)
     returns: Any = Any
     # Exception classes that cannot be found through a module, by name.
     errors: Mapping[str, type[BaseException]] = field(default_factory=dict)
@@ -54,7 +56,10 @@ class StepSpec:
 
 
 class RunStep(msgspec.Struct, frozen=True, gc=False):
-    """Call a step. `inputs` are its encoded arguments: `positional` of them, then those that `keywords` names."""
+    """Call a step. `inputs` are its encoded arguments: `positional` of them, then those that `keywords` names.
+
+    `inputs_hash` is the record of the call: see kernel/values/arguments.py.
+    """
 
     op: str
     spec: StepSpec

@@ -71,6 +71,8 @@ class RemoteCall(msgspec.Struct, frozen=True, omit_defaults=True):
     op: str
     positional: int = 0
     keywords: tuple[str, ...] = ()
+    # The parameters of the positional arguments, in the caller's code.
+    names: tuple[str, ...] = ()
     # Whether the caller continues with None when the step fails.
     skip: bool = False
     # The context of the calling run; its tags are in RunStarted.
@@ -144,6 +146,8 @@ class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
     early: bool = False
     # How many suspects were claimed together with this run; 0 if it is not one.
     tried: int = 0
+    # The parameters of its positional arguments, bound at the first claim, for a run whose caller had no signature.
+    names: tuple[str, ...] = ()
 
 
 class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
@@ -155,8 +159,9 @@ class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
 class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
     """An attempt of a step is about to be made. `source` is the file and line of the call.
 
-    With a `queue`, a separate run was started there, which makes the attempts and reports the outcome. `inputs` is the
-    hash of the arguments; `input` are the arguments themselves, with their `names`, if the step records them.
+    With a `queue`, a separate run was started there, which makes the attempts and reports the outcome. `inputs` tells
+    the arguments by name, each by its value or by a digest (see kernel/values/arguments.py; in older journals it is a
+    hash of all); `input` are the arguments themselves, with their `names`, if the step records them.
     """
 
     op: str

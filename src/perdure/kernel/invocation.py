@@ -6,8 +6,11 @@ import inspect
 from collections.abc import Coroutine, Generator, Iterable
 from typing import Any, Generic, Never, NoReturn, TypeVar
 
+from msgspec import Raw
+
 from perdure.errors import NotSerializable, UsageError
 from perdure.kernel.program import Program, encode_arguments
+from perdure.kernel.values.arguments import call_names, named_input, positional_names, recorded_call
 from perdure.kernel.values.codec import Codec
 
 R = TypeVar("R", covariant=True)
@@ -43,6 +46,12 @@ class Invocation(Coroutine[object, Never, R], Generic[R]):
                 raise
             known = f"it is {program.name}{program.signature}"
             raise WrongCall(f"{self.name}() cannot be called so: {error}; {known}") from None
+
+    def record(self, codec: Codec) -> str:
+        """The arguments as the op of a child records them: those that were given, by name."""
+        types = () if self.program is None else self.program.types
+        inputs = codec.encode_inputs((*self.args, *self.kwargs.values()), f"an argument of {self.name}")
+        return recorded_call(call_names(types, len(self.args), self.kwargs), inputs)
 
     @property
     def returns(self) -> Any:
@@ -131,5 +140,10 @@ class EncodedInvocation(Invocation[Any]):
         self.schedule, self.scheduled_at, self.rules = schedule, scheduled_at, rules
 
     def encode(self, program: Program | None, codec: Codec) -> bytes:
-        """The encoded input."""
-        return self._input
+        """The encoded input; by parameter name where the program is at hand and takes it."""
+        if program is None or not program.types or not self._input.startswith(b"["):
+            return self._input
+        try:
+            return bytes(named_input(Raw(self._input), positional_names(program.types)))
+        except TypeError:
+            return self._input  # what does not fit is said when the run begins

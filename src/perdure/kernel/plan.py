@@ -167,8 +167,11 @@ def keep(state: RunState, wishes: Wishes, now: float) -> Plan | None:
         _start_child(state, command, now, result, known=kept.by)
         return result
     assert isinstance(command, RunStep | OpenWait | StartTimer)
-    begun = plan(state, [command], now).events[:1]
-    return Plan([*begun, *outcome(command, kept)], [], [])
+    begun = plan(state, [command], now).events[0]
+    if isinstance(begun, StepStarted) and kept.inputs:
+        # As the outcome was recorded: the call may be written in another way by now.
+        begun = msgspec.structs.replace(begun, inputs=kept.inputs)
+    return Plan([begun, *outcome(command, kept)], [], [])
 
 
 def _drop_begun(prefix: str, result: Plan) -> None:
@@ -262,6 +265,7 @@ def _start_remote(state: RunState, command: RunStep, now: float, result: Plan) -
             op,
             command.positional,
             command.keywords,
+            names_of(command)[: command.positional],
             skip,
             without_tags(run_context(state, state.child_of(op))),
             command.patches,

@@ -69,7 +69,8 @@ class Program(Protocol):
 
     - `accepts`, `rules`, `defined`: runs of older versions, policies of its steps, a definition that replaces another.
     - `returns`, `errors`: results and exceptions of its runs come back as the types they were.
-    - `encode_input`, `check_input`, `takes`, `signature`: arguments are kept by name and refused where they are wrong.
+    - `types`, `defaults`, `encode_input`, `check_input`, `takes`, `signature`: arguments are kept by name, bound to the
+      parameters of the day, and refused where they are wrong.
     - `step_names`, `source_map`, `lost_step`, `source_hash`, `children`: what its code does, for advice, capsules and
       tests.
     """
@@ -80,6 +81,9 @@ class Program(Protocol):
     accepts: tuple[str, ...] = ()
     # The type of its result.
     returns: Any = Any
+    # Its parameters with their types, as in StepSpec, and their default values.
+    types: tuple[tuple[str, Any], ...] = ()
+    defaults: Mapping[str, Any] = MappingProxyType({})
     # Exception classes that cannot be found through a module, by name.
     errors: Mapping[str, type[BaseException]] = MappingProxyType({})
     # The policies of its steps.

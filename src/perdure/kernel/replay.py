@@ -60,8 +60,8 @@ from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory, patch_histor
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import RunState
+from perdure.kernel.values.arguments import ArgumentChange, changes, check_call, same_call
 from perdure.kernel.values.codec import Codec
-from perdure.kernel.values.value_versions import same_inputs
 
 if TYPE_CHECKING:
     from perdure.kernel.program import Execution, Program
@@ -383,7 +383,7 @@ class Replay:
         command = self.wishes.get(event.op) or self.held.get(event.op)
         # No hash of inputs: it was redacted.
         if type(command) is not RunStep or (
-            event.inputs and event.inputs != command.inputs_hash and not same_inputs(event.inputs, command.inputs_hash)
+            event.inputs and event.inputs != command.inputs_hash and not same_call(event.inputs, command)
         ):
             self._diverge(recorded_op(event))
         if self.wishes.pop(event.op, None) is None:
@@ -459,14 +459,22 @@ class Replay:
         for one in given_up:
             self._advance(one, at)
 
+    def check_open_steps(self) -> None:
+        """Raise NotDecodable if a step that is to be tried again cannot be called with its arguments."""
+        for command in self.open_steps.values():
+            if not command.spec.queue:  # the worker of a remote step sees to it
+                check_call(command, self._child_context.codec)
+
     def _diverge(self, recorded: OpView | None, inserted: OpView | None = None) -> NoReturn:
         assert recorded is not None
         raise Diverged(self.state.next_seq - 1, explain(self.evidence(recorded, inserted)))
 
     def evidence(self, recorded: OpView, inserted: OpView | None = None) -> Evidence:
         """The evidence for the kind of change, where the program does not command a recorded op."""
-        wishes = [wished_op(wish) for wish in (*self.wishes.values(), *self.held.values())]
-        return Evidence(recorded, wishes, inserted=inserted)
+        wishes = [*self.wishes.values(), *self.held.values()]
+        found = [change for wish in wishes if wish.op == recorded.path for change in _arguments_of(wish, recorded)]
+        arguments = [str(change) for change in found]
+        return Evidence(recorded, [wished_op(wish) for wish in wishes], inserted=inserted, arguments=arguments)
 
 
 def open_replay(
@@ -489,9 +497,14 @@ def open_replay(
     return kind(state, execution, rules(program), ChildContext(programs, codec, rules, past))
 
 
+def _arguments_of(command: Command, recorded: OpView) -> Sequence[ArgumentChange]:
+    """The arguments in which a command differs from the recorded op."""
+    return changes(recorded.inputs.partition("\n")[0], command) if isinstance(command, RunStep | StartChild) else ()
+
+
 def _is_child(command: StartChild, event: ChildStarted) -> bool:
     """Whether an event records this child. A missing hash of inputs was redacted."""
-    if event.inputs and not same_inputs(event.inputs, command.inputs_hash):
+    if event.inputs and not same_call(event.inputs, command):
         return False
     return (command.program, command.id, command.detached) == (event.program, event.id, bool(event.detached))
 

@@ -50,9 +50,17 @@ class Owner:
         """Whether a run was claimed by this process last."""
         return state.owner == self.name and state.session == self.session
 
-    def claim(self, state: RunState, version: str = "", *, early: bool = False, tried: int = 0) -> RunClaimed:
+    def claim(
+        self,
+        state: RunState,
+        version: str = "",
+        *,
+        early: bool = False,
+        tried: int = 0,
+        names: tuple[str, ...] = (),
+    ) -> RunClaimed:
         """The event by which this process becomes the owner of a run, or shows that it survived it."""
-        return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried)
+        return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried, names)
 
     def acknowledge(self, driver: Driver) -> None:
         """Record that external events were processed, if no other pending event shows it."""

@@ -32,6 +32,7 @@ from perdure.kernel.program import Program
 from perdure.kernel.projection import child_rows, row
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.state import RunState, fold
+from perdure.kernel.values.arguments import positional_names
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.admission import Turn, turn_of
 from perdure.orchestrator.lifecycle import Lifecycle, Owner
@@ -522,10 +523,15 @@ class Loader:
 
     def _claim(self, state: RunState, *, early: bool = False, tried: int = 0) -> RunClaimed:
         started, version = state.started, ""
+        names: tuple[str, ...] = ()
         if started is not None and not started.version and state.epoch == 0 and not started.remote:
-            # Started by name alone: it begins with the version that this engine has, and keeps to it.
-            version = self._programs.find(started.program, "").version
-        return self._owner.claim(state, version, early=early, tried=tried)
+            # Started by name alone: it begins with the version that this engine has, and keeps to it; and so do its
+            # arguments, if they were given by position, with the parameters that they are bound to.
+            program = self._programs.find(started.program, "")
+            version = program.version
+            if started.input_blob or bytes(started.input).startswith(b"["):
+                names = positional_names(program.types)
+        return self._owner.claim(state, version, early=early, tried=tried, names=names)
 
     def _await_turn(self, slot: RunSlot, state: RunState, turn: Turn) -> None:
         """Leave a run where it is, and see that it is entered again when it may begin, which may be at once."""

@@ -74,13 +74,13 @@ from perdure.kernel.events import (
     ValueRecorded,
     WaitResolved,
 )
-from perdure.kernel.ids import inputs_hash
 from perdure.kernel.invocation import Invocation, check_arguments
 from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory
 from perdure.kernel.program import Program
+from perdure.kernel.values.arguments import ALL_SMALL, call_names, recorded_call
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import add_note, describe, rebuild
-from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
+from perdure.kernel.values.value_versions import VERSION_KEY
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=Coroutine[Any, Any, Any])
@@ -143,7 +143,7 @@ class Body:
     def __init__(
         self,
         run_id: str,
-        make: Callable[[], Coroutine[Any, Any, Any]],
+        make: Callable[[Sequence[str]], Coroutine[Any, Any, Any]],
         returns: Any,
         codec: Codec,
         encode_input: EncodeInput,
@@ -200,7 +200,7 @@ class Body:
         return RaisedErrors(self.loop)
 
     def _apply_run_claimed(self, event: RunClaimed, decoded: Any) -> None:
-        self._task = self.loop.run_root(self._make())
+        self._task = self.loop.run_root(self._make(event.names))
         self._task.add_done_callback(self._ended)
 
     def _apply_step_succeeded(self, event: StepSucceeded, decoded: Any) -> None:
@@ -396,12 +396,14 @@ class Body:
         except NotSerializable:
             _check_arguments(source, spec.name, args, kwargs)
             raise
-        fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs)
-        if VERSION_KEY in inputs:
-            fingerprint += versions_in(inputs)
+        given = len(args)
+        if not kwargs and len(inputs) <= ALL_SMALL and given < len(spec.prefixes) and VERSION_KEY not in inputs:
+            record = spec.prefixes[given] + inputs.decode()
+        else:
+            record = recorded_call(call_names(spec.types, given, keywords), inputs)
         future = self._future(op, spec)
         future.site = site
-        command = RunStep(op, spec, inputs, fingerprint, len(args), keywords, source)
+        command = RunStep(op, spec, inputs, record, given, keywords, source)
         if spec.queue and self._patches:
             command = msgspec.structs.replace(command, patches=dict(self._patches))
         self._commands.append(command)
@@ -547,14 +549,13 @@ class Body:
         future._op = op
         self._futures[op] = (future, Child(id or op, invocation.returns, {} if program is None else program.errors))
         version = program.version if program is not None else ""
-        fingerprint = inputs_hash(data) + versions_in(data)
         self._commands.append(
             StartChild(
                 op,
                 invocation.name,
                 version,
                 data,
-                fingerprint,
+                invocation.record(self.codec),
                 id,
                 detached,
                 deadline,

@@ -14,7 +14,9 @@ from msgspec import Raw
 
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.call_graph import called_steps, workflows
+from perdure.authoring.code.loop import short
 from perdure.authoring.code.source_map import Code, read_code
+from perdure.authoring.code.step import parameter_types
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.model import OpView
@@ -24,6 +26,7 @@ from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.rule_names import StepNames
 from perdure.kernel.policies.rules import NONE
 from perdure.kernel.program import Defined, Program
+from perdure.kernel.values.arguments import DEFAULT, bind, defaults_of, raw_by_name
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature, Taken
 from perdure.kernel.values.types import name_of
@@ -32,6 +35,7 @@ from perdure.kernel.values.types import name_of
 _FUNCTIONS = frozenset({"fn", "__wrapped__"})
 # In which order programs were defined: of two under one name, the later one is meant.
 _NUMBERS = itertools.count()
+_VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 class CodeProgram(Program):
@@ -47,18 +51,14 @@ class CodeProgram(Program):
         # Older versions whose runs this one can take over.
         self.accepts: tuple[str, ...] = ()
         self._signature = inspect.signature(fn)
-        variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-        # By parameter: its kind, whether it must be given, its type, and what to call it in an error.
-        self._parameters = [
-            (
-                one.name,
-                one.kind,
-                one.default is one.empty and one.kind not in variable,
-                hints.get(one.name, Any),
-                f"the argument {one.name} of {name}",
-            )
-            for one in self._signature.parameters.values()
-        ]
+        self.types = parameter_types(fn, hints)
+        self.defaults = defaults_of(fn)
+        self._parameters = tuple(self._signature.parameters.values())
+        self._variable = [one for one in self._parameters if one.kind in _VARIABLE]
+        # By parameter: its type, and what to call it in an error.
+        self._annotations = {
+            one.name: (hints.get(one.name, Any), f"the argument {one.name} of {name}") for one in self._parameters
+        }
         self.returns = hints.get("return", Any)
         self.errors: Mapping[str, type[BaseException]] = {}
         self.rules = NONE
@@ -75,8 +75,14 @@ class CodeProgram(Program):
         """What it is called with, for callers that do not have it."""
         return Signature(
             tuple(
-                Taken(name, name_of(annotation), int(kind), required, codec.schema(annotation))
-                for name, kind, required, annotation, _ in self._parameters
+                Taken(
+                    one.name,
+                    name_of(self._annotations[one.name][0]),
+                    int(one.kind),
+                    one.default is one.empty and one.kind not in _VARIABLE,
+                    codec.schema(self._annotations[one.name][0]),
+                )
+                for one in self._parameters
             )
         )
 
@@ -122,23 +128,32 @@ class CodeProgram(Program):
     def open(self, run_id: str, started: RunStarted, codec: Codec, past: PatchHistory = NO_HISTORY) -> Body:
         """A fresh body, with its arguments decoded by their annotations when it begins."""
 
-        def make() -> Coroutine[Any, Any, Any]:
-            return self._call(started.input, codec)
+        def make(names: Sequence[str]) -> Coroutine[Any, Any, Any]:
+            args, kwargs = self.check_input(started.input, codec, names)
+            return self._fn(*args, **kwargs)
 
         body = Body(run_id, make, self.returns, codec, self.encode_input, self.version, past)
         body.recorded, body.started = started.recorded or {}, started
         return body
 
-    def _call(self, input: Raw, codec: Codec) -> Coroutine[Any, Any, Any]:
-        args, kwargs = self.check_input(input, codec)
-        return self._fn(*args, **kwargs)
+    def check_input(
+        self, input: Raw, codec: Codec, names: Sequence[str] = ()
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call that stored input asks for. Raises NotDecodable, which names the argument that does not fit.
 
-    def check_input(self, input: Raw, codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call that stored input asks for. Raises NotDecodable, which names the argument that does not fit."""
+        `names`: the parameters to which positional arguments were bound when the run began.
+        """
         try:
-            return self.arguments(input, codec)
+            return self._bound(self._given(input, codec, names), codec)
         except TypeError as error:
-            raise NotDecodable(f"the input of {self.name}", "its arguments", str(error)) from None
+            raise NotDecodable(f"the input of {self.name}", "its arguments", f"{error} ({self._place()})") from None
+        except NotDecodable as error:
+            raise NotDecodable(error.what, error.type, f"{error.reason} ({self._place()})") from None
+
+    def _place(self) -> str:
+        """Where it is defined, for messages."""
+        code = self._fn.__code__
+        return f"{self.name} is at {short(code.co_filename)}:{code.co_firstlineno}"
 
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
         """The arguments as one JSON object by parameter name."""
@@ -149,44 +164,44 @@ class CodeProgram(Program):
     def _defaults(self, codec: Codec) -> dict[str, Any]:
         """Default values that can be stored: a run keeps those it was started with when the code changes them."""
         found: dict[str, Any] = {}
-        for name, parameter in self._signature.parameters.items():
-            if parameter.default is not parameter.empty:
-                try:
-                    codec.encode(parameter.default, name)
-                except NotSerializable:
-                    continue
-                found[name] = parameter.default
+        for name, default in self.defaults.items():
+            try:
+                codec.encode(default, name)
+            except NotSerializable:
+                continue
+            found[name] = default
         return found
 
-    def arguments(self, input: Raw, codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The call that stored input asks for: an object by parameter name, or a list by position."""
+    def _given(self, input: Raw, codec: Codec, names: Sequence[str]) -> dict[str, Any]:
+        """Stored arguments by name: they are an object by parameter name, or a list by position."""
         raw = codec.decode(input, dict[str, Raw] | list[Raw], f"the input of {self.name}")
-        if isinstance(raw, list):
-            try:
-                given: dict[str, Any] = dict(self._signature.bind(*raw).arguments)
-            except TypeError as error:
-                raise TypeError(f"{self.name}() cannot take the stored input: {error}") from None
-        else:
-            given = dict(raw)
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for name, kind, required, annotation, what in self._parameters:
-            if name not in given:
-                if required:
-                    raise TypeError(f"{self.name}() is missing its argument {name!r} in the stored input")
-                continue
-            value = given.pop(name)
-            if kind is Parameter.VAR_POSITIONAL:
-                items = value if isinstance(value, tuple) else codec.decode(value, list[Raw], what)
-                args.extend(codec.decode(item, annotation, what) for item in items)
-            elif kind is Parameter.VAR_KEYWORD:
-                pairs = value if isinstance(value, dict) else codec.decode(value, dict[str, Raw], what)
-                kwargs.update({key: codec.decode(item, annotation, what) for key, item in pairs.items()})
-            elif kind is Parameter.KEYWORD_ONLY:
-                kwargs[name] = codec.decode(value, annotation, what)
-            else:
-                args.append(codec.decode(value, annotation, what))
-        if given:
-            unknown = ", ".join(sorted(given))
-            raise TypeError(f"{self.name}() has no argument {unknown}, which the stored input holds")
-        return tuple(args), kwargs
+        if isinstance(raw, dict):
+            return raw
+        try:
+            return raw_by_name(names, raw) if names else dict(self._signature.bind(*raw).arguments)
+        except TypeError as error:
+            raise TypeError(f"{self.name}() cannot take the stored input: {error}") from None
+
+    def _bound(self, given: dict[str, Any], codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call with stored arguments, by the parameters of now; one that was not stored has its default."""
+        args, kwargs = bind(self.name, self._parameters, self._spread(given, codec) if self._variable else given)
+        return (
+            tuple([one.default if value is DEFAULT else self._decoded(one, value, codec) for one, value in args]),
+            {name: self._decoded(one, value, codec) for name, (one, value) in kwargs.items()},
+        )
+
+    def _decoded(self, parameter: Parameter, value: Raw, codec: Codec) -> Any:
+        annotation, what = self._annotations[parameter.name]
+        return codec.decode(value, annotation, what)
+
+    def _spread(self, given: dict[str, Any], codec: Codec) -> dict[str, Any]:
+        """The arguments with those of a `*rest` as a list, and those of a `**more` beside the others."""
+        found = dict(given)
+        for one in self._variable:
+            value = given.get(one.name)
+            if isinstance(value, Raw) and one.kind is Parameter.VAR_POSITIONAL:
+                found[one.name] = codec.decode(value, list[Raw], self._annotations[one.name][1])
+            elif value is not None and one.kind is Parameter.VAR_KEYWORD:
+                del found[one.name]
+                found.update(codec.decode(value, dict[str, Raw], self._annotations[one.name][1]))
+        return found

@@ -20,6 +20,7 @@ from perdure.kernel.policies.policy import CODE_FOR_WORKER, policy_data
 from perdure.kernel.policies.queues import check_queue
 from perdure.kernel.policies.retry import ONCE, Retry
 from perdure.kernel.streams import StreamMode, stream_mode
+from perdure.kernel.values.arguments import prefixes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -230,7 +231,7 @@ class _StepDecorator:
         if self._cpu and inspect.iscoroutinefunction(fn):
             raise TypeError(f"@step(cpu=True) {fn.__qualname__} runs in another process and must be a plain def")
         hints = hints_of(fn, depth + 1)
-        returns = hints.get("return", Any)
+        returns, types = hints.get("return", Any), parameter_types(fn, hints)
         return _kind_of(fn)(
             StepSpec(
                 name=check_name(self._name or fn.__name__.strip("<>"), "the name of a step"),
@@ -243,7 +244,8 @@ class _StepDecorator:
                 generator=generator,
                 stream=self._stream,
                 heartbeat=None if self._heartbeat is None else _heartbeat(self._heartbeat, self._cpu, fn.__qualname__),
-                types=parameter_types(fn, hints),
+                types=types,
+                prefixes=prefixes(types),
                 returns=list[(get_args(returns) or (Any,))[0]] if generator else returns,  # type: ignore[misc]
                 errors=local_errors(fn, depth + 1),
                 queue=self._queue,

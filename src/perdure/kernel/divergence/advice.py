@@ -95,7 +95,7 @@ def _advice(change: str, recorded: OpView, current: OpView | None) -> str:
     if change == "inputs" and current is not None and _ids(recorded, current):
         return "Keep the id, or guard the change:"
     if change == "inputs":
-        return "Pass what the old code passed (the journal has its hash), or guard the change:"
+        return "Pass what the old code passed, or guard the change:"
     if change in ("fewer", "more"):
         return "Keep the old number, or the old tasks, for runs that began with it:"
     if change == "removed":
@@ -161,7 +161,7 @@ def _moved(recorded: OpView, current: OpView) -> bool:
 
 def _ids(recorded: OpView, current: OpView) -> tuple[str, str] | None:
     """The ids of two children that differ only in their ids."""
-    (old, _, was), (new, _, now) = recorded.inputs.partition(" "), current.inputs.partition(" ")
+    (old, _, was), (new, _, now) = recorded.inputs.partition("\n"), current.inputs.partition("\n")
     return (was, now) if "child" in recorded.kind and old == new and was != now else None
 
 

@@ -64,6 +64,8 @@ class Evidence(msgspec.Struct, frozen=True):
     source_map: SourceMap = NO_SOURCE
     inserted: OpView | None = None
     raised: Sequence[Raised] = ()
+    # The arguments that the recorded op and the one in its place differ in, as text.
+    arguments: Sequence[str] = ()
 
 
 def recorded_op(event: AnyEvent) -> OpView | None:
@@ -117,7 +119,7 @@ def wished_op(command: Command) -> OpView:
 
 
 def _child_inputs(inputs: str, id: str) -> str:
-    return f"{inputs} {id}" if id else inputs
+    return f"{inputs}\n{id}" if id else inputs
 
 
 def _end(command: Finish) -> OpView:
@@ -167,7 +169,8 @@ def explain(evidence: Evidence) -> Divergence:
     recorded = evidence.recorded
     title = title_for(change, recorded, current)
     fix = fix_for(change, recorded, current, source_map.condition(recorded, current) if change == "branch" else None)
-    return Divergence(change, recorded.path, title, recorded, current, fix, last)
+    arguments = tuple(evidence.arguments) if change == "inputs" else ()
+    return Divergence(change, recorded.path, title, recorded, current, fix, last, arguments)
 
 
 def _cause(evidence: Evidence, current: OpView | None) -> Raised | None:

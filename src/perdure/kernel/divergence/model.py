@@ -58,6 +58,8 @@ class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
     fix: str
     # The last op that the code asked for, if it asks for none in place of the recorded one.
     last: OpView | None = None
+    # The arguments that have changed, as in `urls: was ["u1"], now ["u1", "u2"]`.
+    arguments: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The change, both sides with their lines, and the fix."""
@@ -72,4 +74,5 @@ class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
         code = now.code if now is not None and now.kind != "end" else last.code if last is not None else ""
         if code:
             lines.append(f"            {code[:88]}")
+        lines += [f"  {argument}" for argument in self.arguments]
         return "\n".join([self.title, "", *lines, "", self.fix])

@@ -83,6 +83,7 @@ def follow(opened: Callable[[type[Replay]], Replay], batches: Sequence[Batch], p
         unread = undecodable(replay)
         if unread is not None:
             raise unread
+        replay.check_open_steps()
     except Diverged as error:
         replay.close()
         trace = opened(Recorder)

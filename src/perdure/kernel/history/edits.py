@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from perdure.errors import UsageError
 from perdure.kernel.commands import Command, RunStep, StartChild
-from perdure.kernel.ids import inputs_hash
+from perdure.kernel.values.arguments import call_names, recorded_call
 
 _array = msgspec.json.Decoder(list[Raw])
 _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
@@ -41,8 +41,8 @@ def _step(command: RunStep, changes: Mapping[str, Raw]) -> RunStep:
             raise UsageError(f"{command.op} has no argument {name!r}; it takes {takes}")
     keywords = tuple(given)
     inputs = msgspec.json.encode([*positional, *given.values()])
-    fingerprint = inputs_hash(inputs + repr(keywords).encode() if keywords else inputs)
-    return msgspec.structs.replace(command, inputs=inputs, inputs_hash=fingerprint, keywords=keywords)
+    record = recorded_call(call_names(command.spec.types, command.positional, keywords), inputs)
+    return msgspec.structs.replace(command, inputs=inputs, inputs_hash=record, keywords=keywords)
 
 
 def _child(command: StartChild, changes: Mapping[str, Raw]) -> StartChild:
@@ -52,5 +52,6 @@ def _child(command: StartChild, changes: Mapping[str, Raw]) -> StartChild:
             f"the arguments of {command.op} were given by position to a program that is known by name only, so they "
             "have no names to change"
         )
-    input = msgspec.json.encode({**arguments, **changes})
-    return msgspec.structs.replace(command, input=input, inputs_hash=inputs_hash(input))
+    values = {**arguments, **changes}
+    record = recorded_call(tuple(values), msgspec.json.encode([*values.values()]))
+    return msgspec.structs.replace(command, input=msgspec.json.encode(values), inputs_hash=record)

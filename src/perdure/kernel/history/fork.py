@@ -44,6 +44,7 @@ from perdure.kernel.events import (
 from perdure.kernel.ids import op_name
 from perdure.kernel.patches import retried_as
 from perdure.kernel.state import RunState
+from perdure.kernel.values.arguments import named_input
 from perdure.kernel.values.failures import Failure
 
 _SHARED = events_with(Trait.FORKED)
@@ -240,7 +241,7 @@ def fork(
             elif isinstance(event, RunClaimed):
                 if event.epoch == 1:
                     owner = event.owner
-                    events.append(RunClaimed(owner, 1))
+                    events.append(RunClaimed(owner, 1, names=event.names))
             elif type(event) in _SHARED and not edit.leaves_out(number, event):
                 for kept in edit.made_of(number, event):
                     if isinstance(kept, ValueRecorded) and kept.kind in USED:
@@ -269,7 +270,7 @@ def context_of(batches: Sequence[Batch], run_id: str) -> RunContext:
 
 
 def started_of(batches: Sequence[Batch]) -> RunStarted:
-    """The RunStarted of a run, with its replaced input and the version it is pinned to."""
+    """The RunStarted of a run, with its replaced input, by name if it was bound, and the version it is pinned to."""
     started: RunStarted | None = None
     for _, _, event in numbered(batches):
         if isinstance(event, RunStarted):
@@ -282,6 +283,8 @@ def started_of(batches: Sequence[Batch]) -> RunStarted:
     for _, _, event in numbered(batches):
         if isinstance(event, RunClaimed | RunResumed) and event.version:
             started = msgspec.structs.replace(started, version=event.version)
+        if isinstance(event, RunClaimed) and event.names and not started.input_blob:
+            started = msgspec.structs.replace(started, input=named_input(started.input, event.names))
     return started
 
 

@@ -40,8 +40,8 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.ids import op_name
+from perdure.kernel.values.arguments import former_hash, same_call, same_record
 from perdure.kernel.values.failures import Failure
-from perdure.kernel.values.value_versions import same_inputs
 
 # Outcomes of ops with side effects: steps and detached children.
 EFFECTS = ("succeeded", "skipped", "failed", "started")
@@ -79,18 +79,27 @@ class KeptOutcomes:
         """The ops with side effects that the program has not asked for again."""
         return [op for op, kept in self.entries.items() if kept.kind in EFFECTS]
 
-    def find(self, op: str, kind: type[AnyEvent], inputs: str) -> OutcomeKept | None:
+    def find(
+        self, op: str, kind: type[AnyEvent], inputs: str, command: RunStep | StartChild | None = None
+    ) -> OutcomeKept | None:
         """The kept outcome of an op, for a step also that of another call with the same name and inputs."""
         kept = self.entries.get(op)
         if kept is not None and _KINDS.get(kept.kind) is kind:
-            if not kept.inputs or same_inputs(kept.inputs, inputs):
+            if not kept.inputs or kept.inputs == inputs:
+                return kept
+            if kind is WaitOpened:
+                return None
+            if same_record(kept.inputs, inputs) if command is None else same_call(kept.inputs, command):
                 return kept
         if kind is not StepStarted:
             return None
-        alike = self._alike.get((op_name(op), inputs))
-        while alike and alike[0] not in self.entries:
-            alike.popleft()
-        return self.entries[alike[0]] if alike else None
+        for key in [inputs] if command is None else [inputs, former_hash(command)]:
+            alike = self._alike.get((op_name(op), key))
+            while alike and alike[0] not in self.entries:
+                alike.popleft()
+            if alike:
+                return self.entries[alike[0]]
+        return None
 
     def consume(self, event: StepStarted | WaitOpened | ChildStarted) -> None:
         """An op has begun: remove its outcome, so that no other op gets it."""
@@ -123,13 +132,13 @@ class KeptOutcomes:
     def of(self, command: Command) -> OutcomeKept | None:
         """The kept outcome of a command, if it has one that needs no execution."""
         if isinstance(command, RunStep):
-            kept = self.find(command.op, StepStarted, command.inputs_hash)
+            kept = self.find(command.op, StepStarted, command.inputs_hash, command)
         elif isinstance(command, StartTimer):
             kept = self.find(command.op, WaitOpened, "timer ")
         elif isinstance(command, OpenWait):
             kept = self.find(command.op, WaitOpened, f"{command.kind} {command.name}")
         elif isinstance(command, StartChild) and command.detached:
-            kept = self.find(command.op, ChildStarted, command.inputs_hash)
+            kept = self.find(command.op, ChildStarted, command.inputs_hash, command)
         else:
             return None
         return kept if kept is not None and kept.kind not in (AGAIN, LOCKED) else None

@@ -357,7 +357,7 @@ def _predict(replay: Replay, kept: KeptOutcomes, called: list[str], failed: list
     failing: list[tuple[int, RunStep, Failure]] = []
     for command in list(replay.wishes.values()):
         if isinstance(command, RunStep):
-            before = kept.find(command.op, StepStarted, command.inputs_hash)
+            before = kept.find(command.op, StepStarted, command.inputs_hash, command)
             if before is not None and before.kind == AGAIN and before.error is not None:
                 failing.append((kept.number(before), command, before.error))
                 continue

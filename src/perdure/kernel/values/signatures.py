@@ -73,6 +73,13 @@ class Signature(msgspec.Struct, frozen=True):
                         return Misfit(taken.name, taken.type, reason)
         return None
 
+    def named(self, input: bytes) -> bytes:
+        """Input that fits as an object by parameter name, also where it was given by position."""
+        values = msgspec.json.decode(input, type=dict[str, Raw] | list[Raw])
+        if isinstance(values, dict):
+            return input
+        return msgspec.json.encode(inspect.Signature(list(self._plain())).bind(*values).arguments)
+
     def _given(self, values: Any) -> dict[str, Any]:
         """The arguments by name, from an object or a list. Raises TypeError if they do not fit the parameters."""
         if isinstance(values, list):
@@ -81,9 +88,13 @@ class Signature(msgspec.Struct, frozen=True):
         if missing:
             raise TypeError(f"missing a required argument: {missing[0]!r}")
         unknown = sorted(values.keys() - {taken.name for taken in self.parameters})
-        if unknown:
+        more = next((taken.name for taken in self.parameters if taken.kind == Parameter.VAR_KEYWORD), "")
+        if unknown and not more:
             raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
-        return dict(values)
+        given = {name: value for name, value in values.items() if name not in unknown}
+        return (
+            {**given, more: {**given.get(more, {}), **{name: values[name] for name in unknown}}} if unknown else given
+        )
 
     def _plain(self) -> Iterator[Parameter]:
         for taken in self.parameters:

@@ -153,8 +153,3 @@ def versions_in(data: bytes) -> str:
     """A short fingerprint of the versions in encoded inputs; empty when there are none."""
     found = _MARK.findall(data)
     return "~" + blake2b(b",".join(found), digest_size=3).hexdigest() if found else ""
-
-
-def same_inputs(recorded: str, current: str) -> bool:
-    """Whether two hashes may be of the same inputs. Hashes of different value versions cannot be compared."""
-    return recorded == current or recorded.partition("~")[2] != current.partition("~")[2]
