@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from perdure.kernel.events import AttemptFailed, ValueRecorded
+from tests.amounts import some
 from tests.crash.failpoints import END
 from tests.crash.harness import Children, Journal, at_once, audit, check_executions, read_effects, through_kills
 
@@ -61,8 +62,11 @@ def test_the_voyage_has_at_least_20_commits_to_die_at(children: Children, tmp_pa
     assert set(journal.started.values()) == {1, 3}, "nothing runs twice without a reason"
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+# Each commit is met on one side, by turns; `make soak` meets all on both.
+PARTS = some([(bool((share + turn) % 2), share) for turn in range(2) for share in range(SHARES)], SHARES)
+
+
+@pytest.mark.parametrize(("after", "share"), PARTS)
 def test_a_run_killed_at_any_commit_goes_on_where_it_was(
     children: Children, tmp_path: Path, after: bool, share: int
 ) -> None:
@@ -89,9 +93,9 @@ def kills(seed: int, count: int) -> list[list[tuple[int, bool]]]:
 
 
 def test_a_run_killed_again_while_it_is_taken_up_goes_on_all_the_same(children: Children, tmp_path: Path) -> None:
-    trials = list(enumerate(kills(seed=1, count=15)))
+    trials = list(enumerate(kills(seed=1, count=10)))
     deaths = at_once(lambda trial: sail(children, tmp_path / str(trial[0]), "return", *trial[1]), trials, 4)
-    assert sum(deaths) >= 30
+    assert sum(deaths) >= 20
 
 
 @pytest.mark.soak

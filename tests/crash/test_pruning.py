@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import sys
 from pathlib import Path
 
 from perdure import Engine, Limits, connect, step, workflow
 from perdure.kernel.history.capsule import decode_capsule
+from tests.crash.harness import Children, until
 
 RUNS = 300
 KILLS = 12
@@ -47,7 +46,7 @@ async def flow(number: int) -> int:
     return await part(number)
 
 
-async def test_a_prune_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
+async def test_a_prune_that_is_killed_again_and_again_loses_nothing(children: Children, tmp_path: Path) -> None:
     url, archive, chance = f"sqlite:///{tmp_path}/runs.db", tmp_path / "archive", random.Random(5)
     everyone = {f"r{number}" for number in range(RUNS)}
     async with Engine(url, [flow, part], limits=Limits(blob=500), durability="relaxed") as engine:
@@ -56,21 +55,18 @@ async def test_a_prune_that_is_killed_again_and_again_loses_nothing(tmp_path: Pa
         for id in everyone:
             while (view := await engine.get(id)) is None or view.finished_at is None:
                 await asyncio.sleep(0.01)
+    (tmp_path / "prune.py").write_text(PRUNE)
     killed = 0
     while True:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PRUNE, url, str(archive), stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
-        await process.stdout.readline()
+        process = children.python(tmp_path, "prune.py", url, str(archive))
+        until(lambda: "begins" in process.log or not process.alive)  # noqa: B023
         if killed < KILLS:
             await asyncio.sleep(chance.uniform(0.0, 0.15))
-            if process.returncode is None:
-                process.send_signal(signal.SIGKILL)
-        await process.communicate()
-        killed += process.returncode == -signal.SIGKILL
+            process.kill()
+        died = process.killed()
+        killed += died
         await check(url, archive, everyone)
-        if process.returncode == 0:
+        if not died:
             break
     assert killed > 0
     async with connect(url) as client:

@@ -33,7 +33,7 @@ async def by_a_helper(items: list[str]) -> list[str]:
 
 @workflow
 async def ship(items: list[str]) -> list[str]:
-    await sleep(timedelta(days=3))
+    await sleep(timedelta(days=2))
     return await by_a_helper(items)
 
 
