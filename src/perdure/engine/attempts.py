@@ -249,7 +249,7 @@ class Attempts:
         """The handoff of a call, to be recorded."""
         return self._handoffs.pop((call.command.op, call.attempt), None)
 
-    def ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> bool:
+    def remove(self, attempt: Attempt, value: Any, error: BaseException | None) -> bool:
         """An attempt has ended. False: replay has not reached its op, and it is kept until then."""
         op = attempt.call.command.op
         if self.running.get(op) is attempt:
@@ -262,7 +262,7 @@ class Attempts:
         return True
 
     def stored(self, call: Call, data: bytes, blob: str | BaseException) -> bool:
-        """A result has been offloaded, or could not be. False: as in `ended`."""
+        """A result has been offloaded, or could not be. False: as in `remove`."""
         self.storing.pop((call.command.op, call.attempt), None)
         handoff = self._handoffs.get((call.command.op, call.attempt))
         if handoff is not None and not handoff.over and handoff.attempt is None:

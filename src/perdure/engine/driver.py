@@ -269,7 +269,7 @@ class Driver:
         """An attempt has ended: record its outcome, and what follows."""
         try:
             call, attempts, services = attempt.call, self.attempts, self.services
-            if not attempts.ended(attempt, value, error):
+            if not attempts.remove(attempt, value, error):
                 return
             if services.closing and isinstance(error, asyncio.CancelledError):
                 return  # never begun, or the loop was cancelled: the next owner repeats it

@@ -144,8 +144,8 @@ class _Child:
         main = getattr(sys.modules["__main__"], "__file__", None) or "the main module"
         raise ProcessDied(
             str(label),
-            f"{_ended(status)} while it imported {main}; its stderr says why. A script that starts runs does so under "
-            '`if __name__ == "__main__":`',
+            f"{_how_it_ended(status)} while it imported {main}; its stderr says why. A script that starts runs does "
+            'so under `if __name__ == "__main__":`',
         )
 
     def call(self, job: Job, label: object) -> Any:
@@ -164,7 +164,7 @@ class _Child:
                 raise NotSerializable(f"the result of {label}", *value)
             if job.begun is not None:
                 job.begun()
-        raise ProcessDied(str(label), _ended(self._died()))
+        raise ProcessDied(str(label), _how_it_ended(self._died()))
 
     def end(self) -> None:
         """Kill it: it ignores other signals."""
@@ -191,7 +191,7 @@ class _Child:
         return self._process.exitcode or 0
 
 
-def _ended(status: int) -> str:
+def _how_it_ended(status: int) -> str:
     if status >= 0:
         return f"ended with exit code {status}"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)

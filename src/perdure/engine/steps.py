@@ -124,7 +124,7 @@ class Attempt:
             done(self, None, error)
 
     def _finished(self, task: asyncio.Future[Any]) -> None:
-        self._runner.ended(self)
+        self._runner.release_slot()
         if self.call.failed is not None:
             self.context.cancel()  # a fallback that was timed out may have left a thread behind
         if self._timer is not None:
@@ -213,7 +213,7 @@ class StepRunner:
         """Call `room_free` of a driver when the limit allows another attempt, in order."""
         self._waiters[waiter] = None
 
-    def ended(self, attempt: Attempt) -> None:
+    def release_slot(self) -> None:
         """An attempt has ended, and another may take its slot."""
         self._running -= 1
         while self._queue and self._running < self._limit:

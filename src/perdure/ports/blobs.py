@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from perdure.errors import Corrupt
+from perdure.kernel.values.limits import blob_id as id_of
+
 
 class Blobs(Protocol):
     """Bytes that are stored once however often they are put, and verified when they are read."""
@@ -13,3 +16,12 @@ class Blobs(Protocol):
 
     async def get(self, blob_id: str) -> bytes | None:
         """The bytes, or None when there is no such blob. Raises Corrupt when they are not what was put."""
+
+
+def verified(blob_id: str, data: object) -> bytes | None:
+    """What a store has read of a blob, if there is one; raises Corrupt when it is not what was put."""
+    if data is None:
+        return None
+    if not isinstance(data, bytes) or id_of(data) != blob_id:
+        raise Corrupt(f"the blob {blob_id}", "its bytes do not match its hash")
+    return data

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from perdure.errors import Corrupt, StoreUnavailable
+from perdure.errors import StoreUnavailable
 from perdure.kernel.values.limits import blob_id
+from perdure.ports.blobs import verified
 from perdure.stores.file.folder import Folder, sync_directory
 
 BLOBS, KEPT = "blobs", "kept"
@@ -46,10 +47,7 @@ class FileBlobs:
         """The bytes, or None. Raises Corrupt when they are not what was put."""
         if not blob_id_.isalnum():
             return None  # it is no hash, and must not become a path
-        data = self._read(self.path(blob_id_))
-        if data is not None and blob_id(data) != blob_id_:
-            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
-        return data
+        return verified(blob_id_, self._read(self.path(blob_id_)))
 
     def _read(self, path: str) -> bytes | None:
         try:

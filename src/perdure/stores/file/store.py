@@ -11,13 +11,13 @@ from perdure.ports.queues import Queues
 from perdure.ports.runs import Runs
 from perdure.ports.store import Survives
 from perdure.ports.timers import Timers
+from perdure.ports.upkeep import Upkeep
 from perdure.stores.file.blobs import FileBlobs
 from perdure.stores.file.folder import Folder
 from perdure.stores.file.journal import FileJournal, FileRuns
 from perdure.stores.file.leases import FileLeases
 from perdure.stores.file.upkeep import FileUpkeep
-from perdure.stores.memory.store import MemoryBlobs, MemoryTimers
-from perdure.stores.memory.upkeep import MemoryUpkeep
+from perdure.stores.memory.store import MemoryTimers
 from perdure.stores.users import Users
 from perdure.stores.witness import WitnessedLeases
 
@@ -38,8 +38,7 @@ class FileStore:
         self._leases = FileLeases(self._folder)
         self.leases = WitnessedLeases(self._leases, self.url, self._folder.name("owners"))
         self.blobs = FileBlobs(self._folder)
-        memory = MemoryUpkeep(self.journal, MemoryBlobs())
-        self.upkeep = FileUpkeep(self._folder, self.journal, self.blobs, memory)
+        self.upkeep = cast(Upkeep, _Fresh(FileUpkeep(self._folder, self.journal, self.blobs), self.journal))
 
     async def open(self, *, migrate: bool) -> None:
         """Create the directory if it does not exist, and read all of it."""

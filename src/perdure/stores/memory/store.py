@@ -12,6 +12,7 @@ from perdure.kernel.events import Batch, RunStarted, RunStatus, decode_events, e
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.limits import blob_id
+from perdure.ports.blobs import verified
 from perdure.ports.journal import Append, Appended, Conflict, Head, Outcome
 from perdure.ports.leases import Acquired, HeldBy, Lease, Renewal
 from perdure.ports.runs import RunFilter
@@ -349,7 +350,4 @@ class MemoryBlobs:
 
     async def get(self, blob_id_: str) -> bytes | None:
         """The bytes, or None. Raises Corrupt when they are not what was put."""
-        data = self.blobs.get(blob_id_)
-        if data is not None and blob_id(data) != blob_id_:
-            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
-        return data
+        return verified(blob_id_, self.blobs.get(blob_id_))

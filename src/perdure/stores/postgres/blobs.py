@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perdure.errors import Corrupt
 from perdure.kernel.values.limits import blob_id
+from perdure.ports.blobs import verified
 from perdure.stores.postgres.database import Database
 
 # Putting a blob again makes it young, so that it is not collected before an event refers to it.
@@ -29,9 +29,4 @@ class PostgresBlobs:
     async def get(self, blob_id_: str) -> bytes | None:
         """The bytes, or None. Raises Corrupt when they are not what was put."""
         rows = await self._database.query(_GET, blob_id_)
-        if not rows:
-            return None
-        data: bytes = rows[0][0]
-        if blob_id(data) != blob_id_:
-            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
-        return data
+        return verified(blob_id_, rows[0][0]) if rows else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from perdure.errors import Corrupt, PayloadTooLarge
+from perdure.errors import PayloadTooLarge
 from perdure.kernel.values.limits import blob_id
+from perdure.ports.blobs import verified
 from perdure.stores.redis.scripts import PUT_BLOB
 from perdure.stores.redis.server import Server
 
@@ -27,7 +28,6 @@ class RedisBlobs:
 
     async def get(self, blob_id_: str) -> bytes | None:
         """The bytes, or None. Raises Corrupt when they are not what was put."""
-        data: bytes | None = await self._server.query("HGET", f"{self._server.address.prefix}blob:{blob_id_}", "d")
-        if data is not None and blob_id(data) != blob_id_:
-            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
-        return data
+        return verified(
+            blob_id_, await self._server.query("HGET", f"{self._server.address.prefix}blob:{blob_id_}", "d")
+        )

@@ -183,7 +183,7 @@ class Server:
                 await connection.disconnect(nowait=True)
                 raise self.explain(error) from error
             except (ConnectionError, TimeoutError, OSError, AttributeError) as error:
-                if isinstance(error, AttributeError) and not _ended(connection):
+                if isinstance(error, AttributeError) and not _is_closed(connection):
                     await connection.disconnect(nowait=True)
                     raise
                 # The idle connections are as old: if the server went away, all of them are dead.
@@ -352,7 +352,7 @@ _CLASSES: Final = {
 }
 
 
-def _ended(connection: Connection) -> bool:
+def _is_closed(connection: Connection) -> bool:
     """Whether a connection has ended. Python 3.12 and later raise if it does so while asyncio writes to it."""
     writer = connection._writer
     return writer is None or writer.is_closing()

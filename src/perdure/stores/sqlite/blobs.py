@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from inspect import isawaitable
 
 import apsw
 
-from perdure.errors import Corrupt
 from perdure.kernel.values.limits import blob_id
+from perdure.ports.blobs import verified
 from perdure.stores.sqlite.database import Database
 
 _PUT = "insert into perdure_blobs (id, data) values (?, ?) on conflict (id) do nothing"
@@ -31,17 +30,10 @@ class SqlBlobs:
             db.execute(_PUT, (id, data))
             db.execute(_SAY_PUT, (id, time.time()))
 
-        result = self._database.write(put)
-        if isawaitable(result):
-            await result
+        await self._database.commit(put)
         return id
 
     async def get(self, blob_id_: str) -> bytes | None:
         """The bytes, or None. Raises Corrupt when they are not what was put."""
         rows = await self._database.read(_GET, (blob_id_,))
-        if not rows:
-            return None
-        data: object = rows[0][0]
-        if not isinstance(data, bytes) or blob_id(data) != blob_id_:
-            raise Corrupt(f"the blob {blob_id_}", "its bytes do not match its hash")
-        return data
+        return verified(blob_id_, rows[0][0]) if rows else None

@@ -251,6 +251,11 @@ class Database:
         hop = self._submit(self._transact, transaction, fsync)
         return asyncio.ensure_future(self._answer(hop))
 
+    async def commit(self, transaction: Callable[[apsw.Connection], T]) -> T:
+        """As `write`, for callers that wait anyway."""
+        result = self.write(transaction)
+        return await result if isinstance(result, asyncio.Future) else result
+
     async def execute(self, sql: str, bindings: Sequence[Any], *, routine: bool = False) -> list[tuple[Any, ...]]:
         """Run one statement that commits by itself, in the thread. With `routine` it does not change `version`.
 

@@ -94,8 +94,7 @@ class SqlJournal:
     async def rewrite(self, run_id: str, expected_next: int, batches: Sequence[Batch]) -> Outcome:
         """Replace a whole journal by these batches."""
         prepared = _prepare(Append(run_id, expected_next, batches))
-        outcome = self._database.write(lambda db: _rewrite(db, prepared))
-        return await outcome if isinstance(outcome, Awaitable) else outcome
+        return await self._database.commit(lambda db: _rewrite(db, prepared))
 
     async def read(self, run_id: str, start: int = 0, limit: int | None = None) -> list[Batch]:
         """The events from number `start` on, at most `limit` of them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from inspect import isawaitable
 
 import apsw
 
@@ -53,8 +52,7 @@ class SqlLeases:
 
     async def acquire(self, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         """Take a lease that is free, expired, or already yours."""
-        result = self._database.write(lambda db: self._acquire(db, key, owner, ttl, now))
-        return await result if isawaitable(result) else result
+        return await self._database.commit(lambda db: self._acquire(db, key, owner, ttl, now))
 
     def _acquire(self, db: apsw.Connection, key: str, owner: str, ttl: float, now: float) -> Acquired | HeldBy:
         if abs(now - self._swept) >= SWEEP_SECONDS:

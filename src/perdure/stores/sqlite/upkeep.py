@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from inspect import isawaitable
 from typing import Any, TypeVar
 
 import apsw
@@ -86,8 +85,7 @@ class SqlUpkeep(SharedUpkeep):
             raise Corrupt(f"the row of run_id {run_id}", f"another run has its id: {error}", run_id) from error
 
     async def _write(self, transaction: Callable[[apsw.Connection], T]) -> T:
-        result = self._database.write(transaction)
-        answer: T = await result if isawaitable(result) else result
+        answer = await self._database.commit(transaction)
         self._database.checkpoint_log()
         return answer
 
