@@ -318,11 +318,23 @@ class NotSerializable(ValueProblem):
 
 
 class NotDecodable(ValueProblem):
-    """A stored value does not fit the type it is read as."""
+    """A stored value does not fit the type it is read as.
+
+    `op` is the op it was recorded for, if that is known, and `divergence` the explanation, if it stops a run.
+    """
+
+    op: str = ""
+    divergence: Divergence | None = None
 
     def __init__(self, what: str, type: str, reason: str) -> None:
         self.what, self.type, self.reason = what, type, reason
         super().__init__(f"{what} cannot be read as {type}: {reason}")
+
+    def explained(self, divergence: Divergence) -> NotDecodable:
+        """The same error with its explanation."""
+        error = NotDecodable(self.what, self.type, self.reason)
+        error.op, error.divergence, error.args = divergence.op, divergence, (str(divergence),)
+        return error
 
 
 class PayloadTooLarge(ValueProblem):

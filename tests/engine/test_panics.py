@@ -14,6 +14,7 @@ from perdure import (
     NotDecodable,
     NotSerializable,
     RunStatus,
+    SignalRejected,
     TypeCodec,
     approval,
     set_state,
@@ -220,14 +221,20 @@ async def test_whatever_a_codec_raises_fails_its_run_and_stops_no_other(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_signal_whose_type_raises_is_answered_and_fails_the_run_that_takes_it(
+async def test_a_signal_whose_type_raises_is_refused_while_the_run_waits_and_fails_a_run_that_got_it_before(
     kind: type[BaseException],
 ) -> None:
     async with engine() as running:
         handle = await running.start(signalled())
-        arm.decode = kind
         async with asyncio.timeout(PATIENCE):
+            arm.decode = kind
+            with pytest.raises(SignalRejected):
+                await handle.signal("s", {"n": 13})
+            await running.pause(handle.id)
+            arm.decode = None
             await handle.signal("s", {"n": 13})
+            arm.decode = kind
+            await running.resume(handle.id)
             ended = await handle.outcome()
         assert isinstance(ended.error, NotDecodable)
         arm.decode = None

@@ -322,7 +322,7 @@ class ScheduleBody:
 
     async def _listen(self, deadline: float | None) -> Control | None:
         try:
-            said: Control = await self._body.wait(Wait("signal", CONTROL, Control), deadline)
+            said: Control = await self._body.wait(Wait("signal", CONTROL, Control, judges=True), deadline)
             return said
         except SignalTimeout:
             return None

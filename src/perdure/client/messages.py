@@ -55,7 +55,7 @@ class Messages:
         data = self._base.codec.encode(payload, f"the payload of the signal {name!r}")
         self._base.payloads.fits_inline(len(data), f"the payload of the signal {name!r}")
         key = _key(signal_id, "signal_id")
-        check = partial(check_signal, payload=data)
+        check = partial(check_signal, payload=data, name=name)
 
         def decide(state: RunState, child: str) -> inbound.Events | Duplicate | Finished:
             return inbound.signal(state, name, Raw(data), key, child, check)

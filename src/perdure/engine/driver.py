@@ -67,6 +67,7 @@ from perdure.kernel.events import (
     NULL,
     AnyEvent,
     Batch,
+    RunClaimed,
     RunReleased,
     RunStatus,
     StepFailed,
@@ -74,6 +75,7 @@ from perdure.kernel.events import (
     StepSucceeded,
 )
 from perdure.kernel.ids import step_key
+from perdure.kernel.misfits import check_inbox, judged
 from perdure.kernel.plan import Call, Plan, adopt, deliver, keep, plan, wake
 from perdure.kernel.policies.durability import Durability
 from perdure.kernel.policies.queues import Queue
@@ -135,6 +137,8 @@ class Driver:
         # Whether a retry is due and waits for a concurrency limit.
         self.retry_held = False
         self.closed = False
+        # A value in the journal that the program cannot decode: nothing more is planned, and the run is parked.
+        self._unreadable: NotDecodable | None = None
         # The driver that replaced this one after the journal was read again, and continues its attempts.
         self._successor: Driver | None = None
 
@@ -369,7 +373,13 @@ class Driver:
         """Fold an event, stored as `recorded`; `decoded` is the value of an outcome as the program gets it."""
         outbox = self.outbox
         at = outbox.at if outbox.events else outbox.moment(self.services.clock.now())
-        self.replay.fold(event, at, decoded)
+        try:
+            self.replay.fold(event, at, decoded)
+        except NotDecodable as error:
+            if type(event) is RunClaimed:
+                raise  # its arguments do not fit: it does not begin
+            # It stands in the journal all the same: code that can decode it continues the run from there.
+            self._unreadable = error
         outbox.events.append(recorded)
         self.size += EVENT_BYTES
 
@@ -377,6 +387,9 @@ class Driver:
         """Record what is planned and everything that follows from it, then write it."""
         state = self.state
         while True:
+            if self._unreadable is not None:
+                self._stop_unreadable()
+                return
             if planned is not None:
                 for event in planned.events:
                     self._fold(event, as_kept(event) if type(event) in OFFLOADABLE else event)
@@ -389,8 +402,15 @@ class Driver:
             wishes, held = self.replay.wishes, self.replay.held
             if self.state.paused is not None:
                 break
-            if not wishes and self.state.inbox and (delivery := deliver(self.state)) is not None:
+            if state.inbox:
+                try:
+                    check_inbox(state, wishes)
+                except NotDecodable as error:
+                    self._unreadable = error
+                    continue
+            if not wishes and state.inbox and (delivery := deliver(state)) is not None:
                 # Deliver signals even while steps are held back.
+                delivery = judged(state, delivery)
                 self._fold(delivery, delivery)
                 planned = None
                 continue
@@ -426,6 +446,14 @@ class Driver:
         if self.outbox.committed > 0:
             self._act()
             self._set_alarm()
+
+    def _stop_unreadable(self) -> None:
+        """Stop a run that cannot decode a value in its journal, once everything it has done is written."""
+        if not self.saved:
+            self._touch()
+        elif not self.closed and self._unreadable is not None:
+            # Not at once: the caller may still have something to do with this driver.
+            self.services.loop.call_soon(self.broke, self._unreadable)
 
     def _note_held(self, count: int) -> None:
         """Record StepsHeld, if the journal would otherwise look as if the run only waited."""
@@ -581,6 +609,8 @@ class Driver:
             if self.attempts.channels:
                 # After launching planned calls, which a continuous stream must not delay.
                 self.attempts.channels_committed(self.outbox.committed)
+            if self._unreadable is not None:
+                self._stop_unreadable()
 
     def _act(self) -> None:
         """Start and stop attempts according to the durable journal."""

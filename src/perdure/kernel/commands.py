@@ -17,6 +17,8 @@ from perdure.kernel.values.failures import Failure
 OnFailure = Literal["halt", "skip"]
 # The key of the command that ends a run.
 FINISH = "<finish>"
+# Decodes a value as the program gets it, or raises NotDecodable.
+Reads: TypeAlias = Callable[[Raw], Any]
 # A value that has not been decoded.
 UNDECODED: Any = object()
 
@@ -97,6 +99,8 @@ class OpenWait(msgspec.Struct, frozen=True, gc=False):
     escalate_at: float | None = None
     escalate_to: tuple[str, ...] = ()
     ttl: float = 0.0
+    # How the program decodes what arrives; None: it decides itself about what it cannot decode.
+    reads: Reads | None = None
 
 
 class SetState(msgspec.Struct, frozen=True, gc=False):

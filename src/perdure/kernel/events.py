@@ -271,13 +271,14 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
     """A wait is over. `by` is `timer`, `timeout`, `cancelled`, `signal`, `lock`, or `answer:` or `rejected:` and who.
 
     By a signal: the oldest unconsumed one of that name; `kept`: one that the previous incarnation consumed. By a
-    rejection: `value` is the reason, a text.
+    rejection: `value` is the reason, a text. `misfit`: the program could not decode the signal, and got NotDecodable.
     """
 
     op: str
     by: str
     value: Raw = NULL
     answer_id: str = ""
+    misfit: bool = False
 
     @classmethod
     def answered(cls, op: str, person: str, value: Raw, answer_id: str = "") -> WaitResolved:
@@ -293,6 +294,11 @@ class WaitResolved(Event, frozen=True, tag=True, omit_defaults=True):
     def is_answer(self) -> bool:
         """Whether a person has answered."""
         return self.by.startswith(_ANSWER)
+
+    @property
+    def brings_value(self) -> bool:
+        """Whether the program gets a signal or an answer."""
+        return self.by in ("signal", "kept") or self.is_answer
 
     @property
     def is_rejection(self) -> bool:

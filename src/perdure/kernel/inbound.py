@@ -32,7 +32,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.ids import SignalKey, address
-from perdure.kernel.state import REDACTED, RunState
+from perdure.kernel.state import REDACTED, OpenOp, RunState
 from perdure.kernel.values.failures import Failure
 
 T_co = TypeVar("T_co", covariant=True)
@@ -106,7 +106,7 @@ def signal(
     payload: Raw,
     signal_id: str,
     child: str = "",
-    check: Callable[[WaitOpened], None] = lambda asked: None,
+    check: Callable[[OpenOp], None] = lambda wait: None,
 ) -> Events | Duplicate | Finished:
     """Send a signal. One with a known `signal_id` is a duplicate, whatever its payload.
 
@@ -118,8 +118,8 @@ def signal(
         return Finished(status)
     to = address(child, name)
     waiting = state.waits.get(to)
-    if waiting and not state.inbox.get(to) and (asked := state.ops[waiting[0]].opened) is not None:
-        check(asked)
+    if waiting and not state.inbox.get(to):
+        check(state.ops[waiting[0]])
     return [SignalReceived(name, payload, signal_id, child)]
 
 
@@ -130,15 +130,15 @@ def answer(
     answer_id: str,
     by: str,
     now: float,
-    check: Callable[[WaitOpened], None],
+    check: Callable[[OpenOp], None],
     child: str = "",
 ) -> Events | Duplicate | NotFound | Finished:
     """Answer an open approval; `check` raises AnswerRejected if the answer does not fit the question."""
     found = _question(state, name, answer_id, by, now, child)
     if not isinstance(found, tuple):
         return found
-    op, question = found
-    check(question)
+    op = found[0]
+    check(state.ops[op])
     return [WaitResolved.answered(op, by, payload, answer_id)]
 
 

@@ -56,10 +56,11 @@ from perdure.kernel.events import (
 )
 from perdure.kernel.history.edits import with_inputs
 from perdure.kernel.ids import op_name
+from perdure.kernel.misfits import check_value, expect
 from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory, patch_history
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import child_run_id
-from perdure.kernel.state import RunState
+from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.values.arguments import ArgumentChange, changes, check_call, same_call
 from perdure.kernel.values.codec import Codec
 
@@ -152,10 +153,12 @@ class Replay:
         `decoded`: see `Execution.advance`.
         """
         kind = type(event)
+        wait: OpenOp | None = None
         if kind is WaitResolved:
             assert isinstance(event, WaitResolved)
             if event.by == "signal" and (signal := self.state.next_signal(event.op)) is not None:
-                event = WaitResolved(event.op, "signal", signal.payload)
+                event = replace(event, value=signal.payload)
+            wait = self.state.ops.get(event.op)
         self.state.fold(event, at)
         if self._given_up:
             self._check_given_up(event, at)
@@ -173,8 +176,12 @@ class Replay:
             else:
                 self._advance(event, at, decoded)
         elif isinstance(event, WaitOpened):
-            self._match(event)
+            command = self._match(event)
+            if isinstance(command, OpenWait) and command.reads is not None:
+                expect(self.state.ops[event.op], command)
         elif isinstance(event, WaitResolved):
+            if wait is not None and wait.reads is not None and event.brings_value and not event.misfit:
+                check_value(wait, event)
             if event.by == "signal":
                 self._advance(event, at)
             elif self._match_cancel(event.op):
@@ -392,13 +399,14 @@ class Replay:
         self.open_steps[event.op] = command
         self._last_begun = self.state.next_seq - 1
 
-    def _match(self, event: WaitOpened | ValueRecorded) -> None:
+    def _match(self, event: WaitOpened | ValueRecorded) -> Command | None:
         command = self.wishes.get(event.op)
         if not _asks_for(command, event):
             self._diverge(recorded_op(event))
         del self.wishes[event.op]
         if type(command) is not Checkpoint:  # what was asked for together with it is recorded after it
             self._last_begun = self.state.next_seq - 1
+        return command
 
     def _note(self, issued: dict[str, tuple[int, bool]], command: Command) -> None:
         issued[command.op] = self.state.next_seq, isinstance(command, RunStep) and not command.spec.queue

@@ -137,7 +137,10 @@ class OpenOp:
         "name",
         "opened",
         "opened_at",
+        "reads",
+        "recorded",
         "running",
+        "session",
         "source",
         "spent",
     )
@@ -159,6 +162,12 @@ class OpenOp:
         # For an approval, and a signal of a given type: the WaitOpened, and its time.
         self.opened: WaitOpened | None = None
         self.opened_at = 0.0
+        # For a wait: the session of the process that opened it.
+        self.session = ""
+        # In an engine that has the run: how its code decodes what this wait gets. If the code has another type than the
+        # journal, `opened` has the schema of the code's type, and `recorded` that of the journal.
+        self.reads: Callable[[Raw], Any] | None = None
+        self.recorded: Raw | None = None
         # How many of its events a snapshot leaves out once it has ended.
         self.spent = 0
 
@@ -217,6 +226,7 @@ class RunState:
         "has_external_event",
         "held",
         "inbox",
+        "inherited",
         "kept",
         "lock_waits",
         "locks",
@@ -266,6 +276,8 @@ class RunState:
         # Unconsumed signals, and waits without a signal, by `address` and in order.
         self.inbox: dict[str, deque[SignalReceived]] = {}
         self.waits: dict[str, deque[str]] = {}
+        # How many of the signals were there before the process that has the run claimed it, by `address`.
+        self.inherited: dict[str, int] = {}
         self.signal_ids: dict[SignalKey, None] = {}
         self.answers: dict[str, str] = {}
         self.approvals = 0
@@ -396,6 +408,8 @@ class RunState:
         self.started = event.of(self.started)
 
     def _run_claimed(self, event: RunClaimed, at: float) -> None:
+        if self.inbox and event.session != self.session:
+            self.inherited = {name: len(signals) for name, signals in self.inbox.items() if signals}
         self.owner, self.epoch, self.session = event.owner, event.epoch, event.session
         self._pin(event.version)
         if event.epoch == 1:
@@ -462,7 +476,7 @@ class RunState:
 
     def _wait_opened(self, event: WaitOpened, at: float) -> None:
         op = self.ops[event.op] = OpenOp(event.kind, event.source)
-        op.name, op.due = event.name, event.deadline
+        op.name, op.due, op.session = event.name, event.deadline, self.session
         if self.kept is not None:
             self.kept.consume(event)
         if event.kind == "signal":
@@ -490,6 +504,8 @@ class RunState:
             self.waits[op.name].remove(event.op)
             if event.by == "signal":
                 self.inbox[op.name].popleft()
+                if self.inherited.get(op.name):
+                    self.inherited[op.name] -= 1
         if op is not None and op.kind == "lock":
             asked = self.lock_waits.pop(event.op)
             if event.by == "lock":
@@ -512,6 +528,10 @@ class RunState:
         """The signal that an open wait would consume."""
         wait = self.ops.get(op)
         return self.inbox[wait.name][0] if wait is not None and wait.kind == "signal" else None
+
+    def is_inherited(self, wait: OpenOp) -> bool:
+        """Whether a wait for a signal, or the signal it would consume, is older than the process that has the run."""
+        return wait.session != self.session or bool(self.inherited.get(wait.name))
 
     def _signal_received(self, event: SignalReceived, at: float) -> None:
         if event.signal_id:

@@ -16,9 +16,9 @@ from perdure.engine.driver import Driver
 from perdure.engine.lease_deadline import LeaseDeadline
 from perdure.engine.runtime import Services
 from perdure.engine.turns import Turns
-from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
+from perdure.errors import Diverged, NotDecodable, PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.claims import claim_in_force, stays_parked
-from perdure.kernel.divergence.recorder import follow
+from perdure.kernel.divergence.recorder import explained, follow
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
 from perdure.kernel.ids import BUILT_IN, REMOTE
@@ -270,6 +270,13 @@ class Loader:
         error = self._seat(slot, replayed, adopt, self._variables, journal_size(one.batches))
         if error is not None:
             self._locks.forget(one.run_id)
+            if isinstance(error, NotDecodable) and error.divergence is None:
+                error = explained(
+                    error,
+                    lambda kind: self._open(one.started, one.run_id, one.batches, kind),
+                    one.batches,
+                    self._programs,
+                )
             state = fold(one.run_id, one.batches)
             # What has not begun waits for an engine that has its program, as anything that is queued.
             if state.epoch > 0 or not isinstance(error, UnknownProgram):
@@ -341,6 +348,16 @@ class Loader:
         """Raise what would keep a run with this journal from continuing. Writes nothing, calls no step."""
         started, whole = await self._payloads.with_input(batches), await self._payloads.inflate(batches)
         await self._lifecycle.in_callback(lambda: self._check(run_id, started, whole))
+
+    async def explained(self, run_id: str, error: NotDecodable) -> Exception:
+        """A value that a run in memory could not decode, as replay of its journal reports it."""
+        try:
+            await self.check_replay(run_id, await self._store.journal.read(run_id))
+        except (Diverged, NotDecodable) as found:
+            return found
+        except StoreUnavailable:
+            pass  # it is parked when the store can be reached, without the lines
+        return error
 
     def _check(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> None:
         replayed = self.replay(started, run_id, batches)

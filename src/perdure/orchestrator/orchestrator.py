@@ -28,7 +28,7 @@ from perdure.engine.runtime import Services
 from perdure.engine.steps import StepRunner
 from perdure.engine.turns import Turns
 from perdure.engine.writer import Source, Writer
-from perdure.errors import Corrupt, StoreUnavailable
+from perdure.errors import Corrupt, NotDecodable, StoreUnavailable
 from perdure.kernel.events import RunClaimed, RunStarted, RunStatus
 from perdure.kernel.policies.rules import NONE, Rules
 from perdure.kernel.policies.versions import Programs
@@ -353,12 +353,15 @@ class Orchestrator:
             log_fault(error, "run %r: an error inside the engine, in a run that is stopped already", id or run_id)
 
     def _park_broken(self, slot: RunSlot, error: Exception, id: str) -> None:
-        log_fault(error, "run %r is stopped by an error inside the engine, and is parked", id or slot.run_id)
+        if not isinstance(error, NotDecodable):
+            log_fault(error, "run %r is stopped by an error inside the engine, and is parked", id or slot.run_id)
         self.spawn(self._stop_broken(slot, error))
 
     async def _stop_broken(self, slot: RunSlot, error: Exception) -> None:
         run_id = slot.run_id
         try:
+            if isinstance(error, NotDecodable):
+                error = await self.loader.explained(run_id, error)
             found = await self.parking.park_broken(run_id, error, self.name, lambda: self.at_work)
             if found is None:
                 self.runs.refuse(slot, error)

@@ -44,11 +44,6 @@ _UNDECODABLE = (
     "It was kept by other code. Let the type take it (a field with a default, a union with the old\n"
     "type), or put the old type back. The run then goes on by itself."
 )
-_NOT_ITS_ARGUMENTS = (
-    "It was started with that, by a caller that does not have the program and could not check it, or before\n"
-    "the program took something else. Start it again with what fits, and end this one with `perdure resolve\n"
-    "ID --fail REASON`; or let the parameter take it: the run then goes on by itself."
-)
 _INTERNAL = (
     "an error inside perdure stopped it: {}{}\n\n"
     "Nothing that was recorded is lost. It is tried again when an engine opens the store, and at once by\n"
@@ -146,6 +141,8 @@ class Parking:
                 append = await self._parking(found, parked)
                 if append is None or await self._append(append):
                     row = append.row if append is not None and append.row is not None else found
+                    if isinstance(error, NotDecodable):
+                        self._log(found.id, parked)
                     self._on_parked(row)
                     return row
             except StoreUnavailable as unavailable:
@@ -207,8 +204,8 @@ def _parked(error: Exception, *, internal: bool = False) -> RunParked:
     if isinstance(error, UnknownVersion):
         return RunParked(str(error), "no_version")
     if isinstance(error, NotDecodable):
-        cure = _NOT_ITS_ARGUMENTS if error.what.startswith(("the argument ", "the input of ")) else _UNDECODABLE
-        return RunParked(f"{error}\n\n{cure}", "undecodable")
+        reason = str(error) if error.divergence is not None else f"{error}\n\n{_UNDECODABLE}"
+        return RunParked(reason, "undecodable", error.divergence)
     if internal:
         return RunParked(_INTERNAL.format(describe(error, _PLAIN), _where(error)), "internal")
     # The loaded code does not explain it.

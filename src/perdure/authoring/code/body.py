@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from asyncio import events
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -115,6 +116,8 @@ class Wait(msgspec.Struct, frozen=True):
     type: Any
     # How long it waits for a lock at most.
     seconds: float = 0.0
+    # Whether the body gets every NotDecodable, also where a change of the code is the reason.
+    judges: bool = False
 
 
 class BodyLock:
@@ -305,14 +308,17 @@ class Body:
             reason = msgspec.json.decode(event.value, type=str)
             self._resolve_with(event.op, ApprovalRejected(wait.name, event.person, reason))
         else:
-            what = "answer to the approval" if wait.kind == "approval" else wait.kind
             try:
-                value = self.codec.decode(event.value, wait.type, f"the {what} {wait.name!r} taken by {event.op}")
+                value = self._read(wait, event.op, event.value)
             except NotDecodable as error:
-                # What came is not what was asked for; the body decides what that means.
+                # It never was what was asked for; the body decides what that means.
                 self._resolve_with(event.op, error)
             else:
                 self._resolve_with(event.op, None, value)
+
+    def _read(self, wait: Wait, op: str, value: Raw) -> Any:
+        what = "answer to the approval" if wait.kind == "approval" else wait.kind
+        return self.codec.decode(value, wait.type, f"the {what} {wait.name!r} taken by {op}")
 
     def _apply_child_finished(self, event: ChildFinished, decoded: Any) -> None:
         found = self._futures.pop(event.op, None)
@@ -490,7 +496,8 @@ class Body:
         if "request" in question:
             self.check_size(op, f"the request of {wait.name!r}", len(question["request"]))
         future = self._future(op, wait)
-        self._commands.append(OpenWait(op, wait.kind, wait.name, deadline, self._line(), **question))
+        reads = None if wait.judges else partial(self._read, wait, op)
+        self._commands.append(OpenWait(op, wait.kind, wait.name, deadline, self._line(), reads=reads, **question))
         return future
 
     async def lock(self, key: str, ttl: float, timeout: float | None) -> BodyLock:

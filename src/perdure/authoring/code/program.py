@@ -46,7 +46,7 @@ class CodeProgram(Program):
     ) -> None:
         self.name, self.version, self._fn = name, version, fn
         code = fn.__code__
-        source = f"{code.co_filename}:{code.co_firstlineno}"
+        source = f"{short(code.co_filename)}:{code.co_firstlineno}"
         self.defined = Defined((fn.__module__, fn.__qualname__), source, next(_NUMBERS))
         # Older versions whose runs this one can take over.
         self.accepts: tuple[str, ...] = ()

@@ -13,9 +13,11 @@ from msgspec import Raw
 from perdure.authoring.code.body import Body, Wait, named, require_body, to_await
 from perdure.authoring.code.step import seconds
 from perdure.errors import SignalTimeout, UsageError
+from perdure.kernel.events import NULL
 from perdure.kernel.ids import INPUT, check_name, check_text
 
 T = TypeVar("T")
+_NO_SCHEMA = Raw(b"{}")
 
 
 @overload
@@ -28,7 +30,8 @@ def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any =
     """Wait for a signal of this name, and return its payload. Earlier signals are consumed in order.
 
     Raises SignalTimeout, which is a TimeoutError, when none comes in time. The sender of one that is not of `type` gets
-    SignalRejected while the run waits; one that had come before, and is not, raises NotDecodable here.
+    SignalRejected while the run waits; one that had come before, and is not, raises NotDecodable here. One that other
+    code accepted, before a deploy, parks the run.
     """
     return to_await(_wait_signal(name, timeout, type), sys._getframe(1), "wait_signal(...)")
 
@@ -37,9 +40,9 @@ def wait_signal(name: str, timeout: float | timedelta | None = None, type: Any =
 async def _wait_signal(name: str, timeout: float | timedelta | None, type: Any) -> Any:
     body = require_body("wait_signal()")
     check_name(name, "the name of a signal")
-    wanted = _json_schema(_checked(type, "wait_signal(type=...)"))
-    question = {} if wanted is None else {"schema": Raw(msgspec.json.encode(wanted))}
-    return await body.wait(Wait("signal", name, Any if type is None else type), _deadline(body, timeout), **question)
+    wait = Wait("signal", name, Any if _checked(type, "wait_signal(type=...)") is None else type)
+    question = {} if type is None else {"schema": _schema(body, type)}
+    return await body.wait(wait, _deadline(body, timeout), **question)
 
 
 class Inputs(Generic[T]):
@@ -139,7 +142,7 @@ async def _approval(
     check_name(name, "the name of an approval")
     question: dict[str, Any] = {
         "request": Raw(body.codec.encode(request, f"the request of {name!r}")),
-        "schema": Raw(msgspec.json.encode(_json_schema(_checked(schema, "approval(schema=...)")))),
+        "schema": _schema(body, _checked(schema, "approval(schema=...)")),
         "approvers": _people(approvers, "approvers"),
     }
     if escalate is not None:
@@ -182,14 +185,10 @@ def _checked(given: Any, where: str) -> Any:
     return given
 
 
-def _json_schema(type: Any) -> Any:
-    """The JSON Schema of a type; None if it has none, and then only the body checks answers."""
-    if type is None:
-        return None
+def _schema(body: Body, type: Any) -> Raw:
+    """The JSON Schema of a type; null if none is known, and then only the body checks answers."""
     of_model = getattr(type, "model_json_schema", None)
     if of_model is not None:
-        return of_model()
-    try:
-        return msgspec.json.schema(type)
-    except (TypeError, NameError):  # NameError: it uses names that are local to a function
-        return None
+        return Raw(msgspec.json.encode(of_model()))
+    schema = NULL if type is None else body.codec.schema(type, described=True)
+    return NULL if schema == _NO_SCHEMA else schema

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -18,17 +18,20 @@ from perdure.errors import (
     SignalTimeout,
     StepError,
 )
-from perdure.kernel.commands import UNDECODED, CancelOp, Command, Finish
+from perdure.kernel.commands import UNDECODED, CancelOp, Command
 from perdure.kernel.divergence.explain import Evidence, explain, recorded_op, wished_op
 from perdure.kernel.divergence.model import OpView, Raised
 from perdure.kernel.divergence.source_map import NO_SOURCE
-from perdure.kernel.events import Batch, ChildFinished, ChildStarted, WaitResolved
+from perdure.kernel.divergence.undecodable import at_path, explain_undecodable
+from perdure.kernel.events import AnyEvent, Batch, ChildFinished, ChildStarted, WaitResolved
+from perdure.kernel.misfits import check_inbox
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution, Program, Watchable
 from perdure.kernel.replay import OfOp, Replay, Resolve
-from perdure.kernel.values.failures import rebuild, type_name
+from perdure.kernel.values.failures import type_name
 
-_UNDECODABLE = type_name(NotDecodable)
+# Opens a replay of the given kind.
+Open: TypeAlias = Callable[[type[Replay]], Replay]
 
 
 class Recorder(Replay):
@@ -72,58 +75,56 @@ class Recorder(Replay):
         return self.found
 
 
-def follow(opened: Callable[[type[Replay]], Replay], batches: Sequence[Batch], programs: Programs) -> Replay:
+def follow(opened: Open, batches: Sequence[Batch], programs: Programs, *, other_code: bool = False) -> Replay:
     """A replay of a whole journal. Raises an explained Diverged if the program does not fit it.
 
-    `opened` opens a replay of the given kind. Raises NotDecodable if the program cannot decode a recorded value.
+    `opened` opens a replay of the given kind. Raises NotDecodable, explained too, if the program cannot decode a value
+    that is recorded, or that it gets next; `other_code`: see `check_inbox`.
     """
     replay = opened(Replay)
     try:
         replay.fold_whole(batches)
-        unread = undecodable(replay)
-        if unread is not None:
-            raise unread
+        check_inbox(replay.state, replay.wishes, other_code=other_code)
         replay.check_open_steps()
-    except Diverged as error:
+    except (Diverged, NotDecodable) as error:
         replay.close()
-        trace = opened(Recorder)
-        assert isinstance(trace, Recorder)
-        raise _explained(error, trace, batches, programs) from None
+        raise explained(error, opened, batches, programs) from None
     except BaseException:
         replay.close()
         raise
     return replay
 
 
-def _explained(error: Diverged, trace: Recorder, batches: Sequence[Batch], programs: Programs) -> PerdureError:
-    """The same divergence, explained with the rest of the journal and the source map of the program.
-
-    `trace` is an unused Recorder of the same run. Returns NotDecodable instead if the code took another path because it
-    could not decode a recorded value.
-    """
+def explained(
+    error: Diverged | NotDecodable, opened: Open, batches: Sequence[Batch], programs: Programs
+) -> PerdureError:
+    """The same error, explained with the rest of the journal and the source map of the program."""
+    trace = opened(Recorder)
+    assert isinstance(trace, Recorder)
     try:
         trace.fold_whole(batches)
     except Diverged as again:
-        if again.seq != error.seq:
+        if isinstance(error, NotDecodable) or again.seq != error.seq:
             return error  # the program is not deterministic
+    except NotDecodable as again:
+        if not isinstance(error, NotDecodable):
+            return error
+        again.op = again.op or getattr(_event_at(batches, trace.state.next_seq - 1), "op", "")
+        error = again
     except Exception:
         return error
     finally:
         trace.close()
+    if isinstance(error, NotDecodable):
+        return _undecodable(error, trace, batches, programs)
     evidence = trace.found
     if evidence is None:
         return error
-    unread = undecodable(trace)
-    if unread is not None:
-        return unread
     recorded = evidence.recorded
     before: list[OpView] = []
     after: list[OpView] = []
     # The last event before the divergence that began an op in the same task, or else in the run.
     numbers: dict[str, int] = {}
-    started = trace.state.started
-    # The program and version of each execution in the journal, by its op path.
-    children = {"": (started.program, started.version) if started is not None else ("", "")}
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             op = recorded_op(event)
@@ -135,10 +136,7 @@ def _explained(error: Diverged, trace: Recorder, batches: Sequence[Batch], progr
                 numbers[op.path.rpartition("/")[0]] = number
             elif op is not None and number > error.seq:
                 after.append(op)
-            if isinstance(event, ChildStarted) and not event.detached:
-                children[event.op] = event.program, event.version
-    asker = max((path for path in children if not path or error.op.startswith(path + "/")), key=len)
-    program = _program(programs, *children[asker])
+    asker, program = _asker(error.op, trace, batches, programs)
     source_map = NO_SOURCE if program is None else program.source_map()
     scope = recorded.path.rpartition("/")[0]
     last = numbers.get(scope, max(numbers.values(), default=-1))
@@ -149,6 +147,37 @@ def _explained(error: Diverged, trace: Recorder, batches: Sequence[Batch], progr
     return Diverged(error.seq, explain(evidence))
 
 
+def _undecodable(error: NotDecodable, trace: Recorder, batches: Sequence[Batch], programs: Programs) -> NotDecodable:
+    program = _asker(error.op, trace, batches, programs)[1]
+    source_map = NO_SOURCE if program is None else program.source_map()
+    if not error.op and program is not None:
+        source = program.defined.source if program.defined is not None else ""
+        current: OpView | None = OpView("input", program.name, program.name, source=source)
+    else:
+        current = at_path(trace.asked, error.op)
+    for event in (event for batch in batches for event in batch.events):
+        recorded = recorded_op(event)
+        if recorded is not None and recorded.path == error.op:
+            return explain_undecodable(error, recorded, event, current, source_map)
+    return explain_undecodable(error, None, None, current, source_map)
+
+
+def _asker(op: str, trace: Replay, batches: Sequence[Batch], programs: Programs) -> tuple[str, Program | None]:
+    """The path of the execution that asked for an op, and its program, if that is here."""
+    started = trace.state.started
+    # The program and version of each execution in the journal, by its op path.
+    children = {"": (started.program, started.version) if started is not None else ("", "")}
+    for event in (event for batch in batches for event in batch.events):
+        if isinstance(event, ChildStarted) and not event.detached:
+            children[event.op] = event.program, event.version
+    asker = max((path for path in children if not path or op.startswith(path + "/")), key=len)
+    return asker, _program(programs, *children[asker])
+
+
+def _event_at(batches: Sequence[Batch], seq: int) -> AnyEvent | None:
+    return next((b.events[seq - b.seq] for b in batches if b.seq <= seq < b.seq + len(b.events)), None)
+
+
 def _errors_of(event: OfOp) -> frozenset[str]:
     """The types of the exceptions that an event raises in the code."""
     error = getattr(event, "error", None)
@@ -157,23 +186,11 @@ def _errors_of(event: OfOp) -> frozenset[str]:
     return _OF_WAITS if isinstance(event, WaitResolved | ChildFinished) else frozenset()
 
 
-_OF_WAITS = frozenset(map(type_name, (SignalTimeout, LockTimeout, ApprovalRejected, RunCancelled, TimeoutError)))
+_OF_WAITS = frozenset(
+    map(type_name, (SignalTimeout, LockTimeout, ApprovalRejected, RunCancelled, TimeoutError, NotDecodable))
+)
 
 
 def _program(programs: Programs, name: str, version: str) -> Program | None:
     """The program that continues a run of this version, if there is one."""
     return programs.find(name, version) if programs.serves(name, version) else None
-
-
-def undecodable(replay: Replay) -> NotDecodable | None:
-    """The error with which the program is about to fail because it cannot decode a recorded value.
-
-    None while an external event is unprocessed: how the program handles its value is not a divergence.
-    """
-    if replay.state.has_external_event or replay.state.finished is not None:
-        return None
-    for wish in replay.wishes.values():
-        if isinstance(wish, Finish) and wish.error is not None and wish.error.type == _UNDECODABLE:
-            error = rebuild(wish.error)
-            return error if isinstance(error, NotDecodable) else None
-    return None

@@ -7,9 +7,9 @@ from enum import StrEnum
 
 import msgspec
 
-from perdure.errors import Diverged, PerdureError
+from perdure.errors import Diverged, NotDecodable, PerdureError
 from perdure.kernel.commands import FINISH, Finish
-from perdure.kernel.divergence.recorder import follow
+from perdure.kernel.divergence.recorder import explained, follow
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Replay, open_replay
@@ -46,11 +46,14 @@ def check_compatibility(
         def opened(kind: type[Replay]) -> Replay:
             return open_replay(programs, run_id, started, codec, batches, kind=kind)
 
-        replay = follow(opened, batches, programs)
+        replay = follow(opened, batches, programs, other_code=True)
         try:
             if replay.state.epoch == 0:
                 # The run is still queued: claim it in memory to see whether it can begin.
-                replay.fold(RunClaimed("", 1), batches[-1].at)
+                try:
+                    replay.fold(RunClaimed("", 1), batches[-1].at)
+                except NotDecodable as error:
+                    raise explained(error, opened, batches, programs) from None
             end = replay.wishes.get(FINISH)
         finally:
             replay.close()

@@ -149,13 +149,16 @@ class Codec:
 
         return checked
 
-    def schema(self, annotation: Any) -> msgspec.Raw:
-        """A JSON schema that every value decodable by the annotation fits; empty if none is known."""
+    def schema(self, annotation: Any, *, described: bool = False) -> msgspec.Raw:
+        """A JSON schema that every value decodable by the annotation fits; empty if none is known.
+
+        `described`: with names, defaults and formats, for people and tools that make a value.
+        """
         try:
             info = None if is_plain(annotation) else msgspec_inspect.type_info(self._annotations.rewrite(annotation))
         except Exception:  # the reason is reported when a value is decoded
             info = None
-        return msgspec.Raw(b"{}" if info is None else msgspec.json.encode(schema_of(info)))
+        return msgspec.Raw(b"{}" if info is None else msgspec.json.encode(schema_of(info, described)))
 
     def _decoder(self, type: Any, what: str) -> Decode:
         try:

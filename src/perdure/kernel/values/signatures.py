@@ -127,10 +127,13 @@ def _digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def schema_of(info: types.Type) -> dict[str, Any]:
-    """A schema that every value decodable as this type fits; empty if none is known."""
+def schema_of(info: types.Type, described: bool = False) -> dict[str, Any]:
+    """A schema that every value decodable as this type fits; empty if none is known.
+
+    `described`: with the names of types, defaults, formats and every limit.
+    """
     defined: dict[str, dict[str, Any]] = {}
-    schema = _Schemas(defined).of(info)
+    schema = (_Described if described else _Schemas)(defined).of(info)
     return {**schema, "$defs": defined} if defined else schema
 
 
@@ -199,13 +202,19 @@ class _Schemas:
         # msgspec describes each type by one object, also where it is recursive.
         key = id(info)
         if key not in self._names:
-            name = self._names[key] = str(len(self._names))
+            name = self._names[key] = self._name(info)
             self._defined[name] = {}
             self._defined[name] = self._fields(info)
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
+    def _name(self, info: Any) -> str:
+        return str(len(self._names))
+
+    def _field(self, field: types.Field) -> dict[str, Any]:
+        return self.of(field.type)
+
     def _fields(self, info: Any) -> dict[str, Any]:
-        properties = {field.encode_name: self.of(field.type) for field in info.fields}
+        properties = {field.encode_name: self._field(field) for field in info.fields}
         # Fields with init=False may be given, and are not required.
         late = {name for name, f in getattr(info.cls, "__dataclass_fields__", {}).items() if not f.init}
         required = [field.encode_name for field in info.fields if field.required and field.name not in late]
@@ -219,6 +228,57 @@ class _Schemas:
         if getattr(info, "forbid_unknown_fields", False):
             schema["additionalProperties"] = False
         return schema
+
+
+class _Described(_Schemas):
+    """Builds a schema for people and tools that make a value."""
+
+    def of(self, info: Any) -> dict[str, Any]:
+        schema = super().of(info)
+        if isinstance(info, types.Metadata):
+            return {**schema, **(info.extra_json_schema or {})}
+        if not schema:
+            return schema
+        for word, name in _LIMITS:
+            if (limit := getattr(info, name, None)) is not None:
+                schema[word] = limit
+        if (form := _FORMATS.get(type(info))) is not None:
+            schema["format"] = form
+        return schema
+
+    def _union(self, members: tuple[types.Type, ...]) -> dict[str, Any]:
+        schemas = [self.of(member) for member in members]
+        return {"anyOf": schemas} if all(schemas) else {}
+
+    def _name(self, info: Any) -> str:
+        name: str = info.cls.__name__
+        return name if name not in self._defined else f"{name}_{len(self._names)}"
+
+    def _field(self, field: types.Field) -> dict[str, Any]:
+        schema = self.of(field.type)
+        if field.default is msgspec.NODEFAULT:
+            return schema
+        try:
+            return {**schema, "default": msgspec.to_builtins(field.default)}
+        except TypeError:
+            return schema
+
+    def _fields(self, info: Any) -> dict[str, Any]:
+        return {"title": info.cls.__name__, **super()._fields(info)}
+
+
+_LIMITS = (
+    *(("pattern", "pattern"), ("multipleOf", "multiple_of"), ("minimum", "ge"), ("maximum", "le")),
+    *(("exclusiveMinimum", "gt"), ("exclusiveMaximum", "lt")),
+)
+_FORMATS: dict[type, str] = {
+    types.DateTimeType: "date-time",
+    types.DateType: "date",
+    types.TimeType: "time",
+    types.TimeDeltaType: "duration",
+    types.UUIDType: "uuid",
+    types.DecimalType: "decimal",
+}
 
 
 def _enum(cls: type[Enum]) -> dict[str, Any]:
@@ -247,11 +307,20 @@ def _values(taken: Taken, given: Any) -> Any:
 
 def _unfit(schema: bytes, value: Any) -> str | None:
     """What is wrong with a value, and where; None if it fits or cannot be validated."""
+    found = misfit(schema, value)
+    if found is None:
+        return None
+    path, text = found
+    return text if path == "$" else f"{text} - at `{path}`"
+
+
+def misfit(schema: bytes, value: Any) -> tuple[str, str] | None:
+    """Where a value does not fit a schema, and why; None if it fits or cannot be validated."""
     try:
         for error in _validator(schema).iter_errors(value):
             path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
             text = error.message if len(error.message) <= 240 else f"{error.message[:120]} … {error.message[-100:]}"
-            return f"{text} - at `{path}`" if error.instance_path else text
+            return path, text
     except ValueError:
         pass  # nested too deeply for the validator, or a schema of a later version
     return None

@@ -1,0 +1,85 @@
+"""Explain why a recorded value cannot be decoded: which value, asked for at which line, of which type then and now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import NotDecodable
+from perdure.kernel.divergence.model import Divergence, OpView
+from perdure.kernel.divergence.source_map import SourceMap
+from perdure.kernel.events import NULL, AnyEvent, WaitOpened
+
+_WORDS = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "null": "None"}
+_THEN = "The run then goes on by itself."
+_TYPE = f"Let the type take it (a field with a default, a union with the old type), or put the old type back.\n{_THEN}"
+_INPUT = (
+    "It was started with that, by a caller that does not have the program and could not check it, or before\n"
+    "the program took something else. Start it again with what fits, and end this one with `perdure resolve\n"
+    "ID --fail REASON`; or let the parameter take it: the run then goes on by itself."
+)
+
+
+def explain_undecodable(
+    error: NotDecodable, recorded: OpView | None, event: AnyEvent | None, current: OpView | None, source_map: SourceMap
+) -> NotDecodable:
+    """The same error with both sides. `event` began the op that the value was recorded for."""
+    if current is not None:
+        current = msgspec.structs.replace(current, code=source_map.code.get(current.source, ""))
+    was = _accepted_as(event.schema) if isinstance(event, WaitOpened) else ""
+    title = f"{error.what} cannot be read as {error.type}: {error.reason}"
+    if was:
+        title = f"{title}. It was accepted as {was}."
+    if recorded is None:
+        name = "" if current is None else current.name
+        recorded = OpView("input", error.op or name, name)
+    found = Divergence("undecodable", recorded.path, title, recorded, current, _fix(error, was))
+    return error.explained(found)
+
+
+def _fix(error: NotDecodable, was: str) -> str:
+    if error.what.startswith(("the argument ", "the input of ")):
+        return _INPUT
+    _, missing, field = error.reason.partition("missing required field ")
+    if missing:
+        return f"Give the field {field.partition(' ')[0]} a default, or put the old type back. {_THEN}"
+    if was in _WORDS.values() and error.type.isidentifier():
+        both = f"{error.type} | {was}"
+        return f"Let the code take both, `{both}`, or put the old type back. {_THEN}"
+    return _TYPE
+
+
+def at_path(ops: Iterable[OpView], path: str) -> OpView | None:
+    """The last of some ops at a path."""
+    return next((op for op in reversed(list(ops)) if op.path == path), None)
+
+
+def _accepted_as(schema: Raw) -> str:
+    """The type that a recorded schema is of, in a word or two; empty if none says it."""
+    return "" if schema == NULL else _named(msgspec.json.decode(schema))
+
+
+def _named(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        return ""
+    if "$ref" in schema:
+        schema = {**schema, **(schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2]) or {})}
+    kind = schema.get("type")
+    if kind == "object":
+        fields = [*schema.get("properties", {})]
+        return f"an object with {_listed(fields)}" if fields else "an object"
+    if kind == "array":
+        return "an array"
+    if isinstance(kind, str):
+        return _WORDS.get(kind, kind)
+    if isinstance(kind, list):
+        return " | ".join(_WORDS.get(str(one), str(one)) for one in kind)
+    return f"one of {_listed([repr(one) for one in schema['enum']])}" if "enum" in schema else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:6])
+    return shown if len(names) <= 6 else f"{shown}, …"

@@ -1,0 +1,83 @@
+"""Recorded values that the code of now cannot decode: they park the run, and are never raised into the program.
+
+What arrived for a wait was accepted by the type that the wait was opened with. If the program has another type by now,
+and cannot decode it, the code has changed, not the sender. A signal that the program of then could not decode either is
+the program's own matter: it got NotDecodable, and gets it again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from perdure.errors import NotDecodable
+from perdure.kernel.commands import OpenWait, Reads, Wishes
+from perdure.kernel.events import NULL, WaitResolved
+from perdure.kernel.ids import address
+from perdure.kernel.state import OpenOp, RunState
+from perdure.kernel.values.signatures import misfit
+
+
+def expect(wait: OpenOp, command: OpenWait) -> None:
+    """Note how the program decodes what an open wait gets."""
+    wait.reads = command.reads
+    if wait.opened is not None and wait.opened.schema != command.schema:
+        wait.recorded = wait.opened.schema
+        wait.opened = msgspec.structs.replace(wait.opened, schema=command.schema)
+
+
+def check_value(wait: OpenOp, event: WaitResolved) -> None:
+    """Raise NotDecodable if a wait got a value that its type took when it was opened, and the program cannot decode."""
+    assert wait.reads is not None
+    try:
+        wait.reads(event.value)
+    except NotDecodable as error:
+        schema = wait.recorded or (NULL if wait.opened is None else wait.opened.schema)
+        if schema == NULL or misfit(bytes(schema), msgspec.json.decode(event.value)) is None:
+            raise _of(error, event.op) from None
+
+
+def judged(state: RunState, delivery: WaitResolved) -> WaitResolved:
+    """The delivery of a signal, marked if the program gets NotDecodable for it."""
+    wait, signal = state.ops[delivery.op], state.next_signal(delivery.op)
+    if wait.reads is not None and signal is not None:
+        try:
+            wait.reads(signal.payload)
+        except NotDecodable:
+            return msgspec.structs.replace(delivery, misfit=True)
+    return delivery
+
+
+def check_inbox(state: RunState, wishes: Wishes, *, other_code: bool = False) -> None:
+    """Raise NotDecodable if the program cannot decode the signal that it gets next, and other code may have taken it.
+
+    That is: the wait or the signal is older than the process that has the run. `other_code`: whichever process has it.
+    """
+    if not state.inbox:
+        return
+    other_code = other_code or state.parked is not None
+    if not wishes:
+        for op in state.deliverable()[:1]:
+            wait, signal = state.ops[op], state.next_signal(op)
+            if wait.reads is not None and signal is not None and (other_code or state.is_inherited(wait)):
+                _decode(wait.reads, signal.payload, op)
+        return
+    seen = {to for to, waits in state.waits.items() if waits}
+    for wish in wishes.values():
+        if isinstance(wish, OpenWait) and wish.kind == "signal" and wish.reads is not None:
+            to = address(state.child_of(wish.op), wish.name)
+            if to not in seen and state.inbox.get(to) and (other_code or state.inherited.get(to)):
+                _decode(wish.reads, state.inbox[to][0].payload, wish.op)
+            seen.add(to)
+
+
+def _decode(reads: Reads, value: Raw, op: str) -> None:
+    try:
+        reads(value)
+    except NotDecodable as error:
+        raise _of(error, op) from None
+
+
+def _of(error: NotDecodable, op: str) -> NotDecodable:
+    error.op = op
+    return error

@@ -1,0 +1,397 @@
+"""A type that changes under a run: what the old one accepted parks the run, and is never raised into its body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from perdure import (
+    Accepted,
+    Engine,
+    RunStatus,
+    SignalRejected,
+    Workflow,
+    approval,
+    lock,
+    saga,
+    sleep,
+    step,
+    wait_signal,
+    workflow,
+)
+from perdure.client.client import Client
+from perdure.client.upgrade import upgrade_check
+from perdure.errors import AnswerRejected
+from perdure.kernel.events import SignalReceived
+from perdure.kernel.history.upgrade import Fit
+from perdure.kernel.policies.versions import Programs
+from perdure.kernel.state import fold
+from perdure.ports.appends import extend
+from perdure.ports.journal import Appended
+from perdure.stores.memory.store import MemoryStore
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, left_by_a_crash
+
+called: list[str] = []
+CHILDREN: dict[Any, list[Any]] = {}
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    called.clear()
+
+
+@step
+async def charge(n: int) -> int:
+    called.append("charge")
+    return n
+
+
+@step
+async def refund(n: int) -> None:
+    called.append("refund")
+
+
+@step
+async def ship(what: str) -> str:
+    called.append(f"ship {what}")
+    return what
+
+
+@step
+async def other() -> None:
+    called.append("other")
+
+
+# --- a signal, taken in every way that a body can take it -----------------------------------------------------------
+
+
+def plain(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="flow")
+    async def flow() -> str:
+        await charge(1)
+        got = await wait_signal("go", type=kind)
+        return await ship(f"{got}")
+
+    return flow
+
+
+def in_saga(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="flow")
+    async def flow() -> str:
+        async with saga() as undo:
+            paid = await charge(1)
+            undo.compensate(refund, paid)
+            got = await wait_signal("go", type=kind)
+        return await ship(f"{got}")
+
+    return flow
+
+
+def in_try(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="flow")
+    async def flow() -> str:
+        paid = await charge(1)
+        try:
+            got = await wait_signal("go", type=kind)
+        except Exception:
+            await refund(paid)
+            raise
+        finally:
+            await other()
+        return await ship(f"{got}")
+
+    return flow
+
+
+def in_race(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="flow")
+    async def flow() -> str:
+        await charge(1)
+        tasks = {asyncio.create_task(wait_signal("go", type=kind)), asyncio.create_task(sleep(3600))}
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        got = next(iter(done))
+        return await ship("failed" if got.exception() else f"{got.result()}")
+
+    return flow
+
+
+def in_gather(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="flow")
+    async def flow() -> str:
+        await charge(1)
+        both = await asyncio.gather(wait_signal("go", type=kind), sleep(0.001), return_exceptions=True)
+        return await ship(f"{both[0]}")
+
+    return flow
+
+
+def with_timeout(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="flow")
+    async def flow() -> str:
+        await charge(1)
+        async with asyncio.timeout(3600):
+            got = await wait_signal("go", timeout=1800, type=kind)
+        return await ship(f"{got}")
+
+    return flow
+
+
+def under_lock(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="flow")
+    async def flow() -> str:
+        async with lock("till"):
+            await charge(1)
+            got = await wait_signal("go", type=kind)
+        return await ship(f"{got}")
+
+    return flow
+
+
+def in_child(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="inner")
+    async def inner() -> str:
+        return f"{await wait_signal('go', type=kind)}"
+
+    @workflow(name="flow")
+    async def flow() -> str:
+        await charge(1)
+        try:
+            got = await inner()
+        except Exception:
+            await refund(1)
+            raise
+        return await ship(got)
+
+    CHILDREN[flow] = [inner]
+    return flow
+
+
+def asked(kind: Any) -> Workflow[..., Any]:
+    @workflow(name="flow")
+    async def flow() -> str:
+        async with saga() as undo:
+            undo.compensate(refund, await charge(1))
+            got = await approval("go", schema=kind)
+        return await ship(f"{got}")
+
+    return flow
+
+
+WAYS = [plain, in_saga, in_try, in_race, in_gather, with_timeout, under_lock, in_child, asked]
+
+
+class Left:
+    """A run of old code that waits for "go", left by a crash."""
+
+    def __init__(self, store: MemoryStore, run_id: str, clock: FakeClock) -> None:
+        self.store, self.run_id, self.clock = store, run_id, clock
+
+    async def send(self, value: Any) -> None:
+        """Send the signal or the answer while no engine runs."""
+        state = fold(self.run_id, await self.store.journal.read(self.run_id))
+        [wait] = [op for op, open_op in state.ops.items() if open_op.opened is not None]
+        async with Client(self.store, clock=self.clock) as client:
+            if state.ops[wait].kind == "approval":
+                assert await client.approve("it", "go", value) == Accepted()
+            elif not state.child_of(wait):
+                assert await client.signal("it", "go", value) == Accepted()
+            else:  # a crash leaves no row of a child here, to which a client could send it
+                sent = SignalReceived("go", Raw(msgspec.json.encode(value)), child=state.child_of(wait))
+                [outcome] = self.store.journal.append([extend(state, [sent], self.clock.now())])
+                assert isinstance(outcome, Appended)
+
+    async def verdict(self, program: Workflow[..., Any]) -> tuple[Fit, str]:
+        """What upgrade-check says."""
+        async with Client(self.store, clock=self.clock) as client:
+            found = [one async for one in upgrade_check(client, Programs(programs_of(program)))]
+        assert len(found) == 1
+        return found[0].fit, found[0].reason
+
+    def engine(self, program: Workflow[..., Any], name: str = "w2") -> Engine:
+        return Engine(self.store, programs_of(program), name=name, recovery=AT_ONCE, clock=self.clock)
+
+    async def parked(self) -> None:
+        await eventually(lambda: self.store.journal.rows[self.run_id].status is RunStatus.PARKED)
+
+
+def programs_of(program: Workflow[..., Any]) -> list[Any]:
+    return [program, *CHILDREN.get(program, ())]
+
+
+async def left(program: Workflow[..., Any]) -> Left:
+    store, recorded, clock = MemoryStore(), Recorded(), FakeClock()
+    async with Engine(
+        store, programs_of(program), name="w", recovery=AT_ONCE, clock=clock, on_commit=recorded
+    ) as engine:
+        handle = await engine.start(program(), id="it")
+        await recorded.until(lambda e: getattr(e, "name", "") == "go" and type(e).__name__ == "WaitOpened")
+        return Left(left_by_a_crash(store), handle.run_id, clock)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+async def test_what_was_accepted_as_an_int_and_is_read_as_a_str_parks_the_run(
+    way: Callable[[Any], Workflow[..., Any]],
+) -> None:
+    before, after = way(int), way(str)
+    it = await left(before)
+    await it.send(5)
+    called.clear()
+    fit, reason = await it.verdict(after)
+    assert fit is Fit.BREAKS
+    assert "cannot be read as str" in reason
+    async with it.engine(after) as engine:
+        await it.parked()
+        view = await engine.get("it")
+    assert view is not None
+    assert view.parked == "undecodable"
+    assert view.reason == reason
+    assert "It was accepted as int" in view.reason
+    assert "str | int" in view.reason
+    assert view.divergence is not None
+    assert view.divergence.current is not None
+    assert "test_changed_types.py:" in view.divergence.current.source
+    assert "type=kind" in view.divergence.current.code or "schema=kind" in view.divergence.current.code
+    assert called == []
+    # Tried again by the same code, it stays where it is.
+    length = (await it.store.journal.head(it.run_id)).next_seq  # type: ignore[union-attr]
+    async with it.engine(after, "w3") as engine:
+        await asyncio.sleep(0.05)
+    assert (await it.store.journal.head(it.run_id)).next_seq == length  # type: ignore[union-attr]
+    assert called == []
+    # The type comes back.
+    it.clock.advance(10)
+    async with it.engine(before) as engine:
+        assert await engine.handle("it").result(PATIENCE) == "5"
+    assert "refund" not in called
+    assert called.count("charge") == 0
+
+
+async def test_an_early_signal_for_which_the_next_code_opens_a_wait_of_another_type_parks_the_run() -> None:
+    gate = asyncio.Event()
+
+    def held(kind: Any) -> Workflow[..., Any]:
+        @step
+        async def hold() -> None:
+            await gate.wait()
+
+        @workflow(name="flow")
+        async def flow() -> str:
+            async with saga() as undo:
+                undo.compensate(refund, await charge(1))
+                await hold()
+                got, _ = await asyncio.gather(wait_signal("go", type=kind), other())
+            return await ship(f"{got}")
+
+        return flow
+
+    store, recorded, clock = MemoryStore(), Recorded(), FakeClock()
+    async with Engine(store, [held(int)], name="w", recovery=AT_ONCE, clock=clock, on_commit=recorded) as engine:
+        handle = await engine.start(held(int)(), id="it")
+        await recorded.until_started("hold:0")
+        await engine.signal("it", "go", 5)
+        it = Left(left_by_a_crash(store), handle.run_id, clock)
+    gate.set()
+    called.clear()
+    async with it.engine(held(str)) as engine:
+        await it.parked()
+        view = await engine.get("it")
+    assert view is not None
+    assert view.parked == "undecodable"
+    assert "test_changed_types.py:" in view.reason
+    assert called == [], "nothing beside the wait has begun either"
+    async with it.engine(held(int)) as engine:
+        assert await engine.handle("it").result(PATIENCE) == "5"
+    assert called == ["other", "ship 5"]
+
+
+async def test_a_wait_that_is_open_takes_what_the_code_of_now_can_read_and_refuses_the_rest() -> None:
+    it = await left(plain(int))
+    async with it.engine(plain(str), "w") as engine:
+        with pytest.raises(SignalRejected, match="str"):
+            await engine.signal("it", "go", 5)
+        assert await engine.signal("it", "go", "five") == Accepted()
+        assert await engine.handle("it").result(PATIENCE) == "five"
+
+
+@dataclass
+class Answer:
+    ok: bool
+
+
+@dataclass
+class LongAnswer:
+    ok: bool
+    why: str
+
+
+async def test_a_required_field_added_to_an_answer_parks_the_run_and_advises_a_default() -> None:
+    it = await left(asked(Answer))
+    await it.send({"ok": True})
+    called.clear()
+    fit, reason = await it.verdict(asked(LongAnswer))
+    assert fit is Fit.BREAKS
+    async with it.engine(asked(LongAnswer)) as engine:
+        await it.parked()
+        view = await engine.get("it")
+    assert view is not None
+    assert view.reason == reason
+    assert "It was accepted as an object with ok" in reason
+    assert "Give the field `why` a default" in reason
+    assert called == []
+
+
+async def test_an_answer_that_the_code_in_memory_cannot_read_is_refused_and_the_question_stays() -> None:
+    it = await left(asked(Answer))
+    async with it.engine(asked(LongAnswer), "w") as engine:
+        with pytest.raises(AnswerRejected, match="why"):
+            await engine.approve("it", "go", {"ok": True})
+        assert await engine.approve("it", "go", {"ok": True, "why": "x"}) == Accepted()
+        assert "LongAnswer" in await engine.handle("it").result(PATIENCE)
+    assert "refund" not in called
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_result_of_a_remote_step_that_arrives_for_other_code_parks_the_run_in_memory() -> None:
+    gate = asyncio.Event()
+
+    def flows(kind: Any) -> tuple[Workflow[..., Any], Any]:
+        async def far() -> Any:
+            await gate.wait()
+            return 5
+
+        far.__annotations__["return"] = kind
+        called_far = step(queue="gpu")(far)
+
+        @workflow(name="flow")
+        async def flow() -> str:
+            async with saga() as undo:
+                undo.compensate(refund, await charge(1))
+                got = await called_far()
+            return await ship(f"{got}")
+
+        return flow, called_far
+
+    store, recorded = MemoryStore(), Recorded()
+    (_, far), (flow, _) = flows(int), flows(str)
+    async with Engine(store, [flow], serves=("main",), recovery=AT_ONCE, on_commit=recorded) as caller:
+        handle = await caller.start(flow(), id="it", queue="main")
+        await recorded.until_started("far:0")
+        called.clear()
+        gate.set()
+        async with Engine(store, steps=[far], serves=("gpu",), recovery=AT_ONCE):
+            await eventually(lambda: store.journal.rows[handle.run_id].status is RunStatus.PARKED)
+        view = await caller.get("it")
+    assert view is not None
+    assert view.parked == "undecodable"
+    assert "test_changed_types.py:" in view.reason
+    assert called == []
