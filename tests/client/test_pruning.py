@@ -348,14 +348,14 @@ async def test_a_run_that_cannot_be_archived_is_kept(
     for letter in "abc":
         await engine.run(large(letter), id=letter)
     pass_time(engine, DAY)
-    write = pruning._write
+    write = pruning.write_whole
 
     def full(path: str, data: bytes) -> None:
         if path.endswith("-b.capsule"):
             raise OSError(28, "No space left on device")
         write(path, data)
 
-    monkeypatch.setattr(pruning, "_write", full)
+    monkeypatch.setattr(pruning, "write_whole", full)
     report = await engine.prune(3600, archive=tmp_path / "archive", grace=0)
     assert (report.runs, report.archived) == (2, 2)
     assert [(kept.id, "No space left on device" in kept.reason) for kept in report.kept] == [("b", True)]

@@ -8,7 +8,7 @@ goes the same way; when a step is made again after a crash, it finds the run tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -211,29 +211,20 @@ def _between(spec: ScheduleSpec, start: float, end: float) -> list[float]:
     return kernel.between(spec, start, end)
 
 
-class Steps:
-    """What a schedule does outside its body."""
-
-    def __init__(self, runs: ScheduledRuns) -> None:
-        @step(name="fire", retry=_PATIENT)
-        async def fire(request: FireRequest) -> Fired:
-            return await runs.fire(request)
-
-        @step(name="previous_ended", retry=_PATIENT)
-        async def ended(id: str) -> bool:
-            return await runs.ended(id)
-
-        self.survey: Callable[..., Coroutine[object, Any, Survey]] = _survey
-        self.fire: Callable[..., Coroutine[object, Any, Fired]] = fire
-        self.between: Callable[..., Coroutine[object, Any, list[float]]] = _between
-        self.ended: Callable[..., Coroutine[object, Any, bool]] = ended
-
-
 class ScheduleBody:
     """The body of one schedule."""
 
-    def __init__(self, id: str, definition: Definition, book: ScheduleState, steps: Steps) -> None:
-        self.id, self.definition, self.book, self._steps = id, definition, book, steps
+    def __init__(
+        self,
+        id: str,
+        definition: Definition,
+        book: ScheduleState,
+        fire: Callable[[FireRequest], Awaitable[Fired]],
+        ended: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self.id, self.definition, self.book = id, definition, book
+        # The steps that start a run, and wait for the end of one.
+        self._fire_step, self._ended = fire, ended
         # The next two ticks; None while they are not known.
         self._ahead: tuple[Due, ...] | None = None
         # What is as it usually is need not be said.
@@ -263,7 +254,7 @@ class ScheduleBody:
                 book.after = self._ahead[0].tick
                 await self._fire(Order(book.after))
                 continue
-            found = await self._steps.survey(spec, self.id, book.after, until, now)
+            found = await _survey(spec, self.id, book.after, until, now)
             book.after, self._ahead = found.after, found.ahead
             book.skipped += found.skipped
             for tick in found.fire:
@@ -276,7 +267,7 @@ class ScheduleBody:
             self.id, self.definition, order, book.previous, busy, patient, book.after, self._body.loop.now
         )
         try:
-            fired = await self._steps.fire(request)
+            fired = await self._fire_step(request)
         except Exception as error:
             fired = Fired("failed", (), f"{type(error).__name__}: {error}")
             self._ahead = None
@@ -318,7 +309,7 @@ class ScheduleBody:
         return said.result()
 
     async def _previous_ended(self) -> bool:
-        return not self.book.previous or await self._steps.ended(self.book.previous)
+        return not self.book.previous or await self._ended(self.book.previous)
 
     async def _listen(self, deadline: float | None) -> Control | None:
         try:
@@ -365,7 +356,7 @@ class ScheduleBody:
 
     async def _fill_in(self, control: Backfill) -> None:
         spec = self.definition.spec
-        orders = [Order(tick, backfill=True) for tick in await self._steps.between(spec, control.start, control.end)]
+        orders = [Order(tick, backfill=True) for tick in await _between(spec, control.start, control.end)]
         if spec.overlap != "allow":
             self.book.backlog += orders
             return
@@ -394,11 +385,12 @@ class ScheduleBody:
 
 def schedule_program(runs: ScheduledRuns) -> Workflow[..., None]:
     """The program, for an engine whose runs these are."""
-    steps = Steps(runs)
+    fire = step(name="fire", retry=_PATIENT)(runs.fire)
+    ended = step(name="previous_ended", retry=_PATIENT)(runs.ended)
 
     @workflow(name=PROGRAM)
     async def schedule(id: str, definition: Definition, book: ScheduleState) -> None:
-        body = ScheduleBody(id, definition, book, steps)
+        body = ScheduleBody(id, definition, book, fire, ended)
         while body.turns < RENEWAL:
             await body.turn()
         continue_as(id, body.definition, body.book)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -15,6 +14,7 @@ from perdure.cli.output import note, write_json
 from perdure.client.base import StoreClient
 from perdure.client.client import Client
 from perdure.client.gateway import StoreGateway
+from perdure.client.pruning import write_whole
 from perdure.client.views import RunView
 from perdure.kernel.history.capsule import MOST_BYTES
 from perdure.kernel.program import Program
@@ -47,7 +47,10 @@ def export(
             return await client.export(id, redact=redact or ())
 
     data = asyncio.run(export_run())
-    _write(output, data)
+    try:
+        write_whole(output, data)
+    except OSError as error:
+        raise Problem(f"cannot write {output}: {error.strerror}") from error
     if json:
         write_json({"id": id, "file": output, "bytes": len(data), "redacted": redact or []})
     else:
@@ -120,17 +123,6 @@ class _KnownPrograms(StoreGateway):
 
     def find_program(self, name: str, version: str = "") -> Program | None:
         return self._programs.get(name)
-
-
-def _write(path: str, data: bytes) -> None:
-    """Wholly or not at all: a file that is cut off would be refused only when it is needed."""
-    beside = f"{path}.part"
-    try:
-        with open(beside, "wb") as file:
-            file.write(data)
-        os.replace(beside, path)
-    except OSError as error:
-        raise Problem(f"cannot write {path}: {error.strerror}") from error
 
 
 def _read(path: str) -> bytes:

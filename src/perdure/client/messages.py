@@ -107,25 +107,17 @@ class Messages:
         """Ask a run to end. Its body gets a CancelledError and may clean up. Either it or the completion wins."""
         why = check_text(reason, "the reason", MAX_REASON)
         await self._report_cancelled(id, why)
-        verdict = await self.tell(id, lambda state, child: inbound.cancel(state, why, child))
-        if isinstance(verdict, NotFound):
-            raise NoSuchRun(id)
+        verdict = await self.tell_known(id, lambda state, child: inbound.cancel(state, why, child))
         return Cancelled() if isinstance(verdict, Accepted) else verdict
 
     async def pause(self, id: str, reason: str | None = None) -> Accepted | Finished:
         """Begin no new step of a run. Steps under way finish, and their outcomes are kept."""
         why = check_text(reason, "the reason", MAX_REASON)
-        verdict = await self.tell(id, lambda state, child: inbound.pause(state, why, child))
-        if isinstance(verdict, NotFound):
-            raise NoSuchRun(id)
-        return verdict
+        return await self.tell_known(id, lambda state, child: inbound.pause(state, why, child))
 
     async def resume(self, id: str) -> Accepted | Finished:
         """Let a paused run continue."""
-        verdict = await self.tell(id, inbound.resume)
-        if isinstance(verdict, NotFound):
-            raise NoSuchRun(id)
-        return verdict
+        return await self.tell_known(id, inbound.resume)
 
     async def checkpoint(self, id: str) -> int:
         """Make everything durable that a run has done so far, and return the number of the next event.
@@ -201,6 +193,13 @@ class Messages:
             return Decided(verdict)
 
         return await decided(attempt)
+
+    async def tell_known(self, id: str, decide: Callable[[RunState, str], Sequence[AnyEvent] | V]) -> V | Accepted:
+        """As `tell`; raises NoSuchRun when there is no such run."""
+        verdict = await self.tell(id, decide)
+        if isinstance(verdict, NotFound):
+            raise NoSuchRun(id)
+        return verdict
 
     async def send_decided(self, run_id: str, decide: Decide[V]) -> V | Accepted:
         """Append what `decide` makes of a root's journal. A caller whose appends keep losing asks for its turn."""

@@ -101,7 +101,7 @@ class Pruner:
         for run in runs:
             try:
                 data = encode_capsule(await self._capsules.capsule(run.run_id))
-                await asyncio.to_thread(_write, os.path.join(folder, archive_name(run)), data)
+                await asyncio.to_thread(write_whole, os.path.join(folder, archive_name(run)), data)
                 done.append(run)
             except (PerdureError, OSError) as error:
                 kept.append(KeptRun(run.id, run.run_id, f"{NOT_ARCHIVED}: {error}"))
@@ -170,8 +170,8 @@ def _folder(archive: str | os.PathLike[str]) -> str:
     return folder
 
 
-def _write(path: str, data: bytes) -> None:
-    """Wholly and durably, or not at all: the run is removed once it is in its file."""
+def write_whole(path: str, data: bytes) -> None:
+    """Write a file wholly and durably, or not at all: a pruned run is removed once it is in its file."""
     beside = f"{path}.part"
     with open(beside, "wb") as file:
         file.write(data)

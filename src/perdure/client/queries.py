@@ -106,7 +106,7 @@ class Queries:
 
     async def filter(self, call: str, given: RunFilters) -> RunFilter:
         """The filters of a call, checked."""
-        status, program = given.get("status"), given.get("program")
+        status, program, prefix = given.get("status"), given.get("program"), given.get("id_prefix")
         wanted = [*(status or ())] if isinstance(status, Iterable) and not isinstance(status, str) else [status]
         return RunFilter(
             status=[_status(s) for s in wanted if s is not None],
@@ -118,7 +118,7 @@ class Queries:
             parent=await self._run_id_of(given.get("parent"), f"{call}(parent"),
             root=await self._run_id_of(given.get("root"), f"{call}(root"),
             queue=_named(given.get("queue"), f"{call}(queue", "the name of a queue"),
-            id_prefix=_prefix(given.get("id_prefix"), f"{call}(id_prefix"),
+            id_prefix=_named(None if prefix == "" else prefix, f"{call}(id_prefix", "the beginning of an id"),
             built_in=program is not None,
         )
 
@@ -137,11 +137,7 @@ class Queries:
         return await self._reasons(runs, JOURNALS_READ)
 
     async def _reasons(self, runs: Sequence[RunSummary], budget: int | None) -> dict[str, Why]:
-        found: dict[str, Why] = {}
-        for run in runs:
-            how = ended(run) if run.status.finished else None
-            if how is not None:
-                found[run.run_id] = how
+        found = {run.run_id: how for run in runs if run.status.finished and (how := ended(run)) is not None}
         still = [run for run in runs if not run.status.finished]
         if not still:
             return found
@@ -425,26 +421,15 @@ def _timestamp(at: datetime | None, what: str) -> float | None:
 
 
 def _named(name: str | None, what: str, meaning: str) -> str | None:
-    if name is not None and (not isinstance(name, str) or not name):
+    """A name, checked: refuses what no name has, and what stores would compare in ways of their own."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name:
         raise UsageError(f"{what}={name!r}): give {meaning}")
-    if name is not None:
-        _check_text(name, what)
-    return name
-
-
-def _prefix(prefix: str | None, what: str) -> str | None:
-    if prefix is not None and not isinstance(prefix, str):
-        raise UsageError(f"{what}={prefix!r}): give the beginning of an id")
-    if prefix:
-        _check_text(prefix, what)
-    return prefix or None
-
-
-def _check_text(text: str, what: str) -> None:
-    """Refuse what no name has, and what stores would compare in ways of their own."""
-    flaw = flaw_of(text, MAX_ASKED)
+    flaw = flaw_of(name, MAX_ASKED)
     if flaw is not None:
-        raise UsageError(f"{what}={text[:60]!r}): it {flaw}, which no name can have")
+        raise UsageError(f"{what}={name[:60]!r}): it {flaw}, which no name can have")
+    return name
 
 
 def _of(run: RunRow, found: list[Entry]) -> list[Entry]:

@@ -18,7 +18,7 @@ from perdure.kernel.history import fork as forks
 from perdure.kernel.history import rewind
 from perdure.kernel.history.rewind import Truncated
 from perdure.kernel.ids import MAX_REASON, check_text, check_version, step_key
-from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Finished, NotFound, Undecided
+from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Finished, Undecided
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import fold
 from perdure.kernel.values.failures import describe
@@ -47,10 +47,7 @@ class Resolver:
             return await self._truncate(id, check_text(before, "before"), pin)
         why = check_text(fail, "the reason", MAX_REASON)
         failure = None if fail is None else describe(FailedByHand(why or "no reason was given"), self._base.codec)
-        verdict = await self._messages.tell(id, lambda state, child: inbound.resolve(state, pin, failure, child))
-        if isinstance(verdict, NotFound):
-            raise NoSuchRun(id)
-        return verdict
+        return await self._messages.tell_known(id, lambda state, child: inbound.resolve(state, pin, failure, child))
 
     async def _truncate(self, id: str, op: str, version: str) -> Truncated | Finished:
         """End a parked run, and continue from before an op in a new journal, in one commit."""
