@@ -20,6 +20,7 @@ from perdure.kernel.events import RunClaimed, RunFinished, RunReleased, StepSucc
 from perdure.ports.journal import Append
 from perdure.ports.leases import HeldBy, Renewal
 from perdure.stores.etcd.leases import EtcdLeases
+from tests.crash.test_etcd_processes import rewind, wipe
 from tests.patience import PATIENCE
 from tests.services.plugin import Servers
 from tests.services.proxy import Proxy
@@ -92,20 +93,6 @@ class Pair:
                 assert len(outcomes) == STEPS
                 assert sum(isinstance(e.event, RunFinished) for e in entries) == 1
         return handed
-
-
-def wipe(server: Etcd, old: Path) -> None:
-    server.kill()
-    server.wipe()
-    server.start()
-
-
-def rewind(server: Etcd, old: Path) -> None:
-    server.kill()
-    server.wipe()
-    shutil.copytree(old, server.directory / "data")
-    (server.directory / "data").chmod(0o700)
-    server.start()
 
 
 @pytest.mark.parametrize("lose", [wipe, rewind])

@@ -43,6 +43,7 @@ def rewind(server: Etcd, old: Path) -> None:
     server.kill()
     server.wipe()
     shutil.copytree(old, server.directory / "data")
+    (server.directory / "data").chmod(0o700)
     server.start()
 
 

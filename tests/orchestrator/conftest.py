@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from tests.client.conftest import any_store, any_url
+from collections.abc import Callable
 
-__all__ = ["any_store", "any_url"]
+import pytest
+
+from perdure.ports.store import Store
+from perdure.stores.open import open_store
+from tests.client.conftest import any_store
+
+__all__ = ["any_store"]
+
+
+@pytest.fixture
+def store(place: str | Store) -> Callable[[], Store]:
+    """The same store, opened by another process each time."""
+    return lambda: open_store(place)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,21 +26,7 @@ from perdure import (
 )
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
-from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
-
-STORES = ["memory", "file", "sqlite", "postgres", "redis"]
-
-
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """The same store, opened by another process each time."""
-    if request.param == "memory":
-        memory = MemoryStore()
-        return lambda: memory
-    urls = {"file": f"file:///{tmp_path}/runs", "sqlite": f"sqlite:///{tmp_path}/runs.db"}
-    url = urls.get(request.param) or request.getfixturevalue(f"{request.param}_url")
-    return lambda: open_store(url)
 
 
 @step

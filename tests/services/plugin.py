@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from perdure.ports.store import Store
+from perdure.stores.memory.store import MemoryStore
 from tests.services.servers import Etcd, Postgres, Redis, Server, Standby
 from tests.services.shared import Shared, empty_etcd, empty_postgres, empty_redis
 
@@ -114,6 +116,19 @@ def redis_url(services: Shared) -> Iterator[str]:
     """An empty database of Redis."""
     with empty_redis(services) as url:
         yield url
+
+
+@pytest.fixture(params=["memory", "file", "sqlite", "postgres", "redis"])
+def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty store of each kind is."""
+    urls = {"memory": "memory://", "file": f"file:///{tmp_path}/store", "sqlite": f"sqlite:///{tmp_path}/runs.db"}
+    return urls.get(request.param) or str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def place(any_url: str) -> str | Store:
+    """Where an empty store of each kind is. One in memory is itself shared, as there is no other way to it."""
+    return MemoryStore() if any_url == "memory://" else any_url
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,21 +47,6 @@ def fresh() -> None:
     calls.clear()
     inside.clear()
     gates.clear()
-
-
-@pytest.fixture(params=["memory", "file", "sqlite", "postgres", "redis"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Where an empty store is. One in memory is itself shared, as there is no other way to it."""
-    match request.param:
-        case "memory":
-            return MemoryStore()
-        case "file":
-            return f"file:///{tmp_path / 'store'}"
-        case "sqlite":
-            return f"sqlite:///{tmp_path / 'store.db'}"
-        case server:
-            url: str = request.getfixturevalue(f"{server}_url")
-            return url
 
 
 @step

@@ -15,7 +15,6 @@ import pytest
 
 from perdure import Engine, StoreUnavailable, step, workflow
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch
-from perdure.kernel.events import RunReleased, RunStarted
 from perdure.ports.journal import Append, Appended, Conflict
 from perdure.ports.runs import RunFilter
 from perdure.stores.file import folder as folder_module
@@ -129,24 +128,6 @@ def test_two_that_make_one_store_at_once_both_have_it(
         first.close()
     assert calls > 6
     assert sorted(os.listdir(place)) == ["lock", "perdure.json", "runs"]
-
-
-async def test_processes_that_append_at_once_lose_nothing(place: Path, child: Callable[..., Any]) -> None:
-    names, count = "abcd", 60
-    children = [child("append", f"file:///{place}", name, count) for name in names]
-    assert [one.hear() for one in children] == ["ready"] * 4
-    for one in children:
-        one.go_on()
-    assert [one.ended() for one in children] == ["done"] * 4
-    store = await reopened(place)
-    found = await numbered(store.journal, "shared")
-    assert [seq for seq, _ in found] == list(range(1 + len(names) * count))
-    assert isinstance(found[0][1], RunStarted)
-    written = [event.owner for _, event in found if isinstance(event, RunReleased)]
-    for name in names:
-        assert [one for one in written if one.startswith(name)] == [f"{name}:{i}" for i in range(count)]
-        assert await store.journal.head(f"own-{name}") is not None
-    await store.close()
 
 
 async def test_a_holder_whose_process_died_holds_nothing(

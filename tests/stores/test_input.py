@@ -23,7 +23,6 @@ from perdure import (
 from perdure.config import Queue
 from perdure.errors import InvalidLock, InvalidName
 from perdure.ports.store import Store
-from perdure.stores.memory.store import MemoryStore
 
 # What some store or other could not keep or look for.
 ODD = ["a\x00b", "\x00", "a\ud800", "\udfffb", "a\nb", "\x1f"]
@@ -52,21 +51,6 @@ async def asking(size: int) -> str:
         return str(error)
     except TimeoutError:
         return "asked"
-
-
-@pytest.fixture(params=["memory", "file", "sqlite", "postgres", "redis"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Store:
-    """Where an empty store is."""
-    match request.param:
-        case "memory":
-            return MemoryStore()
-        case "file":
-            return f"file:///{tmp_path / 'store'}"
-        case "sqlite":
-            return f"sqlite:///{tmp_path / 'store.db'}"
-        case server:
-            url: str = request.getfixturevalue(f"{server}_url")
-            return url
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from perdure.kernel.events import RunReleased, RunStarted, entries
 from perdure.ports.journal import Appended, Conflict
 from perdure.ports.leases import Acquired, HeldBy
 from perdure.stores import witness
+from perdure.stores.open import open_store
 from perdure.stores.sqlite.store import SqliteStore
 from perdure.stores.witness import Presence
 from perdure.testing.conformance.history import History, numbered, step, write, write_all
@@ -22,15 +23,16 @@ from perdure.testing.conformance.history import History, numbered, step, write, 
 Start = Callable[..., Any]
 
 
-async def test_processes_that_append_at_once_lose_nothing(path: Path, child: Start) -> None:
-    # They create the file at the same time, too.
-    names, count = "abcd", 60
-    children = [child("append", path, name, count) for name in names]
+@pytest.mark.parametrize("where", ["sqlite:///{}/runs.db", "file:///{}/store"], ids=["sqlite", "file"])
+async def test_processes_that_append_at_once_lose_nothing(where: str, tmp_path: Path, child: Start) -> None:
+    # They create the store at the same time, too.
+    url, names, count = where.format(tmp_path), "abcd", 60
+    children = [child("append", url, name, count) for name in names]
     assert [one.hear() for one in children] == ["ready"] * 4
     for one in children:
         one.go_on()
     assert [one.ended() for one in children] == ["done"] * 4
-    store = SqliteStore(str(path))
+    store = open_store(url)
     await store.open(migrate=False)
     found = await numbered(store.journal, "shared")
     assert [seq for seq, _ in found] == list(range(1 + len(names) * count))

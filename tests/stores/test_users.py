@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -31,11 +30,10 @@ async def waiting() -> str:
     return await wait_signal("go", type=str)
 
 
-@pytest.fixture(params=["memory", "file", "sqlite", "postgres", "redis"])
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+@pytest.fixture
+def shared(any_url: str) -> Store:
     """A store object that nothing has opened yet."""
-    urls = {"memory": "memory://", "file": f"file:///{tmp_path}/store", "sqlite": f"sqlite:///{tmp_path}/runs.db"}
-    return open_store(urls.get(request.param) or str(request.getfixturevalue(f"{request.param}_url")))
+    return open_store(any_url)
 
 
 async def test_a_client_that_leaves_does_not_close_the_store_of_an_engine(shared: Store) -> None:
@@ -108,7 +106,7 @@ async def test_an_engine_that_could_not_be_opened_leaves_the_store_to_the_others
         assert (await engine.run(flow(5))).output == 10
 
 
-@pytest.mark.parametrize("shared", ["memory", "file", "sqlite"], indirect=True)
+@pytest.mark.parametrize("any_url", ["memory", "file", "sqlite"], indirect=True)
 def test_a_store_that_a_loop_did_not_close_is_opened_anew_in_the_next(shared: Store) -> None:
     async def leave_it() -> None:
         await shared.open(migrate=True)
@@ -121,7 +119,7 @@ def test_a_store_that_a_loop_did_not_close_is_opened_anew_in_the_next(shared: St
     assert asyncio.run(work()) == 8
 
 
-@pytest.mark.parametrize("shared", LOOPS_OF_THEIR_OWN, indirect=True)
+@pytest.mark.parametrize("any_url", LOOPS_OF_THEIR_OWN, indirect=True)
 def test_connections_that_belong_to_another_loop_are_refused_with_what_to_write(shared: Store) -> None:
     async def elsewhere() -> None:
         async with connect(shared):
