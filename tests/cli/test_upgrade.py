@@ -145,7 +145,7 @@ def test_runs_that_need_a_patch_are_told_of_with_the_explanation(cli: Cli, url: 
         (UNREADABLE, "breaks: the argument n of order cannot be read as list[str]"),
         (
             RAISES,
-            "patch: The code now fails before the signal go: AttributeError: 'int' object has no attribute 'oops'.",
+            "patch: The code now raises AttributeError: 'int' object has no attribute 'oops'",
         ),
         ("", "breaks: no program named 'order'"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import linecache
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,12 @@ class Code:
         self.file = folder / "orders.py"
         self.file.write_text(module(text))
         self.line, self.nth = marked(text)
-        spec = importlib.util.spec_from_file_location(f"orders_{folder.name}", self.file)
+        self.load()
+
+    def load(self) -> None:
+        """Import the file as it is now."""
+        linecache.checkcache(str(self.file))
+        spec = importlib.util.spec_from_file_location(f"orders_{self.file.parent.name}", self.file)
         assert spec is not None
         assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)

@@ -63,6 +63,11 @@ class Pair(NamedTuple):
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
+def values_in(store: MemoryStore) -> list[bytes]:
+    """The blobs of a store, without the sources of programs."""
+    return [data for data in store.blobs.blobs.values() if not data.startswith(b'{"parts":')]
+
+
 async def test_a_step_gets_its_own_copy_of_its_arguments() -> None:
     @step
     async def mutate(items: list[int], order: Order) -> int:
@@ -351,7 +356,7 @@ async def test_a_small_result_stays_in_the_journal_without_a_warning(caplog: pyt
     with caplog.at_level(logging.WARNING, logger="perdure"):
         ran = await run(flow())
     assert ran.output == 200_000
-    assert not ran.store.blobs.blobs
+    assert not values_in(ran.store)
     assert not caplog.records
 
 
@@ -400,7 +405,7 @@ async def test_a_result_above_the_limit_fails_the_step_and_the_body_may_go_on() 
 
     ran = await run(flow())
     assert ran.output == [3_000_002, 2 * 1024 * 1024, 10]
-    assert not ran.store.blobs.blobs
+    assert not values_in(ran.store)
     await go_on_from_everywhere(flow(), ran)
 
 
@@ -425,7 +430,7 @@ async def test_an_input_above_the_limit_is_refused_and_nothing_is_written() -> N
         with pytest.raises(PayloadTooLarge, match="input of flow"):
             _ = await engine.start(flow("x" * 3_000_000), id="it")
         assert await engine.get("it") is None
-    assert not store.blobs.blobs
+    assert not values_in(store)
 
 
 async def test_limits_are_those_of_the_engine() -> None:
@@ -436,7 +441,7 @@ async def test_limits_are_those_of_the_engine() -> None:
     store = MemoryStore()
     async with Engine(store, [flow], limits=Limits(blob=1_000)) as engine:
         assert (await engine.run(flow())).output == 2_000
-    assert len(store.blobs.blobs) == 1
+    assert len(values_in(store)) == 1
     async with Engine(MemoryStore(), [flow], limits=Limits(blob=100, payload=1_000)) as engine:
         assert isinstance((await engine.run(flow())).error, PayloadTooLarge)
 

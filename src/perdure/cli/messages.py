@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -14,7 +15,8 @@ from perdure.cli.inputs import read
 from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
 from perdure.cli.output import note, write_json
 from perdure.client.client import Client
-from perdure.errors import NoSuchRun
+from perdure.errors import NoSuchRun, UsageError
+from perdure.kernel.divergence.patching import DoesNotApply, apply_diff
 from perdure.kernel.history.rewind import Truncated
 from perdure.kernel.inbound import AlreadyFinished, Duplicate, Finished, NotFound
 
@@ -103,14 +105,50 @@ def resolve(
     version: Annotated[str | None, Parameter(help="Pin it to this version of its program.")] = None,
     fail: Annotated[str | None, Parameter(help="End it as failed, for this reason.")] = None,
     before: Annotated[str | None, Parameter(help="Let it go on from right before this op.")] = None,
+    apply: Annotated[
+        bool, Parameter(negative="", help="Write the fix that its reason shows into the file; then deploy it.")
+    ] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="With --apply: show the change, and write nothing.")] = False,
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
     """Let a parked run go on, or end it; alone: have it tried again."""
+    if apply or dry_run:
+        if not apply or not (version is fail is before is None):
+            raise UsageError("--apply goes alone or with --dry-run: it changes a file, and nothing in the store")
+        return _apply(store, id, dry_run, json)
     done = "failed by hand" if fail is not None else "is tried again" + (f" as version {version}" if version else "")
     if before is not None:
         done = f"goes on from before {before}" + (f" as version {version}" if version else "")
     return _send(store, id, json, done, lambda c: c.resolve(id, version=version, fail=fail, before=before))
+
+
+def _apply(store: str, id: str, dry_run: bool, json: bool) -> int:
+    """Write the fix that was tried on the journal of a parked run."""
+    view = with_client(opened(store), lambda client: client.get(id))
+    if view is None:
+        raise NoSuchRun(id)
+    patch = "" if view.divergence is None else view.divergence.patch
+    if not patch:
+        why = (
+            "is not parked" if not view.parked else "is parked, and no change of the code was found that lets it go on"
+        )
+        raise Problem(f"there is nothing to apply: run {id!r} {why}")
+    file = Path(patch.partition("\n")[0].removeprefix("--- "))
+    try:
+        made = apply_diff(file.read_text(), patch)
+    except FileNotFoundError:
+        raise Problem(f"there is no file {file} here; call it in the folder of the code") from None
+    except DoesNotApply as error:
+        raise Problem(f"{file} is not the code that the fix was tried with: {error}. Nothing was written") from None
+    if not dry_run:
+        file.write_text(made)
+    if json:
+        write_json({"file": str(file), "patch": patch, "written": not dry_run})
+    else:
+        print(patch)
+        note(f"{file} {'would be' if dry_run else 'was'} changed; run {id!r} goes on when that code is deployed")
+    return Exit.OK
 
 
 def _send(store: str, id: str, json: bool, done: str, send: Callable[[Client], Awaitable[Any]]) -> int:

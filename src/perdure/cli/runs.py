@@ -37,7 +37,10 @@ from perdure.cli.output import (
 from perdure.client.reader import Reader
 from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
 from perdure.client.why import Why
+from perdure.kernel.divergence.repair import executed_code
+from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import Entry, RunParked, RunStatus, StepStatus
+from perdure.ports.blobs import sources_of
 from perdure.ports.leases import ORCHESTRATOR
 
 app = App(name="runs", help="Look at runs, and go back in them.")
@@ -92,16 +95,21 @@ def ls(
 def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show a run as it stands."""
 
-    async def read(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None]:
-        return await view_of(client, id), await client.steps(id), await client.why(id)
+    async def read(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None, Source]:
+        view, steps, why = await view_of(client, id), await client.steps(id), await client.why(id)
+        batches = await client.store.journal.read(view.root)
+        sources = await sources_of(client.store.blobs, batches)
+        return view, steps, why, sources.get(executed_code(batches), NO_SOURCE)
 
-    view, steps, why = with_reader(opened(store), read)
+    view, steps, why, code = with_reader(opened(store), read)
     if json:
-        write_json({**as_dict(view), "why": why, "last_error": _last_error(steps)})
+        write_json({**as_dict(view), "why": why, "last_error": _last_error(steps), "code": code.parts})
     else:
         pairs([(name, value) for name, value in _facts(view, steps, why) if value])
         if "\n" in view.reason:
             print(f"\n{clean(view.reason, keep=chr(10))}")
+        for part in code.parts:
+            print(f"\n{part.file}:{part.line}, as it was executed last:\n\n{clean(part.text, keep=chr(10)).rstrip()}")
 
 
 @app.command(sort_key=3)

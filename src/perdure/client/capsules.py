@@ -43,7 +43,7 @@ class Capsules:
             blobs[blob] = data
         started = batches[0].events[0]
         program = self._gateway.find_program(getattr(started, "program", ""))
-        source = program.source_hash() if program is not None else ""
+        source = program.source().digest() if program is not None else ""
         return capsule_of(root, batches, blobs, source=source, now=self._base.clock.now())
 
     async def import_run(self, data: bytes) -> RunView:

@@ -10,11 +10,13 @@ import msgspec
 from perdure.client.client import Client
 from perdure.client.queries import pages
 from perdure.errors import PerdureError, StoreUnavailable, UsageError
+from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.events import FINISHED, Batch, RunStatus
 from perdure.kernel.history.upgrade import Compatibility, Fit, check_compatibility
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import RunRow
 from perdure.kernel.values.codec import Codec
+from perdure.ports.blobs import sources_of
 from perdure.ports.runs import RunFilter
 
 OPEN = tuple(status for status in RunStatus if status not in FINISHED)
@@ -44,11 +46,12 @@ async def upgrade_check(
     # Children are in the journals of their roots.
     roots = [row async for page in pages(client.store, open_runs) for row in page if not row.root]
     rows = _spread(roots, sample)
+    repairs = Repairs(programs)
     for start in range(0, len(rows), READ):
         page = rows[start : start + READ]
         journals = await client.store.journal.read_many([row.run_id for row in page])
         for row in page:
-            verdict = await _judge(client, programs, codec or client.codec, row, journals.get(row.run_id, []))
+            verdict = await _judge(client, repairs, codec or client.codec, row, journals.get(row.run_id, []))
             yield Checked(row.id, row.run_id, row.program, row.version, row.status, verdict.fit, verdict.reason)
 
 
@@ -60,13 +63,14 @@ def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:
 
 
 async def _judge(
-    client: Client, programs: Programs, codec: Codec, row: RunRow, batches: Sequence[Batch] | Exception
+    client: Client, repairs: Repairs, codec: Codec, row: RunRow, batches: Sequence[Batch] | Exception
 ) -> Compatibility:
     try:
         if isinstance(batches, Exception):
             raise batches
         started = await client.payloads.with_input(batches)
         whole = await client.payloads.inflate(batches)
+        sources = await sources_of(client.store.blobs, batches)
     except StoreUnavailable:
         raise
     except PerdureError as error:
@@ -74,5 +78,9 @@ async def _judge(
     # In a callback: a body must not be driven inside a task.
     loop = asyncio.get_running_loop()
     verdict: asyncio.Future[Compatibility] = loop.create_future()
-    loop.call_soon(lambda: verdict.set_result(check_compatibility(programs, codec, row.run_id, started, whole)))
+
+    def check() -> None:
+        verdict.set_result(check_compatibility(repairs.programs, codec, row.run_id, started, whole, repairs, sources))
+
+    loop.call_soon(check)
     return await verdict

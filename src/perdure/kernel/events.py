@@ -148,6 +148,8 @@ class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
     tried: int = 0
     # The parameters of its positional arguments, bound at the first claim, for a run whose caller had no signature.
     names: tuple[str, ...] = ()
+    # The source that this owner executes the run with, by the id of its stored text; empty: as before.
+    code: str = ""
 
 
 class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):

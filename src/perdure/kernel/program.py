@@ -11,7 +11,8 @@ from msgspec import Raw
 
 from perdure.errors import UsageError
 from perdure.kernel.commands import UNDECODED, Command
-from perdure.kernel.divergence.model import OpView, Raised
+from perdure.kernel.divergence.model import Divergence, OpView, Raised
+from perdure.kernel.divergence.source import Source
 from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import AnyEvent, RunStarted
 from perdure.kernel.policies.rule_names import UNKNOWN, StepNames
@@ -20,6 +21,7 @@ from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.signatures import Signature
 
 if TYPE_CHECKING:
+    from perdure.kernel.divergence.repair import Repair
     from perdure.kernel.patches import PatchHistory
 
 
@@ -71,7 +73,7 @@ class Program(Protocol):
     - `returns`, `errors`: results and exceptions of its runs come back as the types they were.
     - `types`, `defaults`, `encode_input`, `check_input`, `takes`, `signature`: arguments are kept by name, bound to the
       parameters of the day, and refused where they are wrong.
-    - `step_names`, `source_map`, `lost_step`, `source_hash`, `children`: what its code does, for advice, capsules and
+    - `step_names`, `source_map`, `lost_step`, `source`, `repairs`, `children`: what its code does, for explanations and
       tests.
     """
 
@@ -124,9 +126,13 @@ class Program(Protocol):
         """What its code calls under the name of a step, if that is not a step: replay would perform it again."""
         return None
 
-    def source_hash(self) -> str:
-        """A hash of its source, which a capsule stores; empty if there is none."""
-        return ""
+    def source(self) -> Source:
+        """Its source, which is stored with its runs; empty if there is none."""
+        return Source()
+
+    def repairs(self, recorded: Source, divergence: Divergence) -> Iterable[Repair]:
+        """Changes of its source that may let a run continue which was executed with the source `recorded`."""
+        return ()
 
     def children(self) -> Sequence[Program]:
         """The programs that its code runs as children."""

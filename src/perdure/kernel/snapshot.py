@@ -47,7 +47,7 @@ def needed(batches: Sequence[Batch]) -> list[Batch]:
         if type(event) in _OF_ATTEMPTS:
             return getattr(event, "op", "") not in ended or (isinstance(event, StepStarted) and event.attempt == 1)
         if isinstance(event, RunClaimed):
-            return event.epoch == 1 or number == last
+            return event.epoch == 1 or number == last or bool(event.code)
         if isinstance(event, RunReleased):
             return number > last
         if isinstance(event, StepsHeld):

@@ -218,6 +218,7 @@ class RunState:
         "child_ids",
         "child_values",
         "children",
+        "code",
         "created_at",
         "ended",
         "epoch",
@@ -258,6 +259,8 @@ class RunState:
         self.owner: str | None = None
         self.epoch = 0
         self.session = ""
+        # The id of the source that its owner executes it with.
+        self.code = ""
         self.ops: dict[str, OpenOp] = {}
         self.running = 0
         # How many commands are held back (StepsHeld): the run is not only waiting.
@@ -412,6 +415,8 @@ class RunState:
             self.inherited = {name: len(signals) for name, signals in self.inbox.items() if signals}
         self.owner, self.epoch, self.session = event.owner, event.epoch, event.session
         self._pin(event.version)
+        if event.code:
+            self.code = event.code
         if event.epoch == 1:
             self.began_at = at
         self.spent += event.epoch > 1

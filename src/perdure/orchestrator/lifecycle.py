@@ -7,14 +7,16 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.engine.driver import Driver
 from perdure.kernel.events import RunClaimed
 from perdure.kernel.state import RunState
 from perdure.kernel.values.raised import contained
+from perdure.orchestrator.sources import ProgramSources
 
 log = logging.getLogger("perdure")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Owner:
 
     name: str
     session: str = field(default_factory=lambda: secrets.token_hex(4))
+    sources: ProgramSources | None = None
 
     def owns(self, state: RunState) -> bool:
         """Whether a run was claimed by this process last."""
@@ -60,7 +63,8 @@ class Owner:
         names: tuple[str, ...] = (),
     ) -> RunClaimed:
         """The event by which this process becomes the owner of a run, or shows that it survived it."""
-        return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried, names)
+        code = "" if self.sources is None else self.sources.changed(state)
+        return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried, names, code)
 
     def acknowledge(self, driver: Driver) -> None:
         """Record that external events were processed, if no other pending event shows it."""
@@ -110,22 +114,22 @@ class Lifecycle:
         for task in list(self._tasks):
             task.cancel()
 
-    async def in_callback(self, function: Callable[[], Any]) -> None:
-        """Call a function that drives bodies, which must not happen inside a task. Raises what it raises."""
-        done: asyncio.Future[None] = self.loop.create_future()
+    async def in_callback(self, function: Callable[[], T]) -> T:
+        """Call a function that drives bodies, which must not happen inside a task. Returns and raises as it does."""
+        done: asyncio.Future[T] = self.loop.create_future()
 
         def call() -> None:
             try:
-                function()
+                result = function()
             except BaseException as error:
                 if not done.done():
                     done.set_exception(contained(error))
-            finally:
+            else:
                 if not done.done():
-                    done.set_result(None)
+                    done.set_result(result)
 
         self.loop.call_soon(call)
-        await done
+        return await done
 
 
 def log_fault(error: BaseException, message: str, *args: object) -> None:

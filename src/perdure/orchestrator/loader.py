@@ -19,8 +19,10 @@ from perdure.engine.turns import Turns
 from perdure.errors import Diverged, NotDecodable, PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.claims import claim_in_force, stays_parked
 from perdure.kernel.divergence.recorder import explained, follow
+from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
+from perdure.kernel.history.upgrade import fits
 from perdure.kernel.ids import BUILT_IN, REMOTE
 from perdure.kernel.inbound import unpark
 from perdure.kernel.plan import Plan, expire, is_late
@@ -35,7 +37,7 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.arguments import positional_names
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.admission import Turn, turn_of
-from perdure.orchestrator.lifecycle import Lifecycle, Owner
+from perdure.orchestrator.lifecycle import Lifecycle, Owner, log_fault
 from perdure.orchestrator.locks import RunLocks
 from perdure.orchestrator.membership import follows
 from perdure.orchestrator.observer import Observer, Wakeups
@@ -57,6 +59,7 @@ from perdure.orchestrator.residency import (
 )
 from perdure.orchestrator.snapshots import SnapshotReader
 from perdure.ports.appends import extend
+from perdure.ports.blobs import sources_of
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Full, append_all
 from perdure.ports.store import Store
@@ -117,6 +120,7 @@ class Loader:
         self._parking, self._quarantine, self._locks, self._turns = parking, quarantine, locks, turns
         self._observer, self._wakeups = observer, wakeups
         self._evict, self._settle, self._enter_soon, self._stop_broken = evict, settle, enter_soon, stop_broken
+        self._repairs = Repairs(programs)
         # Steps of a run that was started here see the context variables of its caller, those of others ours.
         self._variables = copy_context()
 
@@ -230,7 +234,7 @@ class Loader:
             return replay
 
         def record(driver: Driver) -> None:
-            driver.record(new.recorded, RunClaimed(self._owner.name, 1, self._owner.session))
+            driver.record(new.recorded, self._owner.claim(driver.state))
 
         self._seat(slot, opened, record, new.variables)
 
@@ -280,7 +284,7 @@ class Loader:
             state = fold(one.run_id, one.batches)
             # What has not begun waits for an engine that has its program, as anything that is queued.
             if state.epoch > 0 or not isinstance(error, UnknownProgram):
-                self._park(state, error)
+                self._park(state, error, one)
         elif slot.driver is not None:
             self._settle(slot.driver)
 
@@ -309,7 +313,7 @@ class Loader:
             replay = self.replay(started, run_id, batches)
         except BaseException as raised:
             self._evict(old)
-            self._park(state, contained(raised))
+            self._park(state, contained(raised), Ready(run_id, started, batches))
             return
 
         def succeed(new: Driver) -> None:
@@ -323,10 +327,34 @@ class Loader:
         if error is not None:
             self._stop_broken(run_id, error, old.id)
 
-    def _park(self, state: RunState, error: Exception) -> None:
+    def _park(self, state: RunState, error: Exception, one: Ready) -> None:
         """Park a run that the code of this process cannot continue."""
         self._runs.mark_parked(state.run_id)
-        self._lifecycle.spawn(self._parking.park(state, error))
+        self._lifecycle.spawn(self._park_explained(state, error, one))
+
+    async def _park_explained(self, state: RunState, error: Exception, one: Ready) -> None:
+        if isinstance(error, Diverged):
+            error = await self._with_repair(error, one)
+        await self._parking.park(state, error)
+
+    async def _with_repair(self, error: Diverged, one: Ready) -> Exception:
+        """The same divergence with a change of the code that lets this run go on, if there is one."""
+        try:
+            sources = await sources_of(self._store.blobs, one.batches)
+            codec = self._services.codec
+
+            def repaired() -> Exception:
+                return self._repairs.repaired(
+                    error,
+                    one.batches,
+                    sources,
+                    lambda others: fits(others, codec, one.run_id, one.started, one.batches),
+                )
+
+            return await self._lifecycle.in_callback(repaired)
+        except Exception as trouble:  # the run is parked in any case
+            log_fault(trouble, "no fix could be tried for run %s; it is parked without one", one.run_id)
+            return error
 
     # --- replay ---------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ from perdure.orchestrator.residency import (
     RunTable,
 )
 from perdure.orchestrator.snapshots import SnapshotReader, SnapshotTaker
+from perdure.orchestrator.sources import ProgramSources
 from perdure.orchestrator.warm_cache import WarmCache
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Conflict, Full
@@ -102,9 +103,11 @@ class Orchestrator:
         # The queues whose runs it takes; None: all of them, and runs that are in none.
         self.serves = serves
         self.store, self.programs, self.recovery, self.clock = store, programs, recovery, clock
-        self.owner, self._config = Owner(name), config
-        self.name, self.session = name, self.owner.session
+        self._config = config
         self.lifecycle = lifecycle = Lifecycle(name, config)
+        self.sources = ProgramSources(store, programs, lifecycle.spawn)
+        self.owner = Owner(name, sources=self.sources)
+        self.name, self.session = name, self.owner.session
         self.loop, self.spawn, self.in_callback = lifecycle.loop, lifecycle.spawn, lifecycle.in_callback
         # Set when another process has been started under the same name: this one has stopped for good.
         self.retired = lifecycle.retired

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from perdure.errors import Corrupt
+from perdure.errors import Corrupt, PerdureError
+from perdure.kernel.divergence.repair import codes
+from perdure.kernel.divergence.source import Source, decode_source
+from perdure.kernel.events import Batch
 from perdure.kernel.values.limits import blob_id as id_of
 
 
@@ -25,3 +29,16 @@ def verified(blob_id: str, data: object) -> bytes | None:
     if not isinstance(data, bytes) or id_of(data) != blob_id:
         raise Corrupt(f"the blob {blob_id}", "its bytes do not match its hash")
     return data
+
+
+async def sources_of(blobs: Blobs, batches: Sequence[Batch]) -> dict[str, Source]:
+    """The sources that a run was executed with, by id, in order; without those that cannot be read."""
+    found: dict[str, Source] = {}
+    for code in dict.fromkeys(code for _, code in codes(batches)):
+        try:
+            data = await blobs.get(code)
+        except PerdureError:
+            continue
+        if data is not None:
+            found[code] = decode_source(data)
+    return found

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import linecache
-import runpy
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,12 +192,3 @@ def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda _: source_map._arms(source), range(24)))
     assert all(one == found[0] and one for one in found)
-
-
-def test_a_function_whose_file_has_changed_has_no_source_hash(tmp_path: Path) -> None:
-    file = tmp_path / "changed.py"
-    file.write_text("import perdure\n\n\n@perdure.workflow\nasync def flow():\n    return 1\n")
-    flow = runpy.run_path(str(file))["flow"]
-    file.write_text("import perdure\n\n\n@perdure.workflow(\n'''\n")
-    linecache.checkcache(str(file))
-    assert isinstance(flow.source_hash(), str)

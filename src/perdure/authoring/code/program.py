@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from hashlib import sha256
 from inspect import Parameter
-from tokenize import TokenError
 from typing import Any
 
 from msgspec import Raw
@@ -15,11 +13,13 @@ from msgspec import Raw
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.call_graph import called_steps, workflows
 from perdure.authoring.code.loop import short
+from perdure.authoring.code.source import read_source
 from perdure.authoring.code.source_map import Code, read_code
 from perdure.authoring.code.step import parameter_types
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.model import OpView
+from perdure.kernel.divergence.source import Source
 from perdure.kernel.divergence.source_map import SourceMap
 from perdure.kernel.events import RunStarted
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
@@ -65,6 +65,7 @@ class CodeProgram(Program):
         self._step_names: StepNames | None = None
         self._code: Code | None = None
         self._lost_steps: dict[str, OpView | None] = {}
+        self._source: Source | None = None
 
     @property
     def signature(self) -> str:
@@ -92,12 +93,11 @@ class CodeProgram(Program):
             self._step_names = called_steps(self._fn)
         return self._step_names
 
-    def source_hash(self) -> str:
-        """A hash of the source of the function; empty if its source is not available."""
-        try:
-            return sha256(inspect.getsource(self._fn).encode()).hexdigest()
-        except (OSError, TypeError, SyntaxError, TokenError):  # the last two: the file has changed since
-            return ""
+    def source(self) -> Source:
+        """The source of the function and of those that it reaches."""
+        if self._source is None:
+            self._source = read_source(self._fn)
+        return self._source
 
     def source_map(self) -> SourceMap:
         """At which lines the function, and what it calls, names ops."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterable
@@ -11,6 +12,9 @@ from perdure.authoring.code.body import Called, to_await
 from perdure.authoring.code.hints import hints_of, local_errors
 from perdure.authoring.code.program import CodeProgram
 from perdure.authoring.code.step import refuse_method
+from perdure.kernel.divergence.model import Divergence
+from perdure.kernel.divergence.repair import Repair
+from perdure.kernel.divergence.source import Source
 from perdure.kernel.ids import check_name, check_version
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.policies.rules import RulesLike, rules_of
@@ -36,6 +40,20 @@ class Workflow(CodeProgram, Generic[P, R]):
         """What to run, with its arguments; give it to `start` or `run`."""
         self._signature.bind(*args, **kwargs)  # a wrong call fails here, at the user's line
         return to_await(Called(self.name, self, args, kwargs), sys._getframe(1), f"{self.name}(...)")
+
+    def repairs(self, recorded: Source, divergence: Divergence) -> Iterable[Repair]:
+        """Changes of its source that may let an older run continue."""
+        from perdure.authoring.code.repairs import repairs  # only when a run diverged
+
+        return repairs(self, recorded, divergence)
+
+    def with_function(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> Workflow[P, R]:
+        """The same workflow with another function of the same signature."""
+        made = copy.copy(self)
+        made._fn = made.fn = made.__wrapped__ = fn
+        made._source = made._code = made._step_names = None
+        made._lost_steps = {}
+        return made
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"

@@ -24,7 +24,7 @@ from perdure.kernel.commands import (
     StartChild,
     StartTimer,
 )
-from perdure.kernel.divergence.advice import fix_for, title_for
+from perdure.kernel.divergence.advice import title_for, ways
 from perdure.kernel.divergence.model import Divergence, OpView, Raised
 from perdure.kernel.divergence.source_map import NO_SOURCE, SourceMap
 from perdure.kernel.events import (
@@ -168,9 +168,10 @@ def explain(evidence: Evidence) -> Divergence:
         last = _last(evidence)
     recorded = evidence.recorded
     title = title_for(change, recorded, current)
-    fix = fix_for(change, recorded, current, source_map.condition(recorded, current) if change == "branch" else None)
     arguments = tuple(evidence.arguments) if change == "inputs" else ()
-    return Divergence(change, recorded.path, title, recorded, current, fix, last, arguments)
+    return Divergence(
+        change, recorded.path, title, recorded, current, ways(recorded.path), last=last, arguments=arguments
+    )
 
 
 def _cause(evidence: Evidence, current: OpView | None) -> Raised | None:
@@ -195,8 +196,8 @@ def _compensates(current: OpView, recorded: OpView) -> bool:
 def _raises(evidence: Evidence, raised: Raised) -> Divergence:
     recorded = evidence.recorded
     now = OpView("end", recorded.path, "failed", raised.type.rpartition(".")[2], raised.source, str(raised))
-    title, fix = title_for("raised", recorded, now), fix_for("raised", recorded, now)
-    return Divergence("raised", recorded.path, title, recorded, now, fix)
+    title = title_for("raised", recorded, now)
+    return Divergence("raised", recorded.path, title, recorded, now, ways(recorded.path))
 
 
 def _drawn(evidence: Evidence, current: OpView | None) -> OpView | None:

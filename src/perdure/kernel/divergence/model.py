@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+# How many lines of a change of the code are shown.
+_SHOWN = 24
+
 
 class OpView(msgspec.Struct, frozen=True, omit_defaults=True):
     """An op as a journal has it, or as the code asks for it. `code` is the source line, if it can be read."""
@@ -56,6 +59,10 @@ class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
     recorded: OpView
     current: OpView | None
     fix: str
+    # The fix as a unified diff that `perdure resolve --apply` writes; empty if the fix is not a change of one file.
+    patch: str = ""
+    # How the source that the run was executed with differs from that of now, as far as both are known.
+    changed: str = ""
     # The last op that the code asked for, if it asks for none in place of the recorded one.
     last: OpView | None = None
     # The arguments that have changed, as in `urls: was ["u1"], now ["u1", "u2"]`.
@@ -75,4 +82,7 @@ class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
         if code:
             lines.append(f"            {code[:88]}")
         lines += [f"  {argument}" for argument in self.arguments]
+        if changed := [f"    {line}".rstrip() for line in self.changed.splitlines()]:
+            more = [f"    ... {len(changed) - _SHOWN} more lines"] if len(changed) > _SHOWN else []
+            lines += ["", "What has changed in the code since:", "", *changed[:_SHOWN], *more]
         return "\n".join([self.title, "", *lines, "", self.fix])

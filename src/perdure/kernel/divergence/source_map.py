@@ -41,16 +41,6 @@ class SourceMap(msgspec.Struct, frozen=True):
         arms = self._arms_of(op)
         return bool(arms) and all(arms)
 
-    def condition(self, recorded: OpView, current: OpView | None) -> tuple[str, str] | None:
-        """The innermost condition around either op: its place and its text."""
-        places = [(place, arms) for op in (recorded, current) if op is not None for place, arms in self._places(op)]
-        for place, arms in places:
-            for line, _ in reversed(arms):
-                where = f"{place.rpartition(':')[0]}:{line}"
-                if where in self.code:
-                    return where, self.code[where]
-        return None
-
     def exclusive(self, recorded: OpView, current: OpView) -> bool:
         """Whether the two ops are in different arms of one condition."""
         here = [arms for place, arms in self._places(current) if place == current.source]

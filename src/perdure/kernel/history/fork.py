@@ -241,7 +241,7 @@ def fork(
             elif isinstance(event, RunClaimed):
                 if event.epoch == 1:
                     owner = event.owner
-                    events.append(RunClaimed(owner, 1, names=event.names))
+                    events.append(RunClaimed(owner, 1, names=event.names, code=event.code))
             elif type(event) in _SHARED and not edit.leaves_out(number, event):
                 for kept in edit.made_of(number, event):
                     if isinstance(kept, ValueRecorded) and kept.kind in USED:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 
 import msgspec
 
 from perdure.errors import Diverged, NotDecodable, PerdureError
 from perdure.kernel.commands import FINISH, Finish
 from perdure.kernel.divergence.recorder import explained, follow
+from perdure.kernel.divergence.repair import Repairs
+from perdure.kernel.divergence.source import Source
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Replay, open_replay
@@ -38,9 +41,18 @@ SAFE = Compatibility(Fit.SAFE)
 
 
 def check_compatibility(
-    programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]
+    programs: Programs,
+    codec: Codec,
+    run_id: str,
+    started: RunStarted,
+    batches: Sequence[Batch],
+    repairs: Repairs | None = None,
+    sources: Mapping[str, Source] = MappingProxyType({}),
 ) -> Compatibility:
-    """Replay a journal, with its large values in place. Errors of the code become the reason, and are not raised."""
+    """Replay a journal, with its large values in place. Errors of the code become the reason, and are not raised.
+
+    With `repairs`, a divergence is explained with one that was tried; `sources` are those that the run had.
+    """
     try:
 
         def opened(kind: type[Replay]) -> Replay:
@@ -58,7 +70,10 @@ def check_compatibility(
         finally:
             replay.close()
     except Diverged as error:
-        return Compatibility(Fit.PATCH, str(error))
+        if repairs is None:
+            return Compatibility(Fit.PATCH, str(error))
+        tried = repairs.repaired(error, batches, sources, lambda others: fits(others, codec, run_id, started, batches))
+        return Compatibility(Fit.PATCH, str(tried))
     except Exception as error:
         return Compatibility(Fit.BREAKS, str(error) if isinstance(error, PerdureError) else f"{_name(error)}: {error}")
     if isinstance(end, Finish) and end.status is RunStatus.FAILED and end.error is not None:
@@ -66,6 +81,11 @@ def check_compatibility(
         what = f"{end.error.type}: {end.error.message}\n{end.error.traceback}".rstrip()
         return Compatibility(Fit.BREAKS, f"it would fail as soon as it goes on: {what}")
     return SAFE
+
+
+def fits(programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> bool:
+    """Whether a run would continue."""
+    return check_compatibility(programs, codec, run_id, started, batches).fit is Fit.SAFE
 
 
 def _name(error: Exception) -> str:

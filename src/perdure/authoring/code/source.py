@@ -1,0 +1,50 @@
+"""Read the source of a workflow function and of the functions that it reaches. Never runs any of it."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+from perdure.authoring.code.call_graph import Walk, codes_of, is_users
+from perdure.authoring.code.loop import short
+from perdure.kernel.divergence.source import Source, SourcePart
+
+
+def read_source(fn: Callable[..., Any]) -> Source:
+    """The source of `fn`, then of what it calls, by file and line. Functions without a file are left out."""
+    walk = _Functions()
+    walk.visit(fn, frozenset())
+    walk.finish()
+    parts = {part for function in walk.functions if (part := part_of(function)) is not None}
+    first = part_of(fn)
+    rest = sorted(parts - {first}, key=lambda part: (part.file, part.line))
+    return Source((first, *rest)) if first is not None else Source()
+
+
+class _Functions(Walk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: list[FunctionType] = []
+
+    def _function(self, function: FunctionType) -> None:
+        super()._function(function)
+        if is_users(function.__module__ or ""):
+            self.functions.append(function)
+
+
+def part_of(function: Any) -> SourcePart | None:
+    """The text of one function, without the lines of comments behind its last statement."""
+    code: CodeType = function.__code__
+    first = code.co_firstlineno
+    last = max(last_line(one) for one in codes_of(code))
+    lines = linecache.getlines(code.co_filename)[first - 1 : last]
+    if not lines:
+        return None
+    return SourcePart(short(code.co_filename), first, function.__qualname__, "".join(lines).rstrip() + "\n")
+
+
+def last_line(code: CodeType) -> int:
+    """The last line that an instruction stands for."""
+    return max((end for _, end, _, _ in code.co_positions() if end is not None), default=code.co_firstlineno)

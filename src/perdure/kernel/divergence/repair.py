@@ -1,0 +1,127 @@
+"""Find a change of the code that lets a run which diverged go on: repairs are tried on its journal, never only guessed.
+
+A program proposes repairs, each with the program that it makes. One is shown only if the whole journal replays with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perdure.errors import Diverged, PerdureError
+from perdure.kernel.divergence.advice import ways
+from perdure.kernel.divergence.model import Divergence
+from perdure.kernel.divergence.source import NO_SOURCE, Source, difference
+from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunStarted
+from perdure.kernel.patches import commanded
+from perdure.kernel.policies.versions import Programs
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Program
+
+# How many repairs are tried on one journal, and how many that helped are remembered.
+MOST, REMEMBERED = 8, 100
+_APPLY = "It was tried on the journal of this run, which then goes on. `perdure resolve ID --apply` writes it."
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """A change of a file, with the program that it makes: as a unified diff, and as the text of the file afterwards."""
+
+    program: Program
+    what: str
+    file: str
+    diff: str
+    text: str
+
+
+def codes(batches: Sequence[Batch]) -> list[tuple[int, str]]:
+    """The sources that a run was executed with: from which event on, and the id of each."""
+    return [
+        (number, event.code)
+        for batch in batches
+        for number, event in enumerate(batch.events, batch.seq)
+        if isinstance(event, RunClaimed) and event.code
+    ]
+
+
+def executed_code(batches: Sequence[Batch]) -> str:
+    """The id of the source that the last op of a run was executed with; an owner that parked it executed nothing."""
+    ops = (n for batch in batches for n, event in enumerate(batch.events, batch.seq) if commanded(event))
+    last = max(ops, default=0)
+    found = codes(batches)
+    return next((code for number, code in reversed(found) if number < last), found[0][1] if found else "")
+
+
+def executing(batches: Sequence[Batch], op: str) -> tuple[str, str, str]:
+    """Which execution an op belongs to: its op path, its program and its version."""
+    started = batches[0].events[0]
+    found = ("", started.program, started.version) if isinstance(started, RunStarted) else ("", "", "")
+    for batch in batches:
+        for event in batch.events:
+            if isinstance(event, ChildStarted) and not event.detached and op.startswith(event.op + "/"):
+                found = max(found, (event.op, event.program, event.version), key=lambda one: len(one[0]))
+    return found
+
+
+class Repairs:
+    """Tries repairs for the runs of one set of programs. What helped one run is tried first for the next like it."""
+
+    def __init__(self, programs: Programs) -> None:
+        self.programs = programs
+        self._helped: dict[tuple[object, ...], Repair] = {}
+
+    def repaired(
+        self,
+        error: PerdureError,
+        batches: Sequence[Batch],
+        sources: Mapping[str, Source],
+        fits: Callable[[Programs], bool],
+    ) -> PerdureError:
+        """The same divergence with a repair that was tried; where none fits, with the other ways to go on.
+
+        `sources` are those that the run was executed with, by id, as far as they were stored; `fits` says whether its
+        journal replays with these programs.
+        """
+        if not isinstance(error, Diverged):
+            return error
+        code = next((code for number, code in reversed(codes(batches)) if number <= error.seq), "")
+        recorded = sources.get(code, NO_SOURCE)
+        divergence, repair, changed = error.divergence, None, ""
+        _, name, version = executing(batches, divergence.op)
+        if self.programs.serves(name, version):
+            program = self.programs.find(name, version)
+            now, changed = divergence.current, difference(recorded, program.source())
+            kind = (program, recorded, divergence.change, divergence.recorded.name, now and (now.kind, now.name))
+            repair = self._try(program, self._helped.get(kind), recorded, divergence, fits)
+            if repair is not None:
+                if len(self._helped) >= REMEMBERED:
+                    self._helped.clear()
+                self._helped[kind] = repair
+        fix = ways(divergence.op)
+        if repair is not None:
+            shown = "\n".join(f"    {line}".rstrip() for line in repair.diff.splitlines())
+            fix = f"{_upper(repair.what)}:\n\n{shown}\n\n{_APPLY}\n\nOther ways:\n\n{fix}"
+        patch = "" if repair is None else repair.diff
+        return Diverged(error.seq, msgspec.structs.replace(divergence, fix=fix, patch=patch, changed=changed))
+
+    def _try(
+        self,
+        program: Program,
+        known: Repair | None,
+        recorded: Source,
+        divergence: Divergence,
+        fits: Callable[[Programs], bool],
+    ) -> Repair | None:
+        def helps(repair: Repair) -> bool:
+            return fits(Programs(repair.program if one is program else one for one in self.programs.every()))
+
+        if known is not None and helps(known):
+            return known
+        return next(filter(helps, islice(program.repairs(recorded, divergence), MOST)), None)
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,69 @@
+"""The source of a program as it was when a run used it. Data only; `authoring/code/source.py` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import unified_diff
+from hashlib import sha256
+
+import msgspec
+
+
+class SourcePart(msgspec.Struct, frozen=True):
+    """A function: its file, its first line, its qualified name, and its text."""
+
+    file: str
+    line: int
+    name: str
+    text: str
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A program's function, and then the functions that it reaches outside of steps."""
+
+    parts: tuple[SourcePart, ...] = ()
+
+    def encode(self) -> bytes:
+        """As it is stored."""
+        return msgspec.json.encode(self)
+
+    def digest(self) -> str:
+        """The id of the blob that holds it; empty if there is nothing to hold."""
+        return sha256(self.encode()).hexdigest() if self.parts else ""
+
+
+NO_SOURCE = Source()
+
+
+def pairs(old: Source, new: Source) -> Iterator[tuple[SourcePart, SourcePart]]:
+    """The functions that differ, as they were and as they are; the first of each source is the program's own."""
+    now = {part.name: part for part in new.parts}
+    for number, was in enumerate(old.parts):
+        part = now.get(was.name) if number or not new.parts else new.parts[0]
+        if part is not None and part.text != was.text:
+            yield was, part
+
+
+def difference(old: Source, new: Source) -> str:
+    """How the functions of two sources differ, with the lines of each; empty if one of them is not known."""
+    lines: list[str] = []
+    for was, part in pairs(old, new):
+        diff = unified_diff(was.text.splitlines(), part.text.splitlines(), n=1, lineterm="")
+        for line in list(diff)[2:]:
+            lines.append(_moved(line, was, part) if line.startswith("@@ ") else line)
+    return "\n".join(lines)
+
+
+def _moved(head: str, old: SourcePart, new: SourcePart) -> str:
+    """The head of a hunk with the file and the lines in it."""
+    _, was, now, _ = head.split(" ", 3)
+    first, second = (abs(int(place.partition(",")[0])) for place in (was, now))
+    return f"@@ {old.file}:{old.line + first - 1}, now {new.file}:{new.line + second - 1} @@ {new.name}"
+
+
+def decode_source(data: bytes) -> Source:
+    """A stored source. One that another version of perdure wrote differently is empty."""
+    try:
+        return msgspec.json.decode(data, type=Source)
+    except msgspec.DecodeError:
+        return NO_SOURCE

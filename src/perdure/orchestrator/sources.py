@@ -1,0 +1,53 @@
+"""The sources of the programs that run here: each is stored once, for explanations after the code has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from perdure.errors import PerdureError
+from perdure.kernel.policies.versions import Programs
+from perdure.kernel.state import RunState
+from perdure.ports.store import Store
+
+log = logging.getLogger("perdure")
+
+
+class ProgramSources:
+    """Stores the source of each program when it first runs here."""
+
+    def __init__(self, store: Store, programs: Programs, spawn: Callable[[Coroutine[Any, Any, Any]], None]) -> None:
+        self._store, self._programs, self._spawn = store, programs, spawn
+        # The blob of each program's source, by name and version; it is being stored, or has been.
+        self._codes: dict[tuple[str, str], str] = {}
+
+    def changed(self, state: RunState) -> str:
+        """The blob of the code that continues a run, if the journal does not say so already; else empty."""
+        started = state.started
+        if started is None:
+            return ""
+        code = self._codes.get((started.program, started.version))
+        if code is None:
+            code = self._codes[started.program, started.version] = self._store_source(started.program, started.version)
+        return "" if code == state.code else code
+
+    def forget(self, name: str) -> None:
+        """A program was defined again: its source is read again."""
+        for known in [known for known in self._codes if known[0] == name]:
+            del self._codes[known]
+
+    def _store_source(self, name: str, version: str) -> str:
+        if not self._programs.serves(name, version):
+            return ""
+        source = self._programs.find(name, version).source()
+        code = source.digest()
+        if code:
+            self._spawn(self._put(name, source.encode()))
+        return code
+
+    async def _put(self, name: str, data: bytes) -> None:
+        try:
+            await self._store.upkeep.keep(await self._store.blobs.put(data))
+        except PerdureError as error:
+            log.warning("the source of %s could not be stored: %s; it is missing in explanations", name, error)
