@@ -10,7 +10,7 @@ from perdure.authoring.code.frames import arguments
 from perdure.client.base import StoreClient
 from perdure.client.forking import refused
 from perdure.client.gateway import NewRun, StoreGateway
-from perdure.errors import UsageError
+from perdure.errors import NotDecodable, UsageError
 from perdure.kernel.events import Batch, RunStarted, RunStatus
 from perdure.kernel.inbound import Accepted, Decide, Decided, Undecided
 from perdure.kernel.invocation import EncodedInvocation, Invocation
@@ -83,6 +83,13 @@ class LocalGateway(StoreGateway):
             await orchestrator.start(new.run_id, new.started, new.recorded)
         except Taken:
             return False
+        except NotDecodable:
+            if not new.started.schedule:
+                raise
+            # The schedule was made for other code: the run of its tick is parked, and continues when its input fits.
+            accepted = await super().start(new)
+            orchestrator.enter_soon(new.run_id)
+            return accepted
         return True
 
     async def start_many(self, new: Sequence[NewRun]) -> Sequence[bool | Exception]:

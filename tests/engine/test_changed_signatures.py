@@ -7,12 +7,22 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from perdure import Client, Engine, Retry, RunStatus, call, child, connect, step, wait_signal, workflow
+from perdure import Client, Engine, Retry, RunStatus, call, child, connect, continue_as, step, wait_signal, workflow
 from perdure.client.upgrade import upgrade_check
-from perdure.kernel.events import AttemptFailed, RunParked
+from perdure.kernel.events import (
+    AttemptFailed,
+    ChildStarted,
+    OutcomeKept,
+    RunParked,
+    StepStarted,
+    decode_events,
+    encode_events,
+)
 from perdure.kernel.history.upgrade import Fit
+from perdure.kernel.ids import inputs_hash
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.values.codec import Codec
 from perdure.stores.memory.store import MemoryStore
@@ -563,3 +573,209 @@ async def test_the_arguments_of_a_child_that_are_sets_are_the_same_in_every_proc
 
     ordered = sorted(names)
     assert inner(names).record(one) == inner({*reversed(ordered)}).record(other)
+
+
+# --- other ways to begin ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("now", [an_optional_one_in_between, moved, removed])
+@pytest.mark.parametrize("options", [{"queue": "q"}, {"delay": 0.01}, {"queue": "q", "key": "k"}], ids=str)
+async def test_a_run_that_has_not_begun_is_bound_by_name(
+    now: Callable[[Made], Any], options: dict[str, Any], made: Made
+) -> None:
+    store, old, new = MemoryStore(), as_it_was(made), now(made)
+    async with connect(store) as client:
+        _ = await client.start(old("u1", 700, 50), id="it", **options)
+    fit, _ = await verdict(store, new)
+    async with Engine(store, [new], recovery=AT_ONCE) as engine:
+        if now is removed:
+            assert fit is Fit.BREAKS
+            assert "has no argument tip" in (await parked(engine)).reason
+        else:
+            assert fit is Fit.SAFE
+            await engine.signal("it", "go")
+            await engine.handle("it").result(PATIENCE)
+    assert made == ([] if now is removed else [("u1", 700, 50)])
+
+
+@pytest.mark.parametrize("now", [an_optional_one_in_between, moved, removed])
+async def test_the_next_incarnation_is_bound_by_name(now: Callable[[Made], Any], made: Made) -> None:
+    @workflow(name="w")
+    async def old(user: str, cents: int = 5, tip: int = 0) -> None:
+        if cents == 5:
+            continue_as(user, 700, 50)
+        await wait_signal("go")
+
+    store = MemoryStore()
+    async with Engine(store, [old], recovery=AT_ONCE) as engine:
+        _ = await engine.start(old("u1"), id="it")
+        await eventually(lambda: any(row.status is RunStatus.WAITING for row in store.journal.rows.values()))
+    async with Engine(store, [now(made)], recovery=AT_ONCE) as engine:
+        await engine.signal("it", "go")
+        if now is removed:
+            assert "has no argument tip" in (await parked(engine)).reason
+        else:
+            await engine.handle("it").result(PATIENCE)
+    assert made == ([] if now is removed else [("u1", 700, 50)])
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("now", [an_optional_one_in_between, moved, removed])
+async def test_a_schedule_that_ticks_under_new_code_keeps_its_arguments(
+    now: Callable[[Made], Any], by_name: bool, made: Made
+) -> None:
+    store, old = MemoryStore(), as_it_was(made)
+    async with Engine(store, [old], recovery=AT_ONCE), connect(store) as client:
+        await client.schedule("s", call("w", "u1", 700, 50) if by_name else old("u1", 700, 50), every=3600)
+    async with Engine(store, [now(made)], recovery=AT_ONCE) as engine:
+        id = await (await engine.schedule("s")).trigger()
+        if now is removed:
+            assert "has no argument tip" in (await parked(engine, id)).reason
+        else:
+            await eventually(lambda: any(row.id == id for row in store.journal.rows.values()))
+            await engine.signal(id, "go")
+            await engine.handle(id).result(PATIENCE)
+    assert made == ([] if now is removed else [("u1", 700, 50)])
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("now", [an_optional_one_in_between, moved, removed])
+async def test_positions_are_bound_by_the_first_worker(now: Callable[[Made], Any], large: bool, made: Made) -> None:
+    store, old, user = MemoryStore(), as_it_was(made), "u" * (400_000 if large else 1)
+    async with connect(store) as client:
+        run = await client.start(call("w", user, 700, 50), id="it")
+    async with Engine(store, [old], recovery=AT_ONCE):
+        await eventually(lambda: store.journal.rows[run.run_id].status is RunStatus.WAITING)
+    fit, _ = await verdict(store, now(made))
+    assert (fit is Fit.SAFE) == (now is not removed)
+    async with Engine(store, [now(made)], recovery=AT_ONCE) as engine:
+        await engine.signal("it", "go")
+        if now is removed:
+            assert "has no argument tip" in (await parked(engine)).reason
+        else:
+            await engine.handle("it").result(PATIENCE)
+    assert made == ([] if now is removed else [(user, 700, 50)])
+
+
+async def test_a_caller_without_the_code_records_the_names_that_a_worker_tells(made: Made) -> None:
+    store, old = MemoryStore(), as_it_was(made)
+    async with Engine(store, [old], recovery=AT_ONCE), connect(store) as client:
+        _ = await client.start(call("w", "u1", 700), id="it", delay=60)
+        view = await client.get("it")
+        assert view is not None
+        assert view.input == {"user": "u1", "cents": 700}
+
+
+async def test_a_fork_of_positional_arguments_keeps_their_names(made: Made) -> None:
+    store, old = MemoryStore(), as_it_was(made)
+    async with connect(store) as client:
+        run = await client.start(call("w", "u1", 700, 50), id="it")
+    async with Engine(store, [old], recovery=AT_ONCE):
+        await eventually(lambda: store.journal.rows[run.run_id].status is RunStatus.WAITING)
+    async with Engine(store, [an_optional_one_in_between(made)], recovery=AT_ONCE) as engine:
+        fork = await engine.fork("it", new_id="fork")
+        other = await engine.fork("it", inputs={"cents": 701}, new_id="other")
+        for one in (fork, other):
+            await engine.signal(one.id, "go")
+            await one.result(PATIENCE)
+    assert made == [("u1", 700, 50), ("u1", 701, 50)]
+
+
+# --- retries, time travel and older journals --------------------------------------------------------------------------
+
+
+def formerly(store: MemoryStore, hashes: dict[str, str]) -> MemoryStore:
+    """The store as it was when a journal held hashes of arguments, by op."""
+    copy = left_by_a_crash(store)
+    for run_id, encoded in copy.journal.batches.items():
+        for index, (seq, at, data) in enumerate(encoded):
+            events = [
+                msgspec.structs.replace(event, inputs=hashes[event.op])
+                if isinstance(event, StepStarted | ChildStarted | OutcomeKept) and event.op in hashes
+                else event
+                for event in decode_events(data)
+            ]
+            copy.journal.batches[run_id][index] = (seq, at, encode_events(events))
+    return copy
+
+
+@pytest.mark.parametrize("former", [False, True])
+@pytest.mark.parametrize("how", [by_position, lambda pay: pay(cents=700, user="u1")])
+async def test_a_retry_does_not_pay_again_because_the_call_is_written_in_another_way(
+    how: Callable[[Any], Any], former: bool, made: Made
+) -> None:
+    def shop(how: Callable[[Any], Any], mended: bool) -> Any:
+        pay = pay_as_it_was(made)
+
+        @step
+        async def ship() -> None:
+            if not mended:
+                raise ConnectionError
+
+        @workflow
+        async def w() -> None:
+            await how(pay)
+            await ship()
+
+        return w
+
+    store, old = MemoryStore(), shop(by_position, mended=False)
+    async with Engine(store, [old], recovery=AT_ONCE) as engine:
+        assert (await engine.run(old(), id="it")).status is RunStatus.FAILED
+    if former and how is not by_position:
+        return  # a hash of positions cannot be compared with one of keywords
+    if former:
+        store = formerly(store, {"pay:0": inputs_hash(b'["u1",700]'), "ship:0": inputs_hash(b"[]")})
+    async with Engine(store, [shop(how, mended=True)], recovery=AT_ONCE) as engine:
+        await (await engine.retry("it")).result(PATIENCE)
+    assert made == [("u1", 700, 0, ())]
+
+
+async def test_time_travel_gives_a_step_other_arguments_by_the_names_of_now(made: Made) -> None:
+    old = paying(made, pay_as_it_was(made), by_position)
+    store = await stopped(old, "pay:0", under_way=False)
+    made.clear()
+    new = paying(made, pay_moved(made), lambda pay: pay(user="u1", cents=700))
+    async with Engine(store, [new], recovery=AT_ONCE) as engine:
+        other = await engine.time_travel("it", "pay:0", inputs={"cents": 800})
+        await engine.signal(other.id, "go")
+        await other.result(PATIENCE)
+        again = await engine.fork(other.id, new_id="again")
+        await again.result(PATIENCE)
+    assert made == [("u1", 800, 0, ())]
+
+
+async def test_a_journal_with_hashes_of_arguments_goes_on(made: Made) -> None:
+    @workflow
+    async def inner(n: int, tip: int = 0) -> int:
+        return n
+
+    def outer(cents: int) -> Any:
+        pay = pay_as_it_was(made)
+
+        @workflow
+        async def w() -> None:
+            await pay("u1", cents)
+            await pay("u2", tip=1, cents=2)
+            await inner(3)
+            await wait_signal("go")
+
+        return w
+
+    store, old = MemoryStore(), outer(700)
+    async with Engine(store, [old, inner], recovery=AT_ONCE) as engine:
+        run = await engine.start(old(), id="it")
+        await eventually(lambda: store.journal.rows[run.run_id].status is RunStatus.WAITING)
+    hashes = {
+        "pay:0": inputs_hash(b'["u1",700]'),
+        "pay:1": inputs_hash(b'["u2",1,2]' + repr(("tip", "cents")).encode()),
+        "inner:0": inputs_hash(b'{"tip":0,"n":3}'),
+    }
+    store = formerly(store, hashes)
+    assert await verdict(store, old, inner) == (Fit.SAFE, "")
+    fit, reason = await verdict(store, outer(701), inner)
+    assert fit is Fit.PATCH
+    assert "The inputs of the step pay have changed." in reason
+    async with Engine(store, [old, inner], recovery=AT_ONCE) as engine:
+        await engine.signal("it", "go")
+        await engine.handle("it").result(PATIENCE)

@@ -19,6 +19,7 @@ from perdure.kernel.history.fork import Point, Value
 from perdure.kernel.history.retry_points import retried, withdrawals
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
 from perdure.kernel.projection import RunRow, child_path
+from perdure.kernel.values.arguments import named_input
 from perdure.ports.appends import create
 
 _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
@@ -179,7 +180,8 @@ class Forks:
 
     async def _input(self, run: RunRow, batches: Sequence[Batch], inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The input of the run with some arguments changed."""
-        arguments = _arguments.decode((await self._base.payloads.with_input(batches)).input)
+        input = (await self._base.payloads.with_input(batches)).input
+        arguments = _arguments.decode(named_input(input, forks.claimed_names(batches)))
         if isinstance(arguments, list):
             raise UsageError(
                 f"run {run.id!r} was started with arguments by position, so they cannot be changed by name"

@@ -523,8 +523,7 @@ class Driver:
                     return
             else:
                 # Called by name: its version is chosen at its first claim, and its arguments get their names.
-                if data.startswith(b"[") and program.types:
-                    data = bytes(named_input(Raw(data), positional_names(program.types)))
+                data = bytes(named_input(Raw(data), positional_names(program.types)))
                 wish = self.replay.wishes[wish.op] = msgspec.structs.replace(wish, version=version, input=data)
         elif wish.continue_with is not None:
             what, data = "the input of continue_as()", wish.continue_with

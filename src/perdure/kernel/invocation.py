@@ -141,9 +141,5 @@ class EncodedInvocation(Invocation[Any]):
 
     def encode(self, program: Program | None, codec: Codec) -> bytes:
         """The encoded input; by parameter name where the program is at hand and takes it."""
-        if program is None or not program.types or not self._input.startswith(b"["):
-            return self._input
-        try:
-            return bytes(named_input(Raw(self._input), positional_names(program.types)))
-        except TypeError:
-            return self._input  # what does not fit is said when the run begins
+        names = () if program is None else positional_names(program.types)
+        return bytes(named_input(Raw(self._input), names))

@@ -283,9 +283,12 @@ def started_of(batches: Sequence[Batch]) -> RunStarted:
     for _, _, event in numbered(batches):
         if isinstance(event, RunClaimed | RunResumed) and event.version:
             started = msgspec.structs.replace(started, version=event.version)
-        if isinstance(event, RunClaimed) and event.names and not started.input_blob:
-            started = msgspec.structs.replace(started, input=named_input(started.input, event.names))
-    return started
+    return msgspec.structs.replace(started, input=named_input(started.input, claimed_names(batches)))
+
+
+def claimed_names(batches: Sequence[Batch]) -> tuple[str, ...]:
+    """The parameters to which positional arguments of a run were bound when it began."""
+    return next((event.names for _, _, event in numbered(batches) if isinstance(event, RunClaimed)), ())
 
 
 def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any) -> RunStarted:

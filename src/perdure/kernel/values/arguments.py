@@ -93,9 +93,15 @@ def raw_by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 
 
 def named_input(input: Raw, names: Sequence[str]) -> Raw:
-    """Stored input by the names that its positional arguments were bound to; input that has names stays as it is."""
-    values = msgspec.json.decode(input, type=dict[str, Raw] | list[Raw])
-    return input if isinstance(values, dict) else Raw(msgspec.json.encode(raw_by_name(names, values)))
+    """Stored input by the names of the parameters of its positional arguments.
+
+    Input that has names stays as it is, and so do more arguments than there are names: the program will refuse them.
+    """
+    if not names or not bytes(input).startswith(b"["):
+        return input
+    values = _values(input)
+    fits = len(values) <= len(names) or names[-1].startswith("*")
+    return Raw(msgspec.json.encode(raw_by_name(names, values))) if fits else input
 
 
 def _gathered(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
