@@ -104,14 +104,7 @@ class Log:
 
 
 def clients(
-    url: str,
-    log: str,
-    name: str,
-    seed: int,
-    operations: int,
-    width: int,
-    timeout: float,
-    spoil: str = "",
+    url: str, log: str, name: str, seed: int, operations: int, width: int, timeout: float, spoil: str = ""
 ) -> int:
     """Run `width` clients on one store until they have made so many calls. `spoil` takes a promise from the store."""
 

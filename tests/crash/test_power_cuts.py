@@ -18,15 +18,7 @@ import apsw
 import pytest
 from msgspec import Raw
 
-from perdure.kernel.events import (
-    AnyEvent,
-    Batch,
-    RunClaimed,
-    RunStarted,
-    StepStarted,
-    StepSucceeded,
-    encode_events,
-)
+from perdure.kernel.events import AnyEvent, Batch, RunClaimed, RunStarted, StepStarted, StepSucceeded, encode_events
 from perdure.kernel.projection import row, row_key
 from perdure.kernel.state import RunState
 from perdure.ports.journal import Append, Appended, Outcome

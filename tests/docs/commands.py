@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -21,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import IO, Any
 
 # What a shell would do something about; most characters in quotes are safe, and left to it all the same.
@@ -116,16 +115,16 @@ def execute(request: dict[str, Any], path: list[str]) -> None:
     sys.excepthook = _tell
     program, *words = request["words"]
     script = str(shutil.which("perdure")) if program == "perdure" else words.pop(0)
-    sys.path[:] = [str(Path(script).absolute().parent), *path]
+    file = Path(script).absolute()
+    sys.path[:] = [str(file.parent), *path]
     sys.argv = [script, *words]
-    runpy.run_path(script, run_name="__main__")
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = str(file)
+    exec(compile(file.read_bytes(), str(file), "exec"), main.__dict__)  # noqa: S102 - the documentation is ours
 
 
 def _tell(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
     """Print an error as if the script had been run by itself."""
-    own = at
-    while at is not None:
-        if at.tb_frame.f_globals.get("__name__") == "runpy":
-            own = at.tb_next
+    while at is not None and at.tb_frame.f_globals is not sys.modules["__main__"].__dict__:
         at = at.tb_next
-    traceback.print_exception(kind, error, own)
+    traceback.print_exception(kind, error, at)

@@ -55,6 +55,9 @@ print("postgresql://db.example/one", "etcd://etcd.example:2379/x")
     assert done.returncode == 0, done.stderr
 
 
+# As much of a process of its own as of an interpreter: no line of what forked it.
+FAILURE = 'Traceback (most recent call last):\n  File "/...bad.py", line 1, in <module>\n...\nZeroDivisionError: ...'
+OWN = "import os, sys\nprint(os.getpid() == os.getsid(0), *sys.argv)"
 WAITS = "import sys, time\nprint('one')\nprint('two')\nsys.stdout.flush()\ntime.sleep(60)"
 
 
@@ -67,8 +70,16 @@ WAITS = "import sys, time\nprint('one')\nprint('two')\nsys.stdout.flush()\ntime.
         [("python one.py", "print(1)"), ("console", "$ python one.py\n1\n$ echo 2\n2")],
         [("python waits.py", WAITS), ("console", "$ python waits.py\none\ntwo\nKilled")],
         [("yaml one.yaml", "one: 1"), ("console", "$ cat one.yaml\none: 1")],
+        [
+            ("python bad.py", "1 / 0"),
+            ("console", f"$ python bad.py\n{FAILURE}\n$ python bad.py; echo $?\n{FAILURE}\n1"),
+        ],
+        [
+            ("python own.py", OWN),
+            ("console", "$ python own.py a 'b c'\nTrue own.py a b c\n$ perdure runs sho 2>&1\n..."),
+        ],
     ],
-    ids=["output", "one namespace", "an error that is shown", "a saved file", "a kill", "settings"],
+    ids=["output", "one namespace", "an error", "a saved file", "a kill", "settings", "a traceback", "a command line"],
 )
 def test_a_document_that_tells_the_truth_passes(tmp_path: Path, blocks: list[tuple[str, str]]) -> None:
     done = execute(tmp_path, *blocks)

@@ -201,11 +201,7 @@ def test_a_server_ends_with_the_process_it_was_started_for(kind: str, paused: bo
         sys.stdin.read()
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with process:
         assert process.stdout is not None

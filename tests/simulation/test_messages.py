@@ -89,10 +89,7 @@ def received(report: Report, name: str = "item") -> list[Any]:
 
 def senders(count: int, each: int, wait: float = 0.0, local: bool = False) -> list[Sender]:
     return [
-        Sender(
-            [Message("signal", "item", [number, n], wait=wait) for n in range(each)],
-            local=local and number == 0,
-        )
+        Sender([Message("signal", "item", [number, n], wait=wait) for n in range(each)], local=local and number == 0)
         for number in range(count)
     ]
 

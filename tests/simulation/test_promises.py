@@ -102,11 +102,7 @@ def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree
     ["sequence", [["steps", [1, 1]]]],
     [
         "gather",
-        [
-            ["loop", 1, ["retried", 1, 2]],
-            ["steps", [1, 1]],
-            ["timeout", 15, ["finally", ["step", 1], ["streamed", 4]]],
-        ],
+        [["loop", 1, ["retried", 1, 2]], ["steps", [1, 1]], ["timeout", 15, ["finally", ["step", 1], ["streamed", 4]]]],
     ],
     50186,
 )

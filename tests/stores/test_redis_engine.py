@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from perdure import (
-    Engine,
-    NotFound,
-    RunStatus,
-    step,
-    wait_signal,
-    workflow,
-)
+from perdure import Engine, NotFound, RunStatus, step, wait_signal, workflow
 from tests.patience import PATIENCE
 from tests.services.plugin import Servers
 

@@ -34,10 +34,7 @@ from tests.amounts import some
 PROGRAMS = ["checkout", "refund"]
 OWNERS = ["a", "b"]
 QUEUES = ["", "mail", "gpu"]
-LIMITS = {
-    "mail": Queue("mail", concurrency=3, per_key=2),
-    "gpu": Queue("gpu", rate=Rate(3, per=20.0)),
-}
+LIMITS = {"mail": Queue("mail", concurrency=3, per_key=2), "gpu": Queue("gpu", rate=Rate(3, per=20.0))}
 
 
 @pytest.fixture
