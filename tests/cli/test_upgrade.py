@@ -165,6 +165,32 @@ def test_runs_that_break_are_told_of_with_the_reason(
     assert all(told in run["reason"] for run in report["runs"])
 
 
+def test_runs_that_do_not_fit_for_one_reason_are_one_line_with_a_fix_that_was_tried(
+    cli: Cli, url: str, tmp_path: Path
+) -> None:
+    lines = cli("upgrade-check", module(tmp_path, INSERTED), "--store", url).out.splitlines()
+    heads = [line for line in lines if not line.startswith(" ") and line]
+    assert len(heads) == 1
+    assert heads[0].startswith("needs a patch: 5 runs of order, version 1 (order-")
+    assert heads[0].endswith("The step check was inserted before the step charge.")
+    assert any("if patched(" in line for line in lines)
+
+
+def test_github_gets_an_annotation_at_the_line_of_each_class(cli: Cli, url: str, tmp_path: Path) -> None:
+    file = module(tmp_path, INSERTED)
+    ended = cli("upgrade-check", file, "--store", url, "--format", "github")
+    assert ended.code == 1
+    (line,) = ended.out.splitlines()
+    number = next(n for n, text in enumerate(Path(file).read_text().splitlines(), 1) if "await check(" in text)
+    assert line.startswith(
+        f"::error file={Path(file).name},line={number},title=perdure upgrade-check::needs a patch: 5 "
+    )
+    assert "%0A%0A  recorded  step charge:0" in line
+    ended = cli("upgrade-check", module(tmp_path, ""), "--store", url, "--format", "github")
+    assert ended.out.startswith("::error title=perdure upgrade-check::breaks: 5 runs of order")
+    assert cli("upgrade-check", file, "--store", url, "--format", "xml").code == 2
+
+
 def test_a_sample_is_spread_over_all_runs(cli: Cli, url: str, tmp_path: Path) -> None:
     ended = cli("upgrade-check", module(tmp_path, INSERTED), "--store", url, "--json", "--sample", "3")
     assert ended.json["checked"] == 3

@@ -37,7 +37,7 @@ from perdure.cli.output import (
 from perdure.client.reader import Reader
 from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitView
 from perdure.client.why import Why
-from perdure.kernel.divergence.repair import executed_code
+from perdure.kernel.divergence.repair import code_at, last_command
 from perdure.kernel.divergence.source import NO_SOURCE, Source
 from perdure.kernel.events import Entry, RunParked, RunStatus, StepStatus
 from perdure.ports.blobs import sources_of
@@ -99,7 +99,7 @@ def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False)
         view, steps, why = await view_of(client, id), await client.steps(id), await client.why(id)
         batches = await client.store.journal.read(view.root)
         sources = await sources_of(client.store.blobs, batches)
-        return view, steps, why, sources.get(executed_code(batches), NO_SOURCE)
+        return view, steps, why, sources.get(code_at(batches, last_command(batches)), NO_SOURCE)
 
     view, steps, why, code = with_reader(opened(store), read)
     if json:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -30,6 +30,9 @@ def upgrade_check(
     /,
     *,
     sample: Annotated[int | None, Parameter(help="Check only so many runs, spread over all.")] = None,
+    format: Annotated[
+        Literal["text", "json", "github"], Parameter(help="github: annotations of a workflow of GitHub Actions.")
+    ] = "text",
     store: StoreUrl = DEFAULT_STORE,
     json: AsJson = False,
 ) -> int:
@@ -40,7 +43,9 @@ def upgrade_check(
     target = load(module)
     programs = Programs(target.programs.values())
     counts, found = asyncio.run(_check(store, programs, target.codecs, sample))
-    if json:
+    if format == "github":
+        _annotate(found)
+    elif json or format == "json":
         runs = [{name: getattr(run, name) for name in run.__struct_fields__} for run in found]
         write_json({"checked": sum(counts.values()), **{fit.value: counts[fit] for fit in Fit}, "runs": runs})
     else:
@@ -61,17 +66,42 @@ async def _check(
     return counts, found
 
 
-def _show(found: Sequence[Checked]) -> None:
-    """Report runs with the same problem once."""
-    groups: dict[tuple[Fit, str, str, str], list[Checked]] = {}
+def _classes(found: Sequence[Checked]) -> Iterator[tuple[Checked, str]]:
+    """One run for all that do not fit for the same reason, with a line about them."""
+    groups: dict[tuple[str, ...], list[Checked]] = {}
     for run in found:
-        groups.setdefault((run.fit, run.program, run.version, run.reason), []).append(run)
-    for (fit, program, version, reason), runs in groups.items():
+        groups.setdefault((run.fit, run.program, run.version, run.kind, run.source or run.title), []).append(run)
+    for (fit, program, version, *_), runs in sorted(groups.items(), key=lambda group: -len(group[1])):
         named = ", ".join(run.id for run in runs[:EXAMPLES]) + (", …" if len(runs) > EXAMPLES else "")
-        count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-        print(clean(f"{_title(fit)}: {count} of {program}{f', version {version}' if version else ''} ({named})"))
-        for line in reason.splitlines():
-            print(clean(f"    {line}"))
+        count = f"{len(runs):,} runs" if len(runs) > 1 else "1 run"
+        which = f"{count} of {program}{f', version {version}' if version else ''} ({named})"
+        yield runs[0], f"{_title(Fit(fit))}: {which}: {runs[0].title}"
+
+
+def _show(found: Sequence[Checked]) -> None:
+    """One line for each class of runs that do not fit, with the explanation of one of them."""
+    for run, line in _classes(found):
+        print(clean(line))
+        for more in _details(run).splitlines():
+            print(clean(f"    {more}".rstrip()))
+
+
+def _details(run: Checked) -> str:
+    """The explanation without its title."""
+    return run.reason.partition("\n\n")[2]
+
+
+def _annotate(found: Sequence[Checked]) -> None:
+    """The same as annotations of the lines that do not fit."""
+    for run, line in _classes(found):
+        file, _, number = run.source.rpartition(":")
+        where = f"file={_escaped(file, ',:')},line={number}," if number.isdigit() else ""
+        text = _escaped(f"{line}\n\n{_details(run)}".rstrip())
+        print(f"::error {where}title=perdure upgrade-check::{text}")
+
+
+def _escaped(text: str, more: str = "") -> str:
+    return "".join(f"%{ord(c):02X}" if c in "%\r\n" + more else c for c in clean(text, keep="\n"))
 
 
 def _title(fit: Fit) -> str:

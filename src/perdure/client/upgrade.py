@@ -34,6 +34,11 @@ class Checked(msgspec.Struct, frozen=True):
     status: RunStatus
     fit: Fit
     reason: str = ""
+    kind: str = ""
+    """What does not fit: the change of the code, or the kind of parking."""
+    title: str = ""
+    source: str = ""
+    """The line of the code that does not fit, if one is to blame."""
 
 
 async def upgrade_check(
@@ -52,7 +57,7 @@ async def upgrade_check(
         journals = await client.store.journal.read_many([row.run_id for row in page])
         for row in page:
             verdict = await _judge(client, repairs, codec or client.codec, row, journals.get(row.run_id, []))
-            yield Checked(row.id, row.run_id, row.program, row.version, row.status, verdict.fit, verdict.reason)
+            yield Checked(row.id, row.run_id, row.program, row.version, row.status, *msgspec.structs.astuple(verdict))
 
 
 def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:

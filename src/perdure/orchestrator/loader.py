@@ -333,11 +333,11 @@ class Loader:
         self._lifecycle.spawn(self._park_explained(state, error, one))
 
     async def _park_explained(self, state: RunState, error: Exception, one: Ready) -> None:
-        if isinstance(error, Diverged):
+        if isinstance(error, Diverged | NotDecodable):
             error = await self._with_repair(error, one)
         await self._parking.park(state, error)
 
-    async def _with_repair(self, error: Diverged, one: Ready) -> Exception:
+    async def _with_repair(self, error: Diverged | NotDecodable, one: Ready) -> Exception:
         """The same divergence with a change of the code that lets this run go on, if there is one."""
         try:
             sources = await sources_of(self._store.blobs, one.batches)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from perdure.errors import Diverged, PerdureError
-from perdure.kernel.divergence.advice import ways
+from perdure.errors import Diverged, NotDecodable
 from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.divergence.source import NO_SOURCE, Source, difference
 from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunStarted
@@ -47,12 +46,15 @@ def codes(batches: Sequence[Batch]) -> list[tuple[int, str]]:
     ]
 
 
-def executed_code(batches: Sequence[Batch]) -> str:
-    """The id of the source that the last op of a run was executed with; an owner that parked it executed nothing."""
+def code_at(batches: Sequence[Batch], seq: int) -> str:
+    """The id of the source that a run was executed with when an event was recorded; empty if it was not stored."""
+    return next((code for number, code in reversed(codes(batches)) if number <= seq), "")
+
+
+def last_command(batches: Sequence[Batch]) -> int:
+    """The number of the last event that the code asked for. An owner that only parked the run asked for nothing."""
     ops = (n for batch in batches for n, event in enumerate(batch.events, batch.seq) if commanded(event))
-    last = max(ops, default=0)
-    found = codes(batches)
-    return next((code for number, code in reversed(found) if number < last), found[0][1] if found else "")
+    return max(ops, default=batches[-1].seq + len(batches[-1].events))
 
 
 def executing(batches: Sequence[Batch], op: str) -> tuple[str, str, str]:
@@ -75,37 +77,36 @@ class Repairs:
 
     def repaired(
         self,
-        error: PerdureError,
+        error: Exception,
         batches: Sequence[Batch],
         sources: Mapping[str, Source],
         fits: Callable[[Programs], bool],
-    ) -> PerdureError:
-        """The same divergence with a repair that was tried; where none fits, with the other ways to go on.
+    ) -> Exception:
+        """The same error with what has changed in the code, and with a repair that was tried, if one helps.
 
         `sources` are those that the run was executed with, by id, as far as they were stored; `fits` says whether its
         journal replays with these programs.
         """
-        if not isinstance(error, Diverged):
+        if not isinstance(error, Diverged | NotDecodable) or error.divergence is None:
             return error
-        code = next((code for number, code in reversed(codes(batches)) if number <= error.seq), "")
-        recorded = sources.get(code, NO_SOURCE)
-        divergence, repair, changed = error.divergence, None, ""
+        divergence, now = error.divergence, error.divergence.current
         _, name, version = executing(batches, divergence.op)
-        if self.programs.serves(name, version):
-            program = self.programs.find(name, version)
-            now, changed = divergence.current, difference(recorded, program.source())
-            kind = (program, recorded, divergence.change, divergence.recorded.name, now and (now.kind, now.name))
-            repair = self._try(program, self._helped.get(kind), recorded, divergence, fits)
-            if repair is not None:
-                if len(self._helped) >= REMEMBERED:
-                    self._helped.clear()
-                self._helped[kind] = repair
-        fix = ways(divergence.op)
+        if not self.programs.serves(name, version):
+            return error
+        seq = error.seq if isinstance(error, Diverged) else last_command(batches)
+        recorded = sources.get(code_at(batches, seq), NO_SOURCE)
+        program = self.programs.find(name, version)
+        divergence = msgspec.structs.replace(divergence, changed=difference(recorded, program.source()))
+        kind = (program, recorded, divergence.change, divergence.recorded.name, now and (now.kind, now.name))
+        repair = self._try(program, self._helped.get(kind), recorded, divergence, fits)
         if repair is not None:
+            if len(self._helped) >= REMEMBERED:
+                self._helped.clear()
+            self._helped[kind] = repair
             shown = "\n".join(f"    {line}".rstrip() for line in repair.diff.splitlines())
-            fix = f"{_upper(repair.what)}:\n\n{shown}\n\n{_APPLY}\n\nOther ways:\n\n{fix}"
-        patch = "" if repair is None else repair.diff
-        return Diverged(error.seq, msgspec.structs.replace(divergence, fix=fix, patch=patch, changed=changed))
+            fix = f"{_upper(repair.what)}:\n\n{shown}\n\n{_APPLY}\n\nOther ways:\n\n{divergence.fix}"
+            divergence = msgspec.structs.replace(divergence, fix=fix, patch=repair.diff)
+        return Diverged(error.seq, divergence) if isinstance(error, Diverged) else error.explained(divergence)
 
     def _try(
         self,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from perdure.errors import Diverged, NotDecodable, PerdureError
+from perdure.errors import Diverged, NotDecodable, PerdureError, UnknownProgram, UnknownVersion
 from perdure.kernel.commands import FINISH, Finish
 from perdure.kernel.divergence.recorder import explained, follow
 from perdure.kernel.divergence.repair import Repairs
@@ -35,6 +35,10 @@ class Compatibility(msgspec.Struct, frozen=True):
 
     fit: Fit
     reason: str = ""
+    # What is wrong, in one word and in one line, and the line of the code.
+    kind: str = ""
+    title: str = ""
+    source: str = ""
 
 
 SAFE = Compatibility(Fit.SAFE)
@@ -69,17 +73,16 @@ def check_compatibility(
             end = replay.wishes.get(FINISH)
         finally:
             replay.close()
-    except Diverged as error:
-        if repairs is None:
-            return Compatibility(Fit.PATCH, str(error))
-        tried = repairs.repaired(error, batches, sources, lambda others: fits(others, codec, run_id, started, batches))
-        return Compatibility(Fit.PATCH, str(tried))
     except Exception as error:
-        return Compatibility(Fit.BREAKS, str(error) if isinstance(error, PerdureError) else f"{_name(error)}: {error}")
+        if repairs is not None:
+            error = repairs.repaired(
+                error, batches, sources, lambda others: fits(others, codec, run_id, started, batches)
+            )
+        return _misfit(error)
     if isinstance(end, Finish) and end.status is RunStatus.FAILED and end.error is not None:
         # The old code did not fail here, or the journal would hold the failure.
-        what = f"{end.error.type}: {end.error.message}\n{end.error.traceback}".rstrip()
-        return Compatibility(Fit.BREAKS, f"it would fail as soon as it goes on: {what}")
+        title = f"it would fail as soon as it goes on: {end.error.type}: {end.error.message}"
+        return Compatibility(Fit.BREAKS, f"{title}\n{end.error.traceback}".rstrip(), "fails", title)
     return SAFE
 
 
@@ -88,5 +91,17 @@ def fits(programs: Programs, codec: Codec, run_id: str, started: RunStarted, bat
     return check_compatibility(programs, codec, run_id, started, batches).fit is Fit.SAFE
 
 
-def _name(error: Exception) -> str:
-    return type(error).__name__
+def _misfit(error: Exception) -> Compatibility:
+    """Why a run would be parked."""
+    reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
+    divergence = error.divergence if isinstance(error, Diverged | NotDecodable) else None
+    if divergence is None:
+        kind = next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "damaged")
+        return Compatibility(Fit.BREAKS, reason, kind, reason.partition("\n")[0])
+    now = divergence.current or divergence.last
+    source = (now.source if now is not None else "") or divergence.recorded.source
+    fit = Fit.PATCH if isinstance(error, Diverged) or divergence.patch else Fit.BREAKS
+    return Compatibility(fit, reason, divergence.change, " ".join(divergence.title.split()), source)
+
+
+_KINDS = {UnknownProgram: "no_program", UnknownVersion: "no_version", NotDecodable: "undecodable"}
