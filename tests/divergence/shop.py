@@ -36,6 +36,7 @@ __all__ = [
     "pack",
     "random",
     "refund",
+    "renamed_step",
     "resize",
     "set_state",
     "settle",
@@ -98,6 +99,12 @@ async def check(n: int = 0) -> int:
 @step
 async def pack(n: int = 0) -> int:
     executed.append("pack")
+    return n
+
+
+@step
+async def renamed_step(n: int = 0) -> int:
+    executed.append("renamed_step")
     return n
 
 

@@ -19,7 +19,7 @@ from perdure.authoring.code.call_graph import Walk, codes_of, is_users, own
 from perdure.authoring.code.loop import short
 from perdure.kernel.commands import StepSpec
 from perdure.kernel.divergence.model import OpView
-from perdure.kernel.divergence.source_map import Arms, Mention, SourceMap
+from perdure.kernel.divergence.source_map import Arms, Loop, Mention, SourceMap
 from perdure.kernel.program import Program
 
 # The names in op paths of functions of perdure and asyncio.
@@ -68,7 +68,7 @@ def read_code(fn: Callable[..., Any]) -> Code:
         steps |= walk.texts
     if not walk.complete:
         steps |= {spec.name for globals_ in walk.globals.values() for spec in _steps(globals_)} - walk.bypassed
-    return Code(SourceMap(lines, walk.code, walk.arms, True, mentions), frozenset(steps), walk.plain)
+    return Code(SourceMap(lines, walk.code, walk.arms, True, mentions, walk.loops), frozenset(steps), walk.plain)
 
 
 def _steps(names: dict[str, Any]) -> list[StepSpec]:
@@ -85,6 +85,7 @@ class _SourceWalk(Walk):
         self.mentions: dict[str, list[Mention]] = {}
         self.code: dict[str, str] = {}
         self.arms: dict[str, Arms] = {}
+        self.loops: dict[str, tuple[Loop, ...]] = {}
         self._files: dict[str, dict[int | tuple[int, int], Arms]] = {}
         # What is called as it is, by name; steps that are called, and those whose function is called.
         self.plain: dict[str, OpView] = {}
@@ -191,7 +192,9 @@ class _SourceWalk(Walk):
     def _lines_of(self, code: CodeType) -> None:
         file = code.co_filename
         if file not in self._files:
-            self._files[file] = _arms("".join(linecache.getlines(file)))
+            source = "".join(linecache.getlines(file))
+            self._files[file] = _arms(source)
+            self.loops.update((f"{short(file)}:{line}", loops) for line, loops in _loops(source).items())
         for _, _, line in code.co_lines():
             if line:
                 source = f"{short(file)}:{line}"
@@ -269,6 +272,20 @@ def _arms(source: str) -> dict[int | tuple[int, int], Arms]:
 
     with suppress(RecursionError):  # deeply nested code: keep the lines before it
         walk(tree, ())
+    return found
+
+
+def _loops(source: str) -> dict[int, tuple[Loop, ...]]:
+    """The loops around each line of a file, the innermost first."""
+    try:
+        tree = parse(source)
+    except (SyntaxError, ValueError, SystemError, RecursionError, MemoryError):
+        return {}
+    found: dict[int, tuple[Loop, ...]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            for line in range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1):
+                found[line] = ((node.lineno, node.body[-1].end_lineno or 0), *found.get(line, ()))
     return found
 
 

@@ -222,13 +222,21 @@ def _first_new(evidence: Evidence, inserted: OpView) -> OpView:
     lines = [_line(op.source) for op in asked]
     if inserted.kind not in _DRAWS or not known or len(lines) <= len(known):
         return inserted
-    for n in range(len(known) + 1):
-        # Lines before it stand where they stood, and lines after it have moved down together.
-        moved = {line - known[m] for m, line in enumerate(lines[:n])}
-        further = {line - known[n + m] for m, line in enumerate(lines[n + 1 : len(known) + 1])}
-        if len(moved) <= 1 and len(further) <= 1 and (not moved or moved != further):
-            return asked[n]
-    return next((asked[n] for n, line in enumerate(known) if lines[n] != line), inserted)
+    asked_at = {op.path: _line(op.source) for op in evidence.asked}
+    pairs = sorted(
+        {(_line(op.source), asked_at[op.path]) for op in ops if op.path in asked_at and op.kind not in _DRAWS}
+    )
+
+    def expected(line: int) -> int:
+        """Where a line should be now, by the next op that both have."""
+        nearest = next((pair for pair in pairs if pair[0] >= line), pairs[-1] if pairs else (0, 0))
+        return line + nearest[1] - nearest[0]
+
+    def distance(n: int) -> int:
+        """How far from there the lines are if the one with number `n` is new."""
+        return sum(abs(lines[m if m < n else m + 1] - expected(line)) for m, line in enumerate(known))
+
+    return asked[min(range(len(known) + 1), key=distance)]
 
 
 def _last(evidence: Evidence) -> OpView | None:
@@ -269,12 +277,11 @@ def _change(evidence: Evidence, current: OpView | None) -> str:
         return _another_scope(recorded, current)
     if current is None or current.kind == "end":
         return _nothing_instead(evidence, current)
-    if current.path in {op.path for op in evidence.after}:
-        return _passed_over(evidence, current)
-    return _something_new(evidence, current)
+    return _something_else(evidence, current)
 
 
 def _same_place(evidence: Evidence, current: OpView) -> str:
+    """The code asks for the same op with something else."""
     recorded, source_map = evidence.recorded, evidence.source_map
     if current.kind != recorded.kind:
         return "type"
@@ -282,13 +289,18 @@ def _same_place(evidence: Evidence, current: OpView) -> str:
         return "renamed"
     # Another call of the same step has its number: an earlier call was removed, or two were swapped.
     later = [op for op in evidence.after if op.name == recorded.name and _scope(op) == _scope(recorded)]
+    lines = Lines(evidence, current)
     if any(op.inputs == current.inputs for op in later):
-        lines = {op.source for op in [*evidence.before, recorded, *later] if op.name == recorded.name}
-        if source_map.known and len(source_map.of(recorded)) < len(lines):
+        known = {op.source for op in [*evidence.before, recorded, *later] if op.name == recorded.name}
+        if lines.moved is not None and lines.moved > 0 and lines.is_below and _has_new_line(evidence, current):
+            return "inserted"
+        if source_map.known and len(source_map.of(recorded)) < len(known):
             return "removed"
-        looped = len(lines) == 1 and not any(op.inputs == recorded.inputs for op in evidence.wishes)
+        looped = len(known) == 1 and not any(op.inputs == recorded.inputs for op in evidence.wishes)
         return "inputs" if looped else "reordered"
-    return "inputs"
+    if lines.moved is not None and lines.moved > 0 and lines.is_below and _has_new_line(evidence, current):
+        return "inserted"
+    return "removed" if lines.moved is not None and lines.moved < 0 else "inputs"
 
 
 def _another_scope(recorded: OpView, current: OpView) -> str:
@@ -308,47 +320,155 @@ def _nothing_instead(evidence: Evidence, current: OpView | None) -> str:
         return "removed"
     if current is None:
         return "fewer"  # the code waits for something else first: fewer ops run concurrently
+    if source_map.loops_of(recorded):
+        return "fewer"
     return "branch" if source_map.conditional(recorded) else "removed"
 
 
-def _passed_over(evidence: Evidence, current: OpView) -> str:
-    """The code asks for an op that comes later in the journal."""
+def _something_else(evidence: Evidence, current: OpView) -> str:
+    """The code asks for another op first: a later one of the journal, or one that the journal does not have."""
     recorded, source_map = evidence.recorded, evidence.source_map
-    if _repeats(recorded, evidence.before):
-        return "fewer"
-    if source_map.known and len(source_map.of(recorded)) < _lines(evidence):
-        return "removed"
+    recorded_later = [op.path for op in evidence.after]
+    lines = Lines(evidence, current)
+    if not source_map.known:
+        return _without_source(evidence, current)
+    gone = len(source_map.of(recorded)) < _lines(evidence)
+    if recorded.kind == "lock":
+        gone |= not source_map.has_key(recorded)
+        if current.path in _under(recorded, recorded_later) or (gone and current.kind != "lock"):
+            return "removed"
+    if not gone:
+        jump = _jump(evidence, current, lines)
+        if jump:
+            return jump
     if source_map.exclusive(recorded, current):
         return "branch"
-    if source_map.stands_before(recorded, current):
-        return "branch" if source_map.conditional(recorded) else "removed"
-    # More lines ask for this op than the journal has sources for: one of them is new.
-    known = {op.source for op in (*evidence.before, *evidence.after) if _names(op) == _names(current)}
-    return "inserted" if len(source_map.of(current)) > len(known) else "reordered"
+    if not gone and lines.is_above:
+        return "branch" if source_map.arms_at(recorded, lines.place) else "removed"
+    if gone or not lines.is_below:
+        return _in_its_place(evidence, current, lines)
+    if current.path not in recorded_later:
+        return "reordered" if lines.moved == 0 and lines.has_sunk else "inserted"
+    if lines.moved is not None and lines.moved <= 0:
+        return "reordered"
+    return "inserted" if _has_new_line(evidence, current) else "reordered"
+
+
+def _has_new_line(evidence: Evidence, current: OpView) -> bool:
+    """Whether more lines ask for an op than the journal has sources for: one of them is new."""
+    ops = (*evidence.before, evidence.recorded, *evidence.after)
+    known = {op.source for op in ops if _names(op) == _names(current)}
+    return len(evidence.source_map.of(current)) > len(known)
+
+
+def _without_source(evidence: Evidence, current: OpView) -> str:
+    recorded = evidence.recorded
+    if current.path in {op.path for op in evidence.after}:
+        return "fewer" if _repeats(recorded, evidence.before) else "reordered"
+    if _repeats(current, [op for op in evidence.asked if op.path != current.path]):
+        return "more"
+    return "renamed" if _fits(current, recorded) else "inserted"
+
+
+def _under(lock: OpView, later: Sequence[str]) -> Sequence[str]:
+    """What the run did while it held a lock."""
+    release = f"{lock.path}/unlock"
+    return later[: later.index(release)] if release in later else later
+
+
+def _jump(evidence: Evidence, current: OpView, lines: Lines) -> str:
+    """Whether the code has left a loop, or a group of tasks, early, or stays in it; empty if neither."""
+    recorded, source_map = evidence.recorded, evidence.source_map
+    inner, outer = _scope(recorded), _scope(current)
+    asked = [op.path for op in evidence.asked]
+    before = evidence.asked[: asked.index(current.path)] if current.path in asked else evidence.asked
+    # A loop that makes tasks.
+    if inner != outer and inner.startswith(outer):
+        return "fewer"
+    scopes = {_scope(op) for op in before}
+    if inner != outer and outer.startswith(inner) and outer not in scopes and _shape(outer) in map(_shape, scopes):
+        return "more"
+    loops, current_loops = source_map.loops_at(lines.place), source_map.loops_at(current.source)
+    if _repeats(current, before) and (not current_loops or any(loop not in loops for loop in current_loops)):
+        return "more"
+    left = [loop for loop in loops if loop not in current_loops]
+    if left and _line(current.source) > left[0][1]:
+        return "fewer"
+    if _repeats(recorded, evidence.before) and not loops and not _before_it(source_map, current, recorded):
+        return "fewer"
+    return ""
+
+
+def _in_its_place(evidence: Evidence, current: OpView, lines: Lines) -> str:
+    """The recorded op is gone, and the code asks for another one where it was."""
+    recorded = evidence.recorded
+    later = current.path in {op.path for op in evidence.after}
+    if lines.moved is None:
+        if later:
+            return "removed"
+        if current.kind != recorded.kind:
+            return "type" if not _repeats(recorded, evidence.before) else "fewer"
+        return "renamed" if current.inputs == recorded.inputs else "removed"
+    if lines.moved < 0 or (later and not _has_new_line(evidence, current)):
+        return "removed"
+    return "type" if current.kind != recorded.kind else "renamed"
+
+
+class Lines:
+    """Where the lines of the recorded code are now, judged by ops that both the journal and the code have."""
+
+    def __init__(self, evidence: Evidence, current: OpView) -> None:
+        recorded, source_map = evidence.recorded, evidence.source_map
+        self._file, now = _file(current.source), _line(current.source)
+        self._old_file, old = _file(recorded.source), _line(recorded.source)
+        self._source_map = source_map
+        asked = {op.path: _line(op.source) for op in evidence.asked if _file(op.source) == self._file}
+        # The lines of ops that both have, by name and old line.
+        self._known = {
+            (op.name, _line(op.source)): asked[op.path]
+            for op in evidence.before
+            if op.path in asked and _file(op.source) == self._old_file
+        }
+        above = max(((line, new) for (_, line), new in self._known.items() if line < old), default=None)
+        shift = above[1] - above[0] if above is not None else now - old
+        # Where it is mentioned now, next to its old place.
+        taken = {new for (name, line), new in self._known.items() if name == recorded.name and line != old}
+        places = [line for line in self._mentions(recorded) if line not in taken]
+        place = self._known.get((recorded.name, old))
+        if place is None:
+            place = min(places, key=lambda line: (abs(line - old - shift), line == now), default=None)
+        self.place = "" if place is None else f"{self._file}:{place}"
+        below = self._below(evidence, old, place, shift)
+        # By how many lines the code after it has moved; None if that cannot be told.
+        self.moved = None if below is None else below - shift
+        near = place is not None and (len(places) == 1 or 0 <= place - old - shift <= _NEAR)
+        self.is_below = place is not None and place >= now and (near or (self.moved or 0) > 0)
+        self.is_above = place is not None and place < now
+        # Whether it stands lower than it did, as after a swap.
+        self.has_sunk = place is not None and place > old + shift
+
+    def _mentions(self, op: OpView) -> list[int]:
+        return [_line(place) for place in self._source_map.of(op) if _file(place) == self._file]
+
+    def _below(self, evidence: Evidence, old: int, taken: int | None, shift: int) -> int | None:
+        """The shift of the lines after the recorded op."""
+        votes: dict[int, int] = {}
+        ops = [op for op in (*evidence.after, *evidence.before) if _file(op.source) == self._old_file]
+        for name, line in {(op.name, _line(op.source)) for op in ops}:
+            if line > old:
+                known = self._known.get((name, line))
+                for place in [known] if known is not None else self._mentions(OpView("", "", name)):
+                    if place != taken or known is not None:
+                        votes[place - line] = votes.get(place - line, 0) + 1
+        return max(votes, key=lambda found: (votes[found], -abs(found - shift), found), default=None)
+
+
+# As many lines are at most inserted at once, as far as nothing else tells.
+_NEAR = 3
 
 
 def _names(op: OpView) -> tuple[str, str]:
     return op.kind, op.name
-
-
-def _something_new(evidence: Evidence, current: OpView) -> str:
-    recorded, source_map = evidence.recorded, evidence.source_map
-    gone = source_map.known and len(source_map.of(recorded)) < _lines(evidence)
-    if not gone and _repeats(current, [op for op in evidence.asked if op.path != current.path]):
-        return "more"
-    if source_map.exclusive(recorded, current):
-        return "branch"
-    if not source_map.known:
-        return "renamed" if _fits(current, recorded) else "inserted"
-    if gone and current.kind != recorded.kind:
-        return "type" if not _repeats(recorded, evidence.before) else "fewer"
-    if gone:
-        return "renamed" if _fits(current, recorded) else "removed"
-    if _repeats(recorded, evidence.before) and not _before_it(source_map, current, recorded):
-        return "fewer"
-    if source_map.conditional(recorded) and source_map.stands_before(recorded, current):
-        return "branch"
-    return "inserted"
 
 
 def _before_it(source_map: SourceMap, current: OpView, recorded: OpView) -> bool:
@@ -366,9 +486,21 @@ def _lines(evidence: Evidence) -> int:
 def _repeats(op: OpView, others: Iterable[OpView]) -> bool:
     """Whether the same line asked for an op of this name before, as a loop does."""
     return any(
-        other.name == op.name and other.kind == op.kind and other.source == op.source and _scope(other) == _scope(op)
+        other.name == op.name
+        and other.kind == op.kind
+        and other.source == op.source
+        and _shape(_scope(other)) == _shape(_scope(op))
         for other in others
     )
+
+
+def _shape(path: str) -> str:
+    """A path without its numbers: the same for every task of a loop."""
+    return "/".join(part.partition(":")[0] for part in path.split("/"))
+
+
+def _file(source: str) -> str:
+    return source.rpartition(":")[0]
 
 
 def _fits(current: OpView, recorded: OpView) -> bool:

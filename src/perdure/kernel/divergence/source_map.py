@@ -12,6 +12,10 @@ from perdure.kernel.divergence.model import OpView
 Arms = tuple[tuple[int, int], ...]
 
 
+# A loop: its first and its last line.
+Loop = tuple[int, int]
+
+
 class Mention(msgspec.Struct, frozen=True):
     """A place that mentions an op, and the arms around it."""
 
@@ -23,7 +27,8 @@ class SourceMap(msgspec.Struct, frozen=True):
     """Places in a program's source, as `file:line`.
 
     `lines` are the places that mention each op name, `mentions` the same with the arms around each; `code` and `arms`
-    the text and the arms of each line; `known` is False when the source could not be read.
+    the text and the arms of each line, `loops` the loops around it, the innermost first; `known` is False when the
+    source could not be read.
     """
 
     lines: dict[str, tuple[str, ...]] = {}
@@ -31,6 +36,7 @@ class SourceMap(msgspec.Struct, frozen=True):
     arms: dict[str, Arms] = {}
     known: bool = False
     mentions: dict[str, tuple[Mention, ...]] = {}
+    loops: dict[str, tuple[Loop, ...]] = {}
 
     def of(self, op: OpView) -> Sequence[str]:
         """The places that mention the op's name."""
@@ -52,6 +58,27 @@ class SourceMap(msgspec.Struct, frozen=True):
         """Whether the recorded op is mentioned only above the current one."""
         places = [place for place in self.of(recorded) if _file(place) == _file(current.source)]
         return bool(places) and all(_line(place) < _line(current.source) for place in places)
+
+    def arms_at(self, op: OpView, place: str) -> Arms:
+        """The conditions around a mention of the op."""
+        return next((arms for found, arms in self._places(op) if found == place), ())
+
+    def has_key(self, lock: OpView) -> bool:
+        """Whether a line that takes a lock mentions a part of this one's key, or no text at all."""
+        for place in self.of(lock):
+            texts = [name for name, places in self.lines.items() if place in places and name != lock.name]
+            if not texts or any(text in lock.inputs for text in texts):
+                return True
+        return False
+
+    def loops_at(self, place: str) -> Sequence[Loop]:
+        """The loops around a line, the innermost first."""
+        return self.loops.get(place, ())
+
+    def loops_of(self, op: OpView) -> Sequence[Loop]:
+        """The loops around all lines that mention the op, the innermost first."""
+        places = [set(self.loops_at(place)) for place in self.of(op)]
+        return sorted(set.intersection(*places), reverse=True) if places else []
 
     def _places(self, op: OpView) -> list[tuple[str, Arms]]:
         found = self.mentions.get(op.name)
