@@ -60,7 +60,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perdure.kernel.divergence.model import Divergence
+from perdure.kernel.divergence.model import Divergence, LostField
 
 
 class PerdureError(Exception):
@@ -325,6 +325,8 @@ class NotDecodable(ValueProblem):
 
     op: str = ""
     divergence: Divergence | None = None
+    # A stored field that is no longer read.
+    lost: LostField | None = None
 
     def __init__(self, what: str, type: str, reason: str) -> None:
         self.what, self.type, self.reason = what, type, reason

@@ -233,6 +233,7 @@ class Starts:
             priority=place.priority,
             schedule=invocation.schedule if isinstance(invocation, EncodedInvocation) else "",
             scheduled_at=invocation.scheduled_at if isinstance(invocation, EncodedInvocation) else None,
+            exact=1 if program is None or isinstance(invocation, EncodedInvocation) else 2,
         )
         if (
             program is not None

@@ -17,8 +17,8 @@ from perdure.kernel.values.failures import Failure
 OnFailure = Literal["halt", "skip"]
 # The key of the command that ends a run.
 FINISH = "<finish>"
-# Decodes a value as the program gets it, or raises NotDecodable.
-Reads: TypeAlias = Callable[[Raw], Any]
+# Decodes a value as the program gets it, or raises NotDecodable; `exact=True`: see Codec.decode_exact.
+Reads: TypeAlias = Callable[..., Any]
 # A value that has not been decoded.
 UNDECODED: Any = object()
 

@@ -117,6 +117,8 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     # The id of the schedule that started it, and the time of the tick.
     schedule: str = ""
     scheduled_at: float | None = None
+    # 1: results in its journal have the fields of their types and no others; 2: so has its input. Else unknown.
+    exact: int = 0
 
 
 class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
@@ -129,7 +131,7 @@ class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
 
     def of(self, started: RunStarted) -> RunStarted:
         """The RunStarted with the new input."""
-        of_input = {"input": self.input, "input_blob": self.input_blob}
+        of_input = {"input": self.input, "input_blob": self.input_blob, "exact": min(started.exact, 1)}
         return msgspec.structs.replace(started, **of_input, not_before=self.not_before, priority=self.priority)
 
 

@@ -7,6 +7,10 @@ the program's own matter: it got NotDecodable, and gets it again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
 import msgspec
 from msgspec import Raw
 
@@ -24,6 +28,29 @@ def expect(wait: OpenOp, command: OpenWait) -> None:
     if wait.opened is not None and wait.opened.schema != command.schema:
         wait.recorded = wait.opened.schema
         wait.opened = msgspec.structs.replace(wait.opened, schema=command.schema)
+        if command.reads is not None and (known := set(_properties(msgspec.json.decode(wait.recorded)))):
+            wait.reads = partial(_read_all, command.reads, known)
+
+
+def _read_all(reads: Reads, known: set[str], value: Raw) -> Any:
+    """Decode a value. Raises NotDecodable also if a field that the recorded type had is lost to a new one."""
+    try:
+        return reads(value, exact=True)
+    except NotDecodable as error:
+        if error.lost is None or (error.lost.stored in known and error.lost.default not in known):
+            raise
+    return reads(value)
+
+
+def _properties(schema: Any) -> Iterator[str]:
+    """The names of all fields in a schema."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", ())
+        for part in schema.values():
+            yield from _properties(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _properties(part)
 
 
 def check_value(wait: OpenOp, event: WaitResolved) -> None:

@@ -223,6 +223,7 @@ def _start_child(state: RunState, command: StartChild, now: float, result: Plan,
         durability=state.started.durability,
         deadline=command.deadline,
         parent=state.run_id,
+        exact=1 if command.own is None else 2,
         **(msgspec.structs.asdict(command.options) if command.options is not None else {}),
     )
     result.events.append(msgspec.structs.replace(event, detached=child, input=NULL, input_blob=""))
@@ -378,6 +379,7 @@ def continuation(state: RunState, command: Finish, now: float) -> Start:
         version=command.version or started.version,
         not_before=None,
         continued_from=state.run_id,
+        exact=2,
         recorded=None,
         keys="",
         # The latest ids that callers chose, to deduplicate repeated signals.

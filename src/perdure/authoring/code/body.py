@@ -159,6 +159,8 @@ class Body:
         # What `patched()` has returned, by patch: the same for as long as the body lives.
         self._patches: dict[str, bool] = {}
         self.codec = codec
+        # How recorded results are decoded.
+        self.decode = codec.decode
         self._make = make
         self._returns = returns
         self.loop = BodyLoop(self)  # type: ignore[abstract] # the rest of the methods refuse, see loop.py
@@ -212,7 +214,7 @@ class Body:
             return
         future, spec = found
         if decoded is UNDECODED:
-            decoded = self.codec.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
+            decoded = self.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
         future._op = None
         if not future.done():
             if not future._callbacks:
@@ -316,9 +318,10 @@ class Body:
             else:
                 self._resolve_with(event.op, None, value)
 
-    def _read(self, wait: Wait, op: str, value: Raw) -> Any:
+    def _read(self, wait: Wait, op: str, value: Raw, *, exact: bool = False) -> Any:
         what = "answer to the approval" if wait.kind == "approval" else wait.kind
-        return self.codec.decode(value, wait.type, f"the {what} {wait.name!r} taken by {op}")
+        decode = self.codec.decode_exact if exact else self.codec.decode
+        return decode(value, wait.type, f"the {what} {wait.name!r} taken by {op}")
 
     def _apply_child_finished(self, event: ChildFinished, decoded: Any) -> None:
         found = self._futures.pop(event.op, None)
@@ -334,7 +337,7 @@ class Body:
                 self.loop.failed_at = self.loop.numbers
         if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
             returns = child.returns if event.status is RunStatus.COMPLETED else Any
-            future.ended(self.codec.decode(event.value, returns, f"the result of {event.op}"), None)
+            future.ended(self.decode(event.value, returns, f"the result of {event.op}"), None)
         elif event.status is RunStatus.CANCELLED or event.error is None:
             future.ended(None, RunCancelled(child.id, event.reason or None))
         else:
@@ -362,7 +365,9 @@ class Body:
         if error is None:
             try:
                 data = self.codec.encode(value, "the result of the workflow")
-                self.codec.decode(data, self._returns, "the result of the workflow")
+                decoded = self.codec.decode(data, self._returns, "the result of the workflow")
+                if self.codec.fields:
+                    data = self.codec.exact(data, decoded, self._returns, "the result of the workflow")
                 self.check_all_awaited()
                 self.finish(Finish(RunStatus.COMPLETED, data))
                 return

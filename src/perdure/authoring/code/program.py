@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body
@@ -64,6 +65,7 @@ class CodeProgram(Program):
         self.rules = NONE
         self._step_names: StepNames | None = None
         self._code: Code | None = None
+        self._fields: bool | None = None
         self._lost_steps: dict[str, OpView | None] = {}
         self._source: Source | None = None
 
@@ -129,26 +131,31 @@ class CodeProgram(Program):
         """A fresh body, with its arguments decoded by their annotations when it begins."""
 
         def make(names: Sequence[str]) -> Coroutine[Any, Any, Any]:
-            args, kwargs = self.check_input(started.input, codec, names)
+            args, kwargs = self.check_input(started.input, codec, names, exact=started.exact == 2)
             return self._fn(*args, **kwargs)
 
         body = Body(run_id, make, self.returns, codec, self.encode_input, self.version, past)
         body.recorded, body.started = started.recorded or {}, started
+        if started.exact:
+            body.decode = codec.decode_exact
         return body
 
     def check_input(
-        self, input: Raw, codec: Codec, names: Sequence[str] = ()
+        self, input: Raw, codec: Codec, names: Sequence[str] = (), *, exact: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call that stored input asks for. Raises NotDecodable, which names the argument that does not fit.
 
-        `names`: the parameters to which positional arguments were bound when the run began.
+        `names`: the parameters to which positional arguments were bound when the run began. `exact`: the input was
+        stored with the fields of its types and no others.
         """
         try:
-            return self._bound(self._given(input, codec, names), codec)
+            return self._bound(self._given(input, codec, names), codec, exact)
         except TypeError as error:
             raise NotDecodable(f"the input of {self.name}", "its arguments", f"{error} ({self._place()})") from None
         except NotDecodable as error:
-            raise NotDecodable(error.what, error.type, f"{error.reason} ({self._place()})") from None
+            placed = NotDecodable(error.what, error.type, f"{error.reason} ({self._place()})")
+            placed.lost = error.lost
+            raise placed from None
 
     def _place(self) -> str:
         """Where it is defined, for messages."""
@@ -159,7 +166,26 @@ class CodeProgram(Program):
         """The arguments as one JSON object by parameter name."""
         bound = self._signature.bind(*args, **kwargs)
         arguments = {**self._defaults(codec), **bound.arguments}
-        return codec.encode(arguments, f"an argument of {self.name}")
+        data = codec.encode(arguments, f"an argument of {self.name}")
+        return self._exact(data, codec) if self._has_fields(codec) else data
+
+    def _has_fields(self, codec: Codec) -> bool:
+        if self._fields is None:
+            self._fields = any(codec.has_fields(annotation) for annotation, _ in self._annotations.values())
+        return self._fields
+
+    def _exact(self, data: bytes, codec: Codec) -> bytes:
+        """Encoded arguments with the fields of their types and no others: a caller may have passed plain dicts."""
+        raw = msgspec.json.decode(data, type=dict[str, Raw])
+        for one in self._parameters:
+            annotation, what = self._annotations[one.name]
+            if one.name in raw and one not in self._variable:
+                try:
+                    value = codec.decode(raw[one.name], annotation, what)
+                except NotDecodable:
+                    continue  # it is refused, with the reason, where the input is checked
+                raw[one.name] = Raw(codec.exact(bytes(raw[one.name]), value, annotation, what))
+        return msgspec.json.encode(raw)
 
     def _defaults(self, codec: Codec) -> dict[str, Any]:
         """Default values that can be stored: a run keeps those it was started with when the code changes them."""
@@ -182,17 +208,19 @@ class CodeProgram(Program):
         except TypeError as error:
             raise TypeError(f"{self.name}() cannot take the stored input: {error}") from None
 
-    def _bound(self, given: dict[str, Any], codec: Codec) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _bound(self, given: dict[str, Any], codec: Codec, exact: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call with stored arguments, by the parameters of now; one that was not stored has its default."""
         args, kwargs = bind(self.name, self._parameters, self._spread(given, codec) if self._variable else given)
         return (
-            tuple([one.default if value is DEFAULT else self._decoded(one, value, codec) for one, value in args]),
-            {name: self._decoded(one, value, codec) for name, (one, value) in kwargs.items()},
+            tuple(
+                [one.default if value is DEFAULT else self._decoded(one, value, codec, exact) for one, value in args]
+            ),
+            {name: self._decoded(one, value, codec, exact) for name, (one, value) in kwargs.items()},
         )
 
-    def _decoded(self, parameter: Parameter, value: Raw, codec: Codec) -> Any:
+    def _decoded(self, parameter: Parameter, value: Raw, codec: Codec, exact: bool) -> Any:
         annotation, what = self._annotations[parameter.name]
-        return codec.decode(value, annotation, what)
+        return (codec.decode_exact if exact else codec.decode)(value, annotation, what)
 
     def _spread(self, given: dict[str, Any], codec: Codec) -> dict[str, Any]:
         """The arguments with those of a `*rest` as a list, and those of a `**more` beside the others."""

@@ -86,3 +86,19 @@ class Divergence(msgspec.Struct, frozen=True, omit_defaults=True):
             more = [f"    ... {len(changed) - _SHOWN} more lines"] if len(changed) > _SHOWN else []
             lines += ["", "What has changed in the code since:", "", *changed[:_SHOWN], *more]
         return "\n".join([self.title, "", *lines, "", self.fix])
+
+
+class LostField(msgspec.Struct, frozen=True):
+    """A stored field that is not read, the field beside it that takes its default, their type, and where it is."""
+
+    stored: str
+    default: str
+    type: str
+    path: str
+    # Whether the type can have a version.
+    versioned: bool
+
+    def __str__(self) -> str:
+        """`its field `cents` is no longer read, and `amount` takes its default - at `$.items[0]``."""
+        where = "" if self.path == "$" else f" - at `{self.path}`"
+        return f"the stored field `{self.stored}` is no longer read, and `{self.default}` takes its default{where}"

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.errors import NotDecodable
-from perdure.kernel.divergence.model import Divergence, OpView
+from perdure.kernel.divergence.model import Divergence, LostField, OpView
 from perdure.kernel.divergence.source_map import SourceMap
 from perdure.kernel.events import NULL, AnyEvent, WaitOpened
 
@@ -36,11 +36,14 @@ def explain_undecodable(
     if recorded is None:
         name = "" if current is None else current.name
         recorded = OpView("input", error.op or name, name)
-    found = Divergence("undecodable", recorded.path, title, recorded, current, _fix(error, was))
+    change = "undecodable" if error.lost is None else "renamed"
+    found = Divergence(change, recorded.path, title, recorded, current, _fix(error, was))
     return error.explained(found)
 
 
 def _fix(error: NotDecodable, was: str) -> str:
+    if error.lost is not None:
+        return _fix_lost(error.lost)
     if error.what.startswith(("the argument ", "the input of ")):
         return _INPUT
     _, missing, field = error.reason.partition("missing required field ")
@@ -50,6 +53,18 @@ def _fix(error: NotDecodable, was: str) -> str:
         both = f"{error.type} | {was}"
         return f"Let the code take both, `{both}`, or put the old type back. {_THEN}"
     return _TYPE
+
+
+def _fix_lost(lost: LostField) -> str:
+    if not lost.versioned:
+        return f"Keep the field `{lost.stored}` in {lost.type}, and read either of the two. {_THEN}"
+    return (
+        f"If `{lost.default}` is the new name of `{lost.stored}`, say so above the class:\n\n"
+        f'    @versioned("2", renamed_from={{"{lost.default}": "{lost.stored}"}})  # from perdure import versioned\n'
+        f"    class {lost.type}: ...\n\n"
+        f"If `{lost.stored}` was removed and `{lost.default}` is another field, write renamed_from={{}}. What\n"
+        f'is more than a new name takes a migration: @migrates({lost.type}, from_="1"). {_THEN}'
+    )
 
 
 def at_path(ops: Iterable[OpView], path: str) -> OpView | None:

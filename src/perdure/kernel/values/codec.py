@@ -17,15 +17,17 @@ tuple is a list and a date is text, and a type with a version has it under `$ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import msgspec
 from msgspec import inspect as msgspec_inspect
 
 from perdure.errors import NotDecodable, NotSerializable
+from perdure.kernel.divergence.model import LostField
 from perdure.kernel.values.annotations import Annotations, is_plain
 from perdure.kernel.values.limits import Limits
+from perdure.kernel.values.lost_fields import Search, Searches, is_flat
 from perdure.kernel.values.models import is_model, model_from, model_json, ordered_model
 from perdure.kernel.values.raised import brief, pressed
 from perdure.kernel.values.signatures import schema_of
@@ -46,6 +48,11 @@ class Codec:
         self._shapes = Shapes(codecs)
         self._annotations = Annotations(self._shapes)
         self._decoders: dict[Any, Decode] = {}
+        # Annotations with fields, and how to search their stored values for fields that are no longer read.
+        self._searches = Searches(lambda cls: self._shapes.codec_for(cls) is not None)
+        self.fields: dict[Any, Search] = {}
+        # Those of them whose fields have none themselves.
+        self.flat: set[Any] = set()
         self._encode = msgspec.json.Encoder(enc_hook=self._plain_form).encode
         self._encode_sorted = msgspec.json.Encoder(enc_hook=self._sorted_form, order="deterministic").encode
 
@@ -135,6 +142,34 @@ class Codec:
                 raise
             raise NotDecodable(what, name_of(type), _reason(problem)) from problem
 
+    def decode_exact(self, data: bytes | msgspec.Raw, type: Any, what: str) -> Any:
+        """As `decode`, for a value that was stored with the fields of its type and no others.
+
+        Raises NotDecodable also where a stored field is not read, and another one takes its default.
+        """
+        value = self.decode(data, type, what)
+        if self.fields and (lost := self.lost_field(data, type)) is not None:
+            error = NotDecodable(what, name_of(type), str(lost))
+            error.lost = lost
+            raise error
+        return value
+
+    def exact(self, data: bytes, value: object, type: Any, what: str) -> bytes:
+        """What to store of a value that was encoded as `data` and decoded by its type: the fields of the type."""
+        return data if self.lost_field(data, type) is None else self.encode(value, what)
+
+    def lost_field(self, data: bytes | msgspec.Raw, type: Any) -> LostField | None:
+        """A stored field that the type does not read, beside one that takes its default."""
+        try:
+            search = self.fields.get(type)
+        except TypeError:  # an annotation that cannot be hashed
+            search = self._searches.of(type)
+        return None if search is None else search(msgspec.json.decode(data), "$")
+
+    def has_fields(self, type: Any) -> bool:
+        """Whether values of the annotation may have fields."""
+        return not is_plain(type) and self._searches.of(type) is not None
+
     def decoder(self, type: Any, what: str = "a stored value") -> Decode:
         """The function that decodes by an annotation; raises NotDecodable if the annotation is not supported."""
         decode, name = self._decoder(type, what), name_of(type)
@@ -175,6 +210,11 @@ class Codec:
         reason = self._annotations.unfit(annotation)
         if reason is not None:
             raise NotDecodable(what, name_of(annotation), reason)
+        search = self._searches.of(annotation)
+        if search is not None and isinstance(annotation, Hashable):
+            self.fields[annotation] = search
+            if is_flat(search):
+                self.flat.add(annotation)
         if isinstance(annotation, type) and is_model(annotation) and self._shapes.codec_for(annotation) is None:
             return lambda data: model_from(annotation, bytes(data))
         return msgspec.json.Decoder(self._annotations.rewrite(annotation), dec_hook=self._annotations.make).decode

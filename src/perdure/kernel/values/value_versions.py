@@ -6,8 +6,9 @@ has version 1. Migrations convert plain data, one version at a time.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -35,10 +36,12 @@ class Versions:
     # each value (1 µs for a small one, and many times the cost of encoding for a list).
     anywhere = False
 
-    __slots__ = ("current", "migrations")
+    __slots__ = ("current", "migrations", "renamed")
 
     def __init__(self, current: str = "") -> None:
         self.current = current
+        # The former names of fields, in every older version; None: nothing is said about them.
+        self.renamed: Mapping[str, str] | None = None
         self.migrations: dict[str, Callable[[Any], Any]] = {}
 
     @property
@@ -57,7 +60,7 @@ class Versions:
         if found == self.version:
             return value
         steps = sorted((v for v in self.migrations if order(v) >= order(found)), key=order)
-        if found not in steps:
+        if found not in steps and (self.renamed is None or order(found) > order(self.version)):
             cure = (
                 f"write one: @migrates({name}, from_={found!r})"
                 if order(found) < order(self.version)
@@ -73,6 +76,10 @@ class Versions:
                     raise
                 where = f"{migration.__qualname__}, from version {version} of {name}"
                 raise CannotMigrate(f"the migration {where}, failed: {brief(error)}") from error
+        if self.renamed and isinstance(value, dict):
+            for name, former in self.renamed.items():
+                if former in value and name not in value:
+                    value[name] = value.pop(former)
         return value
 
 
@@ -80,17 +87,27 @@ class CannotMigrate(ValueError):
     """There is no migration for the version of a stored value, or it failed."""
 
 
-def versioned(version: str) -> Callable[[type[T]], type[T]]:
+def versioned(version: str, *, renamed_from: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
     """Declare the version of a type: `@versioned("2")`, above a dataclass, a Struct or a pydantic model.
 
-    Values are stored with it. A stored value without a version has version "1".
+    Values are stored with it. A stored value without a version has version "1". `renamed_from` tells the former names
+    of fields: with `{"amount": "cents"}` a value of an older version that has `cents` is read as if it had `amount`,
+    without a migration. `{}` says that no field was renamed.
     """
     current = check_version(version, "the version of a type")
+    texts = [part for pair in (renamed_from or {}).items() for part in pair]
+    if not isinstance(renamed_from, Mapping | None) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"renamed_from={renamed_from!r}: write {{'new name': 'former name'}}")
 
     def declare(cls: type[T]) -> type[T]:
         if not isinstance(cls, type):
             raise UsageError(f"@versioned({current!r}) goes above a class, not {cls!r}")
-        versions_to_change(cls).current = current
+        fields = {name for base in cls.__mro__ for name in inspect.get_annotations(base)}
+        unknown = sorted(set(renamed_from or ()) - fields)
+        if unknown:
+            raise UsageError(f"renamed_from names {unknown[0]!r}, and {cls.__qualname__} has no such field")
+        versions = versions_to_change(cls)
+        versions.current, versions.renamed = current, renamed_from
         return cls
 
     return declare
