@@ -53,7 +53,6 @@ from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.observer import Observer as OrchestratorObserver
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.recovery import recover_at_start, warn_of_unknown
-from perdure.orchestrator.residency import REGAINING_LOCKS
 from perdure.orchestrator.retention import Pruner
 from perdure.orchestrator.service import Service, ServiceConfig
 from perdure.orchestrator.sweep import Counts, SweepReport, sweep
@@ -195,6 +194,7 @@ class Engine(Client):
         if self._membership is not None and self._service is not None:
             self._describe()
             self._service.register()
+            self._service.fit_check.code_changed()
 
     def _describe(self) -> None:
         """Have registered what this engine has, as it is then."""
@@ -278,14 +278,14 @@ class Engine(Client):
             self._commits = Observers("on_commit", self._on_commit, _commit, observing.MOST_BEHIND)
         if self._on_complete:
             self._completions = Observers("on_complete", self._on_complete, self._completion)
-        self._base.set_watch(
-            RunWaiters(
-                self.store,
-                orchestrator.active.__contains__,
-                orchestrator.runs.unreadable,
-                orchestrator.runs.of(REGAINING_LOCKS).__contains__,
-            )
+        waiters = RunWaiters(
+            self.store,
+            orchestrator.active.__contains__,
+            orchestrator.runs.unreadable,
+            orchestrator.parking.is_tried,
         )
+        orchestrator.parking.on_tried = waiters.refresh
+        self._base.set_watch(waiters)
         self._base.followers.is_local = orchestrator.active.__contains__
         self._membership = Membership(
             self._base.leases,

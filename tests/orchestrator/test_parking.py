@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from perdure import (
     Accepted,
@@ -24,9 +25,11 @@ from perdure import (
     wait_signal,
     workflow,
 )
-from perdure.kernel.events import RunClaimed, RunResumed
+from perdure.kernel.events import Batch, RunClaimed, RunResumed, SignalReceived, decode_events
 from perdure.kernel.events import RunParked as RunParkedEvent
+from perdure.kernel.state import fold
 from perdure.orchestrator.recovery import recover
+from perdure.ports.appends import extend
 from perdure.ports.runs import RunFilter
 from perdure.stores.memory.store import MemoryStore
 from perdure.testing.conformance.history import History, write_all
@@ -115,13 +118,8 @@ async def test_a_run_parked_for_want_of_its_program_goes_on_with_its_lock_and_it
 # --- no program -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_whose_program_nobody_has_is_parked_when_it_should_go_on() -> None:
+async def test_a_run_whose_program_nobody_has_is_parked_before_it_should_go_on() -> None:
     store, run_id, clock = await begun(order)
-    async with Engine(store, [other], name="w", recovery=AT_ONCE, clock=clock):
-        await asyncio.sleep(0)
-    # It only waits: there is nothing that anybody should do about it yet.
-    assert store.journal.rows[run_id].status is RunStatus.WAITING
-    clock.advance(120)
     async with Engine(store, [other], name="w", recovery=AT_ONCE, clock=clock) as engine:
         await parked(store, run_id)
         view = await engine.get("it")
@@ -134,9 +132,36 @@ async def test_a_run_whose_program_nobody_has_is_parked_when_it_should_go_on() -
         [item] = await engine.resume_many(status="parked")
         assert "is parked, not paused" in str(item.error)
         assert await engine.run(other(5), id="beside") is not None
+    clock.advance(120)
     async with Engine(store, [order], recovery=AT_ONCE, clock=clock) as engine:
         assert await (await engine.start(order(), id="it")).result(PATIENCE) == 2
     await replay(order, run_id, store)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["with-a-lock", "without"])
+async def test_a_signal_that_arrives_as_a_parked_run_is_about_to_go_on_does_not_keep_it_parked(held: bool) -> None:
+    program = locked if held else order
+    store, run_id, clock = await begun(program, 4, waits=3 if held else 1)
+    async with Engine(store, [other], name="w", recovery=AT_ONCE, clock=clock):
+        await parked(store, run_id)
+    append, came = store.journal.append, list[str]()
+
+    def first_a_signal(appends: Any) -> Any:
+        if not came and any(isinstance(e, RunResumed) for one in appends for b in one.batches for e in b.events):
+            came.append("on")
+            state = fold(
+                run_id, [Batch(seq, at, decode_events(data)) for seq, at, data in store.journal.batches[run_id]]
+            )
+            append([extend(state, [SignalReceived("on", Raw(b"1"), "s1")], clock.now())])
+        return append(appends)
+
+    store.journal.append = first_a_signal  # type: ignore[method-assign]
+    clock.advance(120)
+    # No search finds it later.
+    once = Recovery(grace=0, check_interval=3600)
+    async with Engine(store, [program], recovery=once, clock=clock) as engine:
+        assert await engine.handle("it").result(PATIENCE) == 8
+    assert came == ["on"]
 
 
 async def test_runs_of_programs_that_another_living_engine_may_have_are_left_alone() -> None:

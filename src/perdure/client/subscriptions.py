@@ -89,6 +89,11 @@ class RunWaiters:
                 if not waiters:
                     del self._waiters[run_id]
 
+    def refresh(self) -> None:
+        """Parked runs were tried again: ask which of those that are waited for stay parked."""
+        if self._waiters:
+            self._changes.notify()
+
     def resolve(self, row: RunRow | Corrupt) -> None:
         """A run has ended, is parked, or cannot be read any more."""
         self._resolve(row.run_id or "", row)

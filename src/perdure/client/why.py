@@ -133,7 +133,12 @@ def explain(run: RunSummary, state: RunState, path: str, world: World) -> Why | 
         late = f"due {_span(world.now - due)} ago"
         missing = world.without(state.started.program if state.started else "", run.queue or "")
         return Why("program", f"{late}, {missing}") if missing else Why("owner", f"{late}, no worker has taken it")
-    return _first(locks + waits)
+    first = _first(locks + waits)
+    # Told before it is due, unless all workers are away: of one that is alive it is known what it has.
+    missing = world.without(state.started.program if state.started else "", run.queue or "")
+    if missing and world.orchestrators:
+        return Why("program", missing if first is None else f"{first.text}; {missing}", first.until if first else None)
+    return first
 
 
 def _not_begun(run: RunSummary, state: RunState, world: World) -> Why | None:

@@ -431,9 +431,13 @@ class SnapshotTaken(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class RunResumed(Event, frozen=True, tag=True, omit_defaults=True):
-    """A paused or parked run continues; with another `version` of its program, if given."""
+    """A paused or parked run continues; with another `version` of its program, if given.
+
+    `reason`: why a parked run does.
+    """
 
     version: str = ""
+    reason: str = ""
 
 
 class RunForked(Event, frozen=True, tag=True, omit_defaults=True):

@@ -243,9 +243,20 @@ def resume(state: RunState, child: str = "") -> Events | Finished:
     return [RunResumed()] if state.parked is None else [RunResumed(), state.parked]
 
 
-def unpark(state: RunState, version: str = "") -> Events:
+# Why a run is unparked, by the kind of its parking; where the code did not fit, it does now.
+UNPARKED = {
+    "by hand": "resolved by hand",
+    "no_program": "an engine has its program again",
+    "damaged": "its journal can be read again",
+    "internal": "tried again after an error of the engine",
+}
+
+
+def unpark(state: RunState, version: str = "", *, by_hand: bool = False) -> Events:
     """Let a parked run continue; if it was paused too, it stays paused until it is resumed."""
-    return [RunResumed(version)] if state.paused is None else [RunResumed(version), state.paused]
+    kind = "by hand" if by_hand or state.parked is None else state.parked.kind
+    resumed = RunResumed(version, UNPARKED.get(kind, "deployed code fits again"))
+    return [resumed] if state.paused is None else [resumed, state.paused]
 
 
 def resolve(state: RunState, version: str, failure: Failure | None, child: str = "") -> Events | Finished:
@@ -258,7 +269,7 @@ def resolve(state: RunState, version: str, failure: Failure | None, child: str =
     if failure is not None:
         return [RunFinished(RunStatus.FAILED, error=failure, reason=failure.message)]
     refuse_redacted(state)
-    return unpark(state, version)
+    return unpark(state, version, by_hand=True)
 
 
 def refuse_redacted(state: RunState) -> None:

@@ -45,7 +45,7 @@ class Turn(Enum):
     IN_QUEUE = "in queue"
     # At its not_before.
     LATER = "later"
-    # When it is back in its queue: it was parked before it could begin.
+    # When it waits for its turn again: it was parked before it could begin.
     AFTER_PARKING = "after parking"
 
 
@@ -54,9 +54,9 @@ def turn_of(state: RunState, admit: Queue | None, now: float) -> Turn:
     started = state.started
     if state.epoch > 0 or started is None:
         return Turn.NOW
-    if started.queue and state.parked is not None:
-        return Turn.AFTER_PARKING
     early = started.not_before is not None and started.not_before > now
+    if (started.queue or early) and state.parked is not None:
+        return Turn.AFTER_PARKING
     if started.queue and (admit is None or state.paused is not None or early):
         return Turn.IN_QUEUE
     return Turn.LATER if early else Turn.NOW

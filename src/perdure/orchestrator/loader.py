@@ -6,7 +6,7 @@ A run that has lost its owner is claimed before it is replayed: replay may be wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextvars import Context, copy_context
 from typing import TypeVar
 
@@ -24,7 +24,6 @@ from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
 from perdure.kernel.history.upgrade import fits
 from perdure.kernel.ids import BUILT_IN, REMOTE
-from perdure.kernel.inbound import unpark
 from perdure.kernel.plan import Plan, expire, is_late
 from perdure.kernel.policies.durability import durability
 from perdure.kernel.policies.queues import Queue
@@ -68,6 +67,21 @@ T = TypeVar("T")
 
 # How often a claim is tried again at once that lost to another append.
 CLAIM_TRIES = 3
+# After how many events of a journal a check of it may pause.
+PART = 50
+
+
+def _parts(batches: Sequence[Batch]) -> list[Sequence[Batch]]:
+    """A journal in parts of some events each."""
+    parts: list[list[Batch]] = [[]]
+    events = 0
+    for batch in batches:
+        if events >= PART:
+            parts.append([])
+            events = 0
+        parts[-1].append(batch)
+        events += len(batch.events)
+    return [*parts]
 
 
 class Ready(msgspec.Struct):
@@ -254,6 +268,8 @@ class Loader:
                 return None
             if turn is not Turn.NOW:
                 replay.close()
+                if turn is Turn.AFTER_PARKING:
+                    self._check_input(one.started)
                 self._await_turn(slot, replay.state, turn)
                 return None
             if replay.state.epoch == 0 and replay.state.kept is not None:
@@ -263,7 +279,7 @@ class Loader:
 
         def adopt(driver: Driver) -> None:
             state = driver.state
-            resumed = unpark(state) if state.parked is not None else []
+            resumed = self._parking.unpark(state)
             claim = [] if self._owner.owns(state) and not resumed else [self._claim(state)]
             admitted = admit if state.epoch == 0 else None
             driver.adopt(*resumed, *claim, *self._locks.renewed(state), admit=admitted)
@@ -300,11 +316,13 @@ class Loader:
             if state.owner == self._owner.name and state.session != self._owner.session:
                 self._wakeups.name_in_doubt()
             self._evict(old)
-            if state.finished is not None or state.parked is not None:
+            unclaimed = state.epoch < old.state.epoch
+            if state.finished is not None or (state.parked is not None and not unclaimed):
                 self.turn_over(run_id)
                 self._observer.finished(row(state))
-            elif state.epoch < old.state.epoch or old.adopting:
+            elif unclaimed or old.adopting:
                 # What met the conflict was the claim, or what follows from it: unless another owner has claimed, again.
+                # So too for a parked run that was about to go on.
                 self._enter_soon(run_id)
             else:
                 self.turn_over(run_id)
@@ -371,6 +389,34 @@ class Loader:
             return resolver(NONE if ours else self._rules, program.rules, started, program.name)
 
         return open_replay(self._programs, run_id, started, self._services.codec, batches, rules, kind)
+
+    def check_in_parts(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> Generator[None, None, None]:
+        """Raise what would keep a run from continuing here; the caller may pause between parts of a long journal.
+
+        Writes nothing, calls no step. Of a run that has not begun, the body is not begun either. Call it from no task.
+        """
+        if not any(isinstance(event, RunClaimed) for batch in batches for event in batch.events):
+            self._check_input(started)
+            return
+        *parts, last = _parts(batches)
+        if not parts:
+            self.replay(started, run_id, batches).close()
+            return
+        replay = self._open(started, run_id, batches)
+        try:
+            for part in parts:
+                replay.fold_all(part)
+                yield
+            follow(replay, last)
+        except Diverged:
+            self.replay(started, run_id, batches).close()
+            raise
+        finally:
+            replay.close()
+
+    def _check_input(self, started: RunStarted) -> None:
+        """Raise why a run that has not begun cannot begin with the input it has."""
+        self._programs.find(started.program, started.version).check_input(started.input, self._services.codec)
 
     async def check_replay(self, run_id: str, batches: Sequence[Batch]) -> None:
         """Raise what would keep a run with this journal from continuing. Writes nothing, calls no step."""
@@ -479,13 +525,13 @@ class Loader:
             if dead:
                 self._lifecycle.spawn(self._heal(one))
             return False
-        if one.started.program not in self._programs and not self._follows_its_owner(one):
+        if one.started.program not in self._programs and not self.follows_its_owner(one.batches):
             return False  # it waits for an engine that has its program
         return self._serves is None or one.started.queue in self._serves
 
-    def _follows_its_owner(self, one: Ready) -> bool:
+    def follows_its_owner(self, batches: Sequence[Batch]) -> bool:
         """Whether this process comes after the one that had a run last: what it lacks now was taken away from it."""
-        for batch in reversed(one.batches):
+        for batch in reversed(batches):
             for event in reversed(batch.events):
                 if isinstance(event, RunClaimed):
                     return follows(self._owner.name, event.owner)
@@ -582,12 +628,20 @@ class Loader:
         """Leave a run where it is, and see that it is entered again when it may begin, which may be at once."""
         self._runs.move(slot, ABSENT)
         if turn is Turn.AFTER_PARKING:
-            # It fits the code again: it goes back into its queue.
-            self._lifecycle.spawn(self._parking.resume(state))
+            # It fits the code again: it waits for its turn.
+            self._lifecycle.spawn(self._resume(state))
         elif turn is Turn.IN_QUEUE:
             self._wakeups.queued()
         elif state.started is not None and state.started.not_before is not None:
             self._wakeups.due(state.started.not_before)
+
+    async def _resume(self, state: RunState) -> None:
+        await self._parking.resume(state)
+        started = state.started
+        if started is not None and started.queue:
+            self._wakeups.queued()
+        elif started is not None and started.not_before is not None:
+            self._wakeups.due(started.not_before)
 
     # --- too late -------------------------------------------------------------------------------------------------
 

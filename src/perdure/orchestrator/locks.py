@@ -20,11 +20,11 @@ from perdure.errors import StoreUnavailable
 from perdure.kernel.commands import CancelKey
 from perdure.kernel.events import AnyEvent, ChildFinished, RunReleased, ValueRecorded, WaitOpened, WaitResolved
 from perdure.kernel.ids import step_key
-from perdure.kernel.inbound import unpark
 from perdure.kernel.policies.lock_keys import HeldLock, unlocked
 from perdure.kernel.state import RunState
 from perdure.kernel.values.raised import contained
 from perdure.orchestrator.lifecycle import Lifecycle, Owner
+from perdure.orchestrator.parking import Parking
 from perdure.orchestrator.residency import ABSENT, REGAINING_LOCKS, RunSlot, RunTable
 from perdure.ports.appends import extend
 from perdure.ports.clock import Clock
@@ -46,6 +46,7 @@ class RunLocks:
         locker: Locker,
         journal: Journal,
         clock: Clock,
+        parking: Parking,
         *,
         enter_soon: Callable[[str], None],
         restart: Callable[[Driver], None],
@@ -53,7 +54,7 @@ class RunLocks:
         stop_broken: Callable[[str, Exception], None],
     ) -> None:
         self._runs, self._lifecycle, self._owner, self._locker = runs, lifecycle, owner, locker
-        self._journal, self._clock, self._loop = journal, clock, lifecycle.loop
+        self._journal, self._clock, self._parking, self._loop = journal, clock, parking, lifecycle.loop
         self._enter_soon, self._restart, self._broke, self._stop_broken = enter_soon, restart, broke, stop_broken
         self._holds: dict[str, dict[str, Hold]] = {}
         self._waits: dict[str, dict[str, asyncio.Task[None]]] = {}
@@ -259,7 +260,7 @@ class RunLocks:
         `waits` for its locks, a second claim shows that this process survived its replay. Nothing of it is executed
         until it has them: however many owners end meanwhile, it killed none of them.
         """
-        events: list[AnyEvent] = [*unpark(state)] if state.parked is not None else []
+        events = list(self._parking.unpark(state))
         claim = self._owner.claim(state, early=True)
         if events or not self._owner.owns(state):
             events.append(claim)

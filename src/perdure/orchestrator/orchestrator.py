@@ -137,6 +137,7 @@ class Orchestrator:
             locker,
             store.journal,
             clock,
+            self.parking,
             enter_soon=self.enter_soon,
             restart=self.restart,
             broke=self.broke,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
@@ -21,14 +22,14 @@ from perdure.errors import (
     UnknownProgram,
     UnknownVersion,
 )
-from perdure.kernel.events import Batch, RunParked, RunStatus
+from perdure.kernel.events import AnyEvent, Batch, RunParked, RunResumed, RunStatus
 from perdure.kernel.inbound import unpark
 from perdure.kernel.projection import RunRow, row
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.residency import RunTable
+from perdure.orchestrator.residency import PARKED_HERE, REGAINING_LOCKS, RunTable
 from perdure.ports.appends import extend
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
@@ -52,6 +53,8 @@ _INTERNAL = (
 _PLAIN = Codec()
 # How many reasons are remembered, to log each of them once.
 _REASONS = 1000
+# How long parked runs that go on are counted before that is logged.
+UNPARKED_LOG_SECONDS = 1.0
 
 
 class Parking:
@@ -66,18 +69,58 @@ class Parking:
         self._waiting: list[tuple[Append, asyncio.Future[bool]]] = []
         # How many runs were parked, by the reason.
         self._logged: dict[str, int] = {}
+        # Whether parked runs are being tried that this process has not tried yet: their callers are not answered.
+        self.retrying = False
+        self.on_tried: Callable[[], None] = lambda: None
+        # How many parked runs go on, by program and reason, since that was logged; and when it will be.
+        self._unparked: Counter[tuple[str, str]] = Counter()
+        self._log_unparked_at: asyncio.TimerHandle | None = None
 
-    async def park(self, state: RunState, error: Exception) -> None:
+    async def park(self, state: RunState, error: Exception) -> bool:
         """Park a run that the code of this process cannot continue; one that is parked gets the reason of now."""
-        await self.park_as(state, _parked(error))
+        return await self.park_as(state, _parked(error))
 
-    async def park_as(self, state: RunState, parked: RunParked) -> None:
-        """Park a run for a known reason."""
+    async def park_as(self, state: RunState, parked: RunParked) -> bool:
+        """Park a run for a known reason. Says whether it is parked now; not if another append came first."""
         if state.parked is not None and state.parked.reason == parked.reason:
-            return
-        if await self._append(extend(state, [parked], self._clock.now())):
-            self._log(state.started.id if state.started else state.run_id, parked)
-            self._on_parked(row(state))
+            return True
+        if not await self._append(extend(state, [parked], self._clock.now())):
+            return False
+        self._log(state.started.id if state.started else state.run_id, parked)
+        self._on_parked(row(state))
+        return True
+
+    def is_tried(self, run_id: str) -> bool:
+        """Whether a parked run may be about to continue here."""
+        residency = self._runs.state(run_id)
+        return residency is REGAINING_LOCKS or (self.retrying and residency is not PARKED_HERE)
+
+    def tried(self) -> None:
+        """All parked runs were tried: callers of those that stay parked are answered."""
+        self.retrying = False
+        self.log_unparked()
+        self.on_tried()
+
+    def unpark(self, state: RunState) -> Sequence[AnyEvent]:
+        """The events by which a parked run goes on, since it fits again; none for any other run."""
+        if state.parked is None:
+            return ()
+        events = unpark(state)
+        assert isinstance(events[0], RunResumed)
+        self._unparked[state.started.program if state.started else "", events[0].reason] += 1
+        if self._log_unparked_at is None and not self.retrying:
+            self._log_unparked_at = asyncio.get_running_loop().call_later(UNPARKED_LOG_SECONDS, self.log_unparked)
+        return events
+
+    def log_unparked(self) -> None:
+        """Log how many parked runs go on, and why, in a line for each program."""
+        if self._log_unparked_at is not None:
+            self._log_unparked_at.cancel()
+            self._log_unparked_at = None
+        for (program, reason), count in self._unparked.items():
+            runs = "1 parked run of `%s` goes on (%s)" if count == 1 else f"{count:,} parked runs of `%s` go on (%s)"
+            log.warning(runs, program, reason)
+        self._unparked.clear()
 
     def _log(self, id: str, parked: RunParked) -> None:
         """Log a parked run; one bad deploy parks many runs for one reason, which is logged in full once."""
@@ -92,7 +135,7 @@ class Parking:
 
     async def resume(self, state: RunState) -> None:
         """Let a run that was parked before it began wait for its turn again."""
-        await self._append(extend(state, unpark(state), self._clock.now()))
+        await self._append(extend(state, self.unpark(state), self._clock.now()))
 
     async def park_unread(self, run_id: str, reason: str) -> None:
         """Park a run whose journal cannot be read; its row and its head can."""

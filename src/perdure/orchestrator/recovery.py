@@ -19,20 +19,21 @@ log = logging.getLogger("perdure")
 
 # How many programs that an engine was not given, and orchestrators beside it, are named one by one when it starts.
 WARNINGS = 10
+# How many parked runs are replayed before everything else on the event loop has its turn.
+TRIED_AT_ONCE = 10
 
 
 async def recover_at_start(orchestrator: Orchestrator, membership: Membership) -> None:
-    """Take over what can be continued, and park what no engine can continue. An error in a run stops no engine.
+    """Take over what can be continued. An error in a run stops no engine.
 
-    Raises StoreUnavailable: without its store an engine cannot start.
+    Raises StoreUnavailable: without its store an engine cannot start. Parked runs, and those of programs that no engine
+    has, are seen to in the background (`fit_check`).
     """
-    unknown: Sequence[str] = ()
+    orchestrator.parking.retrying = True
     with _logged("naming the programs that this engine was not given"):
-        unknown = await warn_of_unknown(orchestrator)
+        await warn_of_unknown(orchestrator)
     with _logged("taking over runs of orchestrators that are gone"):
         await recover(orchestrator, membership, startup=True)
-    with _logged("parking runs of programs that no engine has"):
-        await park_unknown(orchestrator, membership, unknown)
 
 
 def _log_awaited_leases(membership: Membership, owners: Sequence[str]) -> None:
@@ -69,7 +70,7 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
     programs = list(orchestrator.programs)
     owners = await runs.owners()
     if not owners and not startup:
-        return await _retry_parked(orchestrator, startup)
+        return await retry_parked(orchestrator, page=True)
     if startup or any(owner != orchestrator.name for owner in owners):
         await membership.refresh()
     if startup:
@@ -93,38 +94,46 @@ async def recover(orchestrator: Orchestrator, membership: Membership, *, startup
         # One of the dead may have been started again meanwhile, and take up its own runs.
         await membership.refresh()
         dead = [owner for owner in dead if owner not in membership.others]
-    return loaded + await _retry_parked(orchestrator, startup)
+    # At start-up all of them are tried, in the background.
+    return loaded if startup else loaded + await retry_parked(orchestrator, page=True)
 
 
-async def _retry_parked(orchestrator: Orchestrator, startup: bool) -> int:
+async def retry_parked(orchestrator: Orchestrator, *, page: bool = False, again: bool = False) -> int:
     """Load parked runs of programs that this engine has, each once; those that do not fit stay parked.
 
     Not at start-up only: a run that an engine with other code has parked since may fit this one. But then one page at a
     time, each from where the last one ended: after a bad deploy there may be thousands, and nearly all were tried.
+    `again`: those too that did not fit before.
     """
     parking, limit, loaded = orchestrator.parking, orchestrator.recovery.max_startup, 0
-    cursor = None if startup else parking.searched_to
-    while True:
+    cursor = parking.searched_to if page else None
+    while orchestrator.at_work:
         filter = RunFilter(status=[RunStatus.PARKED], limit=limit, cursor=cursor)
-        page = [row for row, _ in await orchestrator.store.runs.list(filter)]
-        cursor = page[-1].run_id if len(page) == limit else None
-        known = [r.run_id for r in page if r.program in orchestrator.programs and not r.root]
-        ours = [run_id for run_id in known if orchestrator.runs.state(run_id) is not PARKED_HERE]
-        if ours:
-            loaded += (await orchestrator.enter(EntryRequest(ours))).count
-        if cursor is None or not startup:
+        found = [row for row, _ in await orchestrator.store.runs.list(filter)]
+        cursor = found[-1].run_id if len(found) == limit else None
+        untried = [r for r in found if not r.root and (again or orchestrator.runs.state(r.run_id) is not PARKED_HERE)]
+        ours = [row.run_id for row in untried if row.program in orchestrator.programs]
+        for start in range(0, len(ours), TRIED_AT_ONCE):
+            some = ours[start : start + TRIED_AT_ONCE]
+            loaded += (await orchestrator.enter(EntryRequest(some))).count
+            await asyncio.sleep(0)
+        for row in untried:
+            if row.program not in orchestrator.programs:
+                orchestrator.runs.mark_parked(row.run_id)
+        if page:
             parking.searched_to = cursor
-            return loaded
+        if cursor is None or page:
+            break
+    return loaded
 
 
 async def park_unknown(orchestrator: Orchestrator, membership: Membership, programs: Sequence[str]) -> None:
     """Park runs of these programs that are due, where this process follows the one that owned them.
 
     That shows that a program was renamed or removed. Runs of other owners are left alone, since their engine may come
-    back; so are idle runs, until they are due, and all runs while another engine is alive that could have the program.
-    An engine without programs of its own parks nothing.
+    back. Idle runs are parked by `fit_check`.
     """
-    if not programs or membership.others or all(name.startswith(BUILT_IN) for name in orchestrator.programs):
+    if not programs:
         return
     store = orchestrator.store
     dead = [owner for owner in await store.runs.owners() if owner not in membership.others]
@@ -143,10 +152,23 @@ async def park_unknown(orchestrator: Orchestrator, membership: Membership, progr
         await asyncio.sleep(0)
 
 
-async def warn_of_unknown(orchestrator: Orchestrator) -> Sequence[str]:
-    """Log which programs have unfinished runs and were not given to this engine, and return their names."""
+def parks_unknown(orchestrator: Orchestrator) -> bool:
+    """Whether an engine may park runs of a program that it lacks: it takes all runs, and has programs of its own."""
+    return orchestrator.serves is None and not all(name.startswith(BUILT_IN) for name in orchestrator.programs)
+
+
+async def unknown_programs(orchestrator: Orchestrator) -> Sequence[str]:
+    """The programs that have unfinished runs, were not given to this engine, and may be parked by it."""
+    if not parks_unknown(orchestrator):
+        return ()
+    found = await orchestrator.store.runs.programs()
+    return [name for name in found if name not in orchestrator.programs and not name.startswith(BUILT_IN)]
+
+
+async def warn_of_unknown(orchestrator: Orchestrator) -> None:
+    """Log which programs have unfinished runs and were not given to this engine."""
     if orchestrator.serves is not None:
-        return ()  # it serves some queues, and other engines serve the rest
+        return  # it serves some queues, and other engines serve the rest
     found = await orchestrator.store.runs.programs()
     unknown = [name for name in found if name not in orchestrator.programs and not name.startswith(REMOTE)]
     for program in unknown[:WARNINGS]:
@@ -158,4 +180,3 @@ async def warn_of_unknown(orchestrator: Orchestrator) -> Sequence[str]:
         )
     if len(unknown) > WARNINGS:
         log.warning("and of %d other programs which this engine was not given", len(unknown) - WARNINGS)
-    return [name for name in unknown if not name.startswith(BUILT_IN)]

@@ -21,6 +21,7 @@ from perdure.engine.duties import Duties, Duty, FunctionDuty, cancelled
 from perdure.kernel.policies.queues import Queue
 from perdure.orchestrator.admission import Admission, AdmissionConfig
 from perdure.orchestrator.deadlines import Deadlines, DeadlinesConfig
+from perdure.orchestrator.fit_check import FitCheck, FitCheckConfig
 from perdure.orchestrator.heartbeat import Heartbeat, HeartbeatConfig
 from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.membership import Membership, MembershipConfig
@@ -44,6 +45,7 @@ class ServiceConfig:
     orphans: OrphansConfig = field(default_factory=OrphansConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     orchestrator: OrchestratorConfig = field(default_factory=OrchestratorConfig)
+    fit_check: FitCheckConfig = field(default_factory=FitCheckConfig)
     change_interval: float = 0.125
     """How often at most the store is queried because it has changed."""
     registration_wait: float = 0.5
@@ -86,6 +88,7 @@ class Service:
         )
         # By its name: orchestrators that were started together search at different times, and tests are repeatable.
         self.orphans = Orphans(orchestrator, membership, Random(orchestrator.name), config.orphans)
+        self.fit_check = FitCheck(orchestrator, membership, config.fit_check)
         self._registration = FunctionDuty("registering its programs", membership.register)
         # Set when its programs are registered, or could not be.
         self._registered = asyncio.Event()
@@ -134,7 +137,7 @@ class Service:
         """Start the other duties. Without `look`, the store is not searched."""
         if look:
             self._changes.start()
-            self._tasks.append(self._schedule(self._watch_store))
+            self._tasks += [self._schedule(self._watch_store), self._schedule(self._check_fit)]
         if look and self._orchestrator.recovery.enabled:
             self._tasks.append(self._schedule(self._take_over))
         self._tasks += [self._schedule(partial(self._repeat, *periodic)) for periodic in self._periodic]
@@ -187,6 +190,7 @@ class Service:
                     self._changes.notify()
                     again = FunctionDuty("resuming", partial(recover, orchestrator, self._membership, startup=True))
                     orchestrator.spawn(self.duties.perform(again))
+                    self.fit_check.request()
         except asyncio.CancelledError:
             if not self._stopping and not orchestrator.closing:
                 # The event loop ends without having closed the engine, and cancels every task. What steps make of
@@ -200,6 +204,16 @@ class Service:
             report = await self.duties.perform(self.orphans)
             if report is not None and report.owner_gone:
                 self._changes.notify()
+                self.fit_check.request()
+
+    async def _check_fit(self) -> None:
+        while True:
+            await self.fit_check.wait()
+            if self._orchestrator.at_work and await self.duties.perform(self.fit_check) is None:
+                await asyncio.sleep(self._config.restart)
+                self.fit_check.request()
+            elif not self._orchestrator.at_work:
+                await asyncio.sleep(self._config.restart)
 
     def _lease_ended(self, key: str) -> None:
         if orchestrator_name(key) != self._orchestrator.name:

@@ -73,6 +73,10 @@ class Programs(Mapping[str, "Program"]):
     def __contains__(self, name: object) -> bool:
         return name in self._newest or name in self._unloaded
 
+    def is_loaded(self, name: str) -> bool:
+        """Whether a program is here and need not be imported first."""
+        return name in self._newest
+
     def __len__(self) -> int:
         return len(self._newest.keys() | self._unloaded.keys())
 

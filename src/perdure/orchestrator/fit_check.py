@@ -1,0 +1,269 @@
+"""Replay waiting runs with the code of this engine, in the background: a misfit shows at the deploy, not when due.
+
+Nothing is claimed, and nothing is written but the parking of a run that does not fit, by compare-and-swap. Replay takes
+turns with everything else on the event loop: a few milliseconds, then a pause of the same length. What fits is
+remembered by the code and the head of its journal, so that neither this process nor the next one with the same code
+reads it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
+from perdure.kernel.events import Batch, RunStarted, RunStatus
+from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.projection import RunRow
+from perdure.kernel.state import fold
+from perdure.kernel.values.raised import contained
+from perdure.orchestrator.membership import Membership
+from perdure.orchestrator.orchestrator import Orchestrator
+from perdure.orchestrator.recovery import park_unknown, parks_unknown, retry_parked, unknown_programs
+from perdure.orchestrator.residency import ABSENT
+from perdure.ports.leases import REGISTRATION, Registration, registrations
+from perdure.ports.runs import RunFilter
+
+log = logging.getLogger("perdure")
+
+# Where nothing is under way: runs in any other status are loaded, replayed and parked by the duties that advance them.
+WAITS = (RunStatus.WAITING, RunStatus.QUEUED, RunStatus.PAUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class FitCheckConfig:
+    """Durations are in seconds."""
+
+    page: int = 100
+    """How many runs are listed at a time."""
+    batch: int = 10
+    """How many journals are read at a time."""
+    turn: float = 0.003
+    """How long runs are replayed before everything else on the event loop has its turn."""
+    share: float = 0.5
+    """The largest part of the time that is spent on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """The report of a pass."""
+
+    checked: int = 0
+    """How many runs were replayed."""
+    parked: int = 0
+    """How many of them were parked."""
+    left: int = 0
+    """How many do not fit, and were left to another live orchestrator that has their program, too."""
+    turns: int = 0
+    """In how many turns of the event loop they were replayed."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """A run that is being replayed, and what keeps it from continuing here, if anything does."""
+
+    row: RunRow
+    started: RunStarted
+    batches: Sequence[Batch]
+    parts: Generator[None, None, None] | None = None
+    error: Exception | None = None
+
+    @property
+    def head(self) -> int:
+        """Where its journal ends."""
+        return self.batches[-1].seq + len(self.batches[-1].events)
+
+
+class FitCheck:
+    """Checks waiting runs when an engine starts, and when orchestrators have gone or a program was defined again."""
+
+    name = "checking waiting runs against the code"
+
+    def __init__(self, orchestrator: Orchestrator, membership: Membership, config: FitCheckConfig) -> None:
+        self._orchestrator, self._membership, self._config = orchestrator, membership, config
+        self.time = orchestrator.loop.time
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+        # The heads of journals that were checked, by run_id; those of runs that were left to other orchestrators.
+        self._checked: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+        # The other live orchestrators, by name, with their registrations if those are known.
+        self._others: Mapping[str, Registration | None] = {}
+        self._code_changed = False
+        self._turns = 0
+        # The report of the last pass, once there was one.
+        self.last: FitReport | None = None
+
+    def request(self) -> None:
+        """Check again: an orchestrator is gone."""
+        self._wanted.set()
+
+    def code_changed(self) -> None:
+        """Check everything again, and try parked runs again: a program was defined again."""
+        self._checked.clear()
+        self._left.clear()
+        self._code_changed = True
+        self._wanted.set()
+
+    async def wait(self) -> None:
+        """Wait until the next pass is due."""
+        while not self._wanted.is_set():
+            # What was left to other orchestrators concerns this one if they register without the program.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._orchestrator.recovery.check_interval if self._left else None):
+                    await self._wanted.wait()
+            if not self._wanted.is_set() and await self._read_others():
+                self._wanted.set()
+
+    async def run_once(self, now: float) -> FitReport:
+        """Try parked runs again, and park waiting ones that do not fit."""
+        orchestrator = self._orchestrator
+        self._wanted.clear()
+        again, self._code_changed = self._code_changed, False
+        try:
+            await retry_parked(orchestrator, again=again)
+        finally:
+            orchestrator.parking.tried()
+        if await self._read_others():
+            self._left.clear()
+        unknown = [name for name in await unknown_programs(orchestrator) if not self._others_may_take(name, "")]
+        await park_unknown(orchestrator, self._membership, unknown)
+        self._turns = checked = parked = 0
+        left: Counter[str] = Counter()
+        cursor: str | None = None
+        while orchestrator.at_work:
+            filter = RunFilter(status=WAITS, limit=self._config.page, cursor=cursor, built_in=False)
+            page = await orchestrator.store.runs.list(filter)
+            todo = [row for row, head in page if self._is_unchecked(row, head.next_seq)]
+            for start in range(0, len(todo), self._config.batch):
+                for one in await self._check(todo[start : start + self._config.batch]):
+                    checked += 1
+                    if one.error is None:
+                        self._checked[one.row.run_id] = one.head
+                    elif self._others_may_take(one.row.program, one.row.queue):
+                        self._left[one.row.run_id] = one.head
+                        left[one.row.program] += 1
+                    elif await self._park(one, one.error):
+                        parked += 1
+            if len(page) < self._config.page:
+                break
+            cursor = page[-1][0].run_id
+            await asyncio.sleep(0)
+        for program, count in left.items():
+            log.warning(
+                "%d waiting run%s of `%s` %s not fit the code of orchestrator %s, and %s left to others that are alive "
+                "and may have the program (%s)",
+                count,
+                "" if count == 1 else "s",
+                program,
+                "does" if count == 1 else "do",
+                orchestrator.name,
+                "is" if count == 1 else "are",
+                ", ".join(sorted(self._others)[:3]),
+            )
+        self.last = FitReport(checked, parked, left.total(), self._turns)
+        return self.last
+
+    async def _park(self, one: Checked, error: Exception) -> bool:
+        """Park a run, unless it is about to be loaded here, or another append came first."""
+        orchestrator, run_id = self._orchestrator, one.row.run_id
+        if orchestrator.runs.state(run_id) is not ABSENT or not orchestrator.at_work:
+            return False
+        if not await orchestrator.parking.park(fold(run_id, one.batches), error):
+            return False
+        orchestrator.runs.mark_parked(run_id)
+        return True
+
+    def _is_unchecked(self, row: RunRow, head: int) -> bool:
+        """Whether a run is to be replayed: it is ours or no live owner's, and was not checked as it is."""
+        orchestrator, programs = self._orchestrator, self._orchestrator.programs
+        if row.root or row.owner in self._others or orchestrator.runs.state(row.run_id) is not ABSENT:
+            return False
+        if orchestrator.serves is not None and row.queue not in orchestrator.serves:
+            return False
+        if head in (self._checked.get(row.run_id), self._left.get(row.run_id)):
+            return False
+        if row.program not in programs:
+            # Only an engine of that program can say what it makes of a run that has not begun.
+            return parks_unknown(orchestrator) and row.status is not RunStatus.QUEUED
+        return programs.is_loaded(row.program)
+
+    # --- replay, turn by turn -------------------------------------------------------------------------------------
+
+    async def _check(self, rows: Sequence[RunRow]) -> list[Checked]:
+        """Replay runs. What cannot be read is left out: the orchestrator that loads it parks it."""
+        orchestrator = self._orchestrator
+        journals = await orchestrator.snapshots.read_many([row.run_id for row in rows])
+        found: list[Checked] = []
+        for row in rows:
+            batches = journals.get(row.run_id)
+            if not batches or isinstance(batches, Exception):
+                continue
+            try:
+                started = await orchestrator.payloads.with_input(batches)
+                found.append(Checked(row, started, await orchestrator.payloads.inflate(batches)))
+            except StoreUnavailable:
+                raise
+            except PerdureError:
+                continue
+        left = deque(found)
+        try:
+            while left:
+                began = self.time()
+                self._turns += 1
+                await orchestrator.in_callback(lambda: self._replay_some(left))
+                await asyncio.sleep((self.time() - began) * (1 / self._config.share - 1))
+        finally:
+            if left and left[0].parts is not None:
+                # In a callback: a body must not be closed inside a task.
+                orchestrator.loop.call_soon(left[0].parts.close)
+        return found
+
+    def _replay_some(self, left: deque[Checked]) -> None:
+        """Replay as many runs, or parts of a long one, as there is time for in a turn."""
+        end = self.time() + self._config.turn
+        while left:
+            one = left[0]
+            try:
+                if one.parts is None:
+                    one.parts = self._parts(one)
+                for _ in one.parts:
+                    if self.time() >= end:
+                        return
+            except BaseException as error:
+                one.error = contained(error)
+            left.popleft()
+            if self.time() >= end:
+                return
+
+    def _parts(self, one: Checked) -> Generator[None, None, None]:
+        loader, programs = self._orchestrator.loader, self._orchestrator.programs
+        if one.started.program in programs:
+            yield from loader.check_in_parts(one.row.run_id, one.started, one.batches)
+        elif loader.follows_its_owner(one.batches):
+            # It was taken away from the program of this process. Any other is a program of another engine.
+            ours = tuple(name for name in programs if not name.startswith(BUILT_IN))
+            raise UnknownProgram(one.started.program, ours)
+
+    # --- other orchestrators --------------------------------------------------------------------------------------
+
+    async def _read_others(self) -> bool:
+        """Read which other orchestrators are alive and what they have; whether that has changed."""
+        membership, leases, now = self._membership, self._orchestrator.store.leases, self._orchestrator.clock.now()
+        await membership.refresh()
+        found = registrations(await leases.live(REGISTRATION, now)) if membership.others else {}
+        before, self._others = self._others, {name: found.get(name) for name in membership.others}
+        return before != self._others
+
+    def _others_may_take(self, program: str, queue: str) -> bool:
+        """Whether another live orchestrator may continue a run: it has the program, or did not register what it has."""
+        return any(
+            known is None
+            or known.programs is None
+            or (program in known.programs and (known.serves is None or queue in known.serves))
+            for known in self._others.values()
+        )
