@@ -8,7 +8,7 @@ prefix, and what happens to such an op goes to it. Never writes, never calls a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -241,8 +241,15 @@ class Replay:
 
     def fold_whole(self, batches: Iterable[Batch]) -> None:
         """Fold a whole journal. Raises Diverged also for what only its end shows."""
+        for _ in self.fold_parts([batches]):
+            pass
+
+    def fold_parts(self, parts: Iterable[Iterable[Batch]]) -> Iterator[None]:
+        """As `fold_whole`, with a pause after each part of the journal."""
         self._issued, self._published, self._unrecorded, self._last_begun = {}, {}, {}, -1
-        self.fold_all(batches)
+        for part in parts:
+            self.fold_all(part)
+            yield
         if self._given_up:
             self._diverge(given_up_op(self._given_up[0]))
         self._check_order()

@@ -21,6 +21,7 @@ from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import fold
 from perdure.kernel.values.raised import contained
+from perdure.orchestrator.loader import Ready
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.orchestrator.recovery import park_unknown, parks_unknown, retry_parked, unknown_programs
@@ -173,7 +174,8 @@ class FitCheck:
         orchestrator, run_id = self._orchestrator, one.row.run_id
         if orchestrator.runs.state(run_id) is not ABSENT or not orchestrator.at_work:
             return False
-        if not await orchestrator.parking.park(fold(run_id, one.batches), error):
+        ready = Ready(run_id, one.started, one.batches)
+        if not await orchestrator.loader.park_explained(fold(run_id, one.batches), error, ready):
             return False
         orchestrator.runs.mark_parked(run_id)
         return True

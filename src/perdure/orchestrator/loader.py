@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextvars import Context, copy_context
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from perdure.engine.runtime import Services
 from perdure.engine.turns import Turns
 from perdure.errors import Diverged, NotDecodable, PerdureError, StoreUnavailable, UnknownProgram
 from perdure.kernel.claims import claim_in_force, stays_parked
-from perdure.kernel.divergence.recorder import explained, follow
+from perdure.kernel.divergence.recorder import explained, follow, follow_parts
 from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
@@ -348,12 +349,13 @@ class Loader:
     def _park(self, state: RunState, error: Exception, one: Ready) -> None:
         """Park a run that the code of this process cannot continue."""
         self._runs.mark_parked(state.run_id)
-        self._lifecycle.spawn(self._park_explained(state, error, one))
+        self._lifecycle.spawn(self.park_explained(state, error, one))
 
-    async def _park_explained(self, state: RunState, error: Exception, one: Ready) -> None:
+    async def park_explained(self, state: RunState, error: Exception, one: Ready) -> bool:
+        """Park a run, with a change of the code that was tried, if there is one. Says whether it is parked now."""
         if isinstance(error, Diverged | NotDecodable):
             error = await self._with_repair(error, one)
-        await self._parking.park(state, error)
+        return await self._parking.park(state, error)
 
     async def _with_repair(self, error: Diverged | NotDecodable, one: Ready) -> Exception:
         """The same divergence with a change of the code that lets this run go on, if there is one."""
@@ -398,21 +400,9 @@ class Loader:
         if not any(isinstance(event, RunClaimed) for batch in batches for event in batch.events):
             self._check_input(started)
             return
-        *parts, last = _parts(batches)
-        if not parts:
-            self.replay(started, run_id, batches).close()
-            return
-        replay = self._open(started, run_id, batches)
-        try:
-            for part in parts:
-                replay.fold_all(part)
-                yield
-            follow(replay, last)
-        except Diverged:
-            self.replay(started, run_id, batches).close()
-            raise
-        finally:
-            replay.close()
+        opened = partial(self._open, started, run_id, batches)
+        replay = yield from follow_parts(opened, batches, self._programs, _parts(batches), other_code=False)
+        replay.close()
 
     def _check_input(self, started: RunStarted) -> None:
         """Raise why a run that has not begun cannot begin with the input it has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -81,9 +81,22 @@ def follow(opened: Open, batches: Sequence[Batch], programs: Programs, *, other_
     `opened` opens a replay of the given kind. Raises NotDecodable, explained too, if the program cannot decode a value
     that is recorded, or that it gets next; `other_code`: see `check_inbox`.
     """
+    following = follow_parts(opened, batches, programs, [batches], other_code=other_code)
+    try:
+        while True:
+            next(following)
+    except StopIteration as done:
+        replay: Replay = done.value
+        return replay
+
+
+def follow_parts(
+    opened: Open, batches: Sequence[Batch], programs: Programs, parts: Iterable[Sequence[Batch]], *, other_code: bool
+) -> Generator[None, None, Replay]:
+    """As `follow`, with a pause after each part of the journal."""
     replay = opened(Replay)
     try:
-        replay.fold_whole(batches)
+        yield from replay.fold_parts(parts)
         check_inbox(replay.state, replay.wishes, other_code=other_code)
         replay.check_open_steps()
     except (Diverged, NotDecodable) as error:
