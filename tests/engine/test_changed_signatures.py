@@ -21,6 +21,7 @@ from perdure.kernel.events import (
     decode_events,
     encode_events,
 )
+from perdure.kernel.history.capsule import decode_capsule
 from perdure.kernel.history.upgrade import Fit
 from perdure.kernel.ids import inputs_hash
 from perdure.kernel.policies.versions import Programs
@@ -779,3 +780,51 @@ async def test_a_journal_with_hashes_of_arguments_goes_on(made: Made) -> None:
     async with Engine(store, [old, inner], recovery=AT_ONCE) as engine:
         await engine.signal("it", "go")
         await engine.handle("it").result(PATIENCE)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def ordering(kind: Any):
+    @step
+    async def charge(order: kind) -> None: ...
+
+    @workflow
+    async def inner(order: kind) -> None: ...
+
+    @workflow
+    async def w(order: kind) -> None:
+        await charge(order)
+        await inner(order)
+        await wait_signal("go")
+
+    return w, inner
+
+
+@pytest.mark.parametrize("id", ["o-1", "o" * 100])
+@pytest.mark.parametrize("added", [("note", str, ""), ("note", str | None, None), ("tags", list[str], [])])
+async def test_an_argument_whose_type_has_got_a_field_with_a_default_is_the_same(added: Any, id: str) -> None:
+    old = msgspec.defstruct("Order", [("id", str)])
+    new = msgspec.defstruct("Order", [("id", str), added])
+    store, (w, inner) = MemoryStore(), ordering(old)
+    async with Engine(store, [w, inner], recovery=AT_ONCE) as engine:
+        run = await engine.start(w(old(id)), id="it")
+        await eventually(lambda: store.journal.rows[run.run_id].status is RunStatus.WAITING)
+    assert await verdict(store, *ordering(new)) == (Fit.SAFE, "")
+    other = msgspec.defstruct(
+        "Order", [("id", str)], namespace={"__post_init__": lambda self: setattr(self, "id", "x")}
+    )
+    assert (await verdict(store, *ordering(other)))[0] is Fit.PATCH
+
+
+async def test_a_redacted_capsule_of_a_parked_run_shows_no_argument(made: Made) -> None:
+    def shop(card: str) -> Any:
+        return paying(made, pay_as_it_was(made), lambda pay: pay(card, 1))
+
+    store = await stopped(shop("4000-1234"), "pay:0", under_way=False)
+    async with Engine(store, [shop("4000-9999")], recovery=AT_ONCE) as engine:
+        await engine.signal("it", "go", {"card": "4000-1234"})
+        assert 'user: was "4000-1234", now "4000-9999"' in (await parked(engine)).reason
+        data = await engine.export("it", redact=["$.card"])
+    capsule = str(decode_capsule(data).batches)
+    assert "4000" not in capsule

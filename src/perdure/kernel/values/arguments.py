@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from inspect import Parameter
 from itertools import count
@@ -24,6 +24,7 @@ from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.commands import RunStep, StartChild, StepSpec
 from perdure.kernel.ids import inputs_hash
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.earlier_forms import earlier_forms
 from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
 
 # The types of parameters with their names, as in StepSpec: `*`, `**` and `=` mark variable and keyword-only ones.
@@ -337,9 +338,29 @@ def _differences(recorded: str, command: RunStep | StartChild) -> list[tuple[str
     found: list[tuple[str, str | None, str | None]] = []
     for name in [*was, *(name for name in now if name not in was)]:
         before, after = was.get(name), now.get(name)
-        if before != after and not ((before is None or after is None) and (before or after) == default(name)):
+        if before == after:
+            continue
+        if before is None or after is None:
+            if (before or after) != default(name):
+                found.append((name, before, after))
+        elif before not in _earlier(name, command):
             found.append((name, before, after))
     return found
+
+
+def _earlier(name: str, command: RunStep | StartChild) -> Iterator[str]:
+    """The records of an argument from before its type got fields with defaults."""
+    types = command.spec.types if isinstance(command, RunStep) else getattr(command.own, "types", ())
+    annotation = next((annotation for one, annotation in types if one.lstrip("=") == name), Any)
+    data = _full(command).get(name)
+    if data is None or annotation is Any or data[:1] not in "[{":
+        return
+    try:
+        value = _PLAIN.decode(data.encode(), annotation, name)
+    except NotDecodable:
+        return
+    for form in earlier_forms(value, msgspec.json.decode(data)):
+        yield _record(msgspec.json.encode(form))
 
 
 def _parsed(text: str) -> dict[str, str]:

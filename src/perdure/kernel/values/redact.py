@@ -23,6 +23,7 @@ from perdure.kernel.events import (
     OutcomeKept,
     RunFinished,
     RunForked,
+    RunParked,
     RunStarted,
     SnapshotTaken,
     StepFailed,
@@ -104,6 +105,9 @@ def _event(
     changes: dict[str, Any] = {}
     if isinstance(event, StepStarted | ChildStarted | OutcomeKept):
         changes["inputs"] = ""
+    if isinstance(event, RunParked) and event.kind in ("diverged", "undecodable"):
+        # The reason may show arguments, in the words of several modules.
+        changes |= {"reason": f"{event.kind} ({REDACTED})", "divergence": None}
     if isinstance(event, SnapshotTaken):
         # A snapshot repeats the values, and the journal does not need it.
         return msgspec.structs.replace(event, blob="")
