@@ -248,14 +248,16 @@ class NoSuchOp(UsageError):
 
 
 class ForkRefused(UsageError):
-    """The current code would not have produced the part of the journal that a fork keeps. Nothing was written."""
+    """The current code would not have produced the journal of a fork, or cannot read it. Nothing was written."""
 
-    def __init__(self, id: str, reason: str) -> None:
-        self.id, self.reason = id, reason
-        super().__init__(
-            f"run {id!r} cannot be forked there: {reason}. Fork it before that op: the code must ask for exactly the "
-            "steps that the fork keeps"
-        )
+    def __init__(
+        self,
+        id: str,
+        reason: str,
+        cure: str = "Fork it before that op: the code must ask for exactly the steps that the fork keeps",
+    ) -> None:
+        self.id, self.reason, self.cure = id, reason, cure
+        super().__init__(f"run {id!r} cannot be forked there: {reason}. {cure}")
 
 
 class CannotRetry(UsageError):

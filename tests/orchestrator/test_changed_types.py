@@ -27,7 +27,7 @@ from perdure import (
 )
 from perdure.client.client import Client
 from perdure.client.upgrade import upgrade_check
-from perdure.errors import AnswerRejected
+from perdure.errors import AnswerRejected, ForkRefused
 from perdure.kernel.events import SignalReceived
 from perdure.kernel.history.upgrade import Fit
 from perdure.kernel.policies.versions import Programs
@@ -395,3 +395,80 @@ async def test_a_result_of_a_remote_step_that_arrives_for_other_code_parks_the_r
     assert view.parked == "undecodable"
     assert "test_changed_types.py:" in view.reason
     assert called == []
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+@step
+async def priced(n: int) -> int:
+    return n
+
+
+@workflow
+async def inner(n: int) -> int:
+    return n
+
+
+@workflow
+async def everything(n: int) -> str:
+    got = await priced(n)
+    number = await wait_signal("number", type=int)
+    answer = await approval("sure", schema=Answer)
+    child = await inner(got)
+    await wait_signal("end", type=int)
+    return await ship(f"{got} {number} {answer.ok} {child}")
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("fork", {"values": {"priced:0": "many"}}),
+    ("fork", {"values": {"number:0": "many"}}),
+    ("fork", {"values": {"sure:0": {"ok": "maybe"}}}),
+    ("fork", {"values": {"inner:0": "many"}}),
+    ("fork", {"values": {"end:0": "many"}}),
+    ("fork", {"inputs": {"n": "many"}}),
+    ("time_travel", {"step": "priced:0", "inputs": {"n": "many"}}),
+    ("time_travel", {"step": "inner:0", "inputs": {"n": "many"}}),
+]
+
+
+async def answered(engine: Engine, recorded: Recorded) -> None:
+    _ = await engine.start(everything(1), id="it")
+    await engine.signal("it", "number", 2)
+    await recorded.until(lambda e: type(e).__name__ == "WaitOpened" and getattr(e, "name", "") == "sure")
+    await engine.approve("it", "sure", {"ok": True})
+    await recorded.until(lambda e: type(e).__name__ == "WaitOpened" and getattr(e, "name", "") == "end")
+
+
+@pytest.mark.parametrize(("how", "given"), WRONG, ids=lambda one: str(one))
+async def test_a_fork_with_a_value_of_the_wrong_type_is_refused_before_anything_is_written(
+    how: str, given: dict[str, Any]
+) -> None:
+    store, recorded = MemoryStore(), Recorded()
+    async with Engine(store, [everything, inner], recovery=AT_ONCE, on_commit=recorded) as engine:
+        await answered(engine, recorded)
+        with pytest.raises(ForkRefused, match="Give a value of the type"):
+            await getattr(engine, how)("it", new_id="other", **given)
+        assert await engine.get("other") is None
+        assert len(store.journal.batches) == 1
+
+
+@pytest.mark.parametrize("op", ["number:0", "sure:0", "end:0"])
+async def test_a_client_without_the_code_refuses_by_the_recorded_schema(op: str) -> None:
+    store, recorded = MemoryStore(), Recorded()
+    async with Engine(store, [everything, inner], recovery=AT_ONCE, on_commit=recorded) as engine:
+        await answered(engine, recorded)
+        store = left_by_a_crash(store)
+    async with Client(store) as client:
+        with pytest.raises(ForkRefused, match=f"the value of {op} does not fit"):
+            _ = await client.fork("it", values={op: "many"}, new_id="other")
+        assert await client.get("other") is None
+
+
+async def test_a_fork_with_a_value_of_the_type_of_now_is_made_whatever_the_recorded_type() -> None:
+    it = await left(plain(int))
+    await it.send(5)
+    async with it.engine(plain(str)) as engine:
+        await it.parked()
+        fork = await engine.fork("it", values={"go:0": "five"}, new_id="other")
+        assert await fork.result(PATIENCE) == "five"

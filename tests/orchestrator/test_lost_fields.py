@@ -90,10 +90,10 @@ class RenamedModel(pydantic.BaseModel):
     amount: int = 5
 
 
-def value_of(order: Any) -> int:
+def value_of(order: Any) -> Any:
     if isinstance(order, dict):
-        return order.get("cents", order.get("amount", 5))  # type: ignore[no-any-return]
-    return getattr(order, "cents", None) or order.amount  # type: ignore[no-any-return]
+        return order.get("cents", order.get("amount", 5))
+    return order.cents if hasattr(order, "cents") else order.amount
 
 
 # --- where a value comes from ---------------------------------------------------------------------------------------

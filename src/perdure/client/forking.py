@@ -11,8 +11,8 @@ from msgspec import Raw
 from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway
 from perdure.client.handle import Handles, RunHandle
-from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, PerdureError, UsageError
-from perdure.kernel.events import Batch, RunStarted, RunStatus
+from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, NotDecodable, PerdureError, UsageError
+from perdure.kernel.events import NULL, Batch, RunStarted, RunStatus, WaitOpened
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history.capsule import blobs_of
 from perdure.kernel.history.fork import Point, Value
@@ -20,6 +20,7 @@ from perdure.kernel.history.retry_points import retried, withdrawals
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.values.arguments import named_input
+from perdure.kernel.values.signatures import misfit
 from perdure.ports.appends import create
 
 _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
@@ -147,7 +148,8 @@ class Forks:
         id = run_id if new_id is None else check_id(new_id)
         started = forks.beginning(batches, run.run_id, now, id=id, **changes)
         past = forks.fork(batches, point, started, now, **edits)
-        await self._gateway.check_replay(run.id, run_id, past)
+        if not await self._gateway.check_replay(run.id, run_id, past):
+            _check_values(run.id, batches, edits.get("values") or {})
         if not await self._create(run_id, past):
             existing, _ = await self._base.require(id)
             raise AlreadyExists(id, existing.status, "fork")
@@ -200,8 +202,24 @@ _HINTS = {
 }
 
 
+def _check_values(id: str, batches: Sequence[Batch], values: Mapping[str, Value]) -> None:
+    """Refuse signals and answers that do not fit what was recorded of their types, where the code is not here."""
+    found = forks.ops(batches)
+    edited = {forks.find(found, path).path: value for path, value in values.items()}
+    for event in (event for batch in batches for event in batch.events):
+        if isinstance(event, WaitOpened) and event.op in edited and event.schema != NULL:
+            wrong = misfit(bytes(event.schema), msgspec.json.decode(edited[event.op].data))
+            if wrong is not None:
+                raise ForkRefused(id, f"the value of {event.op} does not fit: {wrong[0]} {wrong[1]}", _OTHER_VALUE)
+
+
+_OTHER_VALUE = "Give a value of the type that the code reads there"
+
+
 def refused(id: str, error: Exception) -> Exception:
     """What to tell a caller whose fork does not replay."""
+    if isinstance(error, NotDecodable):
+        return ForkRefused(id, f"{error.what} cannot be read as {error.type}: {error.reason}", _OTHER_VALUE)
     reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
     return error if isinstance(error, UsageError) else ForkRefused(id, reason.rstrip("."))
 

@@ -481,6 +481,16 @@ class Replay:
             if not command.spec.queue:  # the worker of a remote step sees to it
                 check_call(command, self._child_context.codec)
 
+    def check_edits(self) -> None:
+        """Raise NotDecodable if a fork gives a step or a child arguments that it cannot be called with."""
+        codec = self._child_context.codec
+        for op in self._inputs:
+            command = self.wishes.get(op)
+            if isinstance(command, RunStep):
+                check_call(command, codec)
+            elif isinstance(command, StartChild) and not command.detached:
+                self.program(command).check_input(Raw(command.input), codec)
+
     def _diverge(self, recorded: OpView | None, inserted: OpView | None = None) -> NoReturn:
         assert recorded is not None
         raise Diverged(self.state.next_seq - 1, explain(self.evidence(recorded, inserted)))

@@ -25,6 +25,7 @@ from perdure.kernel.events import Batch, RunClaimed, RunStarted, journal_size
 from perdure.kernel.history.retry_points import check_retry
 from perdure.kernel.history.upgrade import fits
 from perdure.kernel.ids import BUILT_IN, REMOTE
+from perdure.kernel.misfits import check_inbox
 from perdure.kernel.plan import Plan, expire, is_late
 from perdure.kernel.policies.durability import durability
 from perdure.kernel.policies.queues import Queue
@@ -426,6 +427,9 @@ class Loader:
     def _check(self, run_id: str, started: RunStarted, batches: Sequence[Batch]) -> None:
         replayed = self.replay(started, run_id, batches)
         try:
+            if replayed.state.kept is None:
+                check_inbox(replayed.state, replayed.wishes, other_code=True)
+                replayed.check_edits()
             if replayed.state.epoch == 0:
                 replayed.fold(RunClaimed(self._owner.name, 1), batches[-1].at)
                 if replayed.state.kept is not None:

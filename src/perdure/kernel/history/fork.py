@@ -41,7 +41,7 @@ from perdure.kernel.events import (
     WaitResolved,
     events_with,
 )
-from perdure.kernel.ids import op_name
+from perdure.kernel.ids import address, op_name
 from perdure.kernel.patches import retried_as
 from perdure.kernel.state import RunState
 from perdure.kernel.values.arguments import named_input
@@ -225,7 +225,7 @@ def fork(
     origin = started.forked_from
     found = ops(batches)
     values = {find(found, path).path: value for path, value in (values or {}).items()}
-    edit = _Edit(found, point, values)
+    edit = _Edit(found, point, values, _unconsumed(batches, found, point))
     moved = max(0.0, now - _time_before(batches, point.seq))
     result: list[Batch] = []
     recorded: dict[str, Raw] = {}
@@ -316,7 +316,9 @@ def beginning(batches: Sequence[Batch], run_id: str, now: float, **changes: Any)
 class _Edit:
     """Copies, edits or drops each event of the past."""
 
-    def __init__(self, found: dict[str, Op], point: Point, values: Mapping[str, Value]) -> None:
+    def __init__(
+        self, found: dict[str, Op], point: Point, values: Mapping[str, Value], unconsumed: Mapping[str, int]
+    ) -> None:
         self._found, self._values, self._unsent = found, values, set(point.unsent)
         self._payloads: dict[int, Raw] = {}
         within = {path: op for path, op in found.items() if op.began < point.seq}
@@ -329,8 +331,13 @@ class _Edit:
             if path not in within or path in point.anew or (op.ended is not None and op.ended >= point.seq):
                 raise UsageError(f"{path} is edited, and the fork begins before it has its value; leave out `at`")
             _check_editable(op)
-            if op.taken is not None:
-                self._payloads[op.taken] = value.data
+            signal = op.taken
+            if signal is None and op.kind == "signal" and path in self._open:
+                # In place of the one that the wait would consume.
+                signal = unconsumed.get(address(op.child, op.name))
+                self._open -= set() if signal is None else {path}
+            if signal is not None:
+                self._payloads[signal] = value.data
 
     def leaves_out(self, seq: int, event: AnyEvent) -> bool:
         """Whether the fork drops an event."""
@@ -355,6 +362,9 @@ class _Edit:
             return [msgspec.structs.replace(event, value=value.data)]
         if isinstance(event, WaitResolved):
             return self._resolved(self._found[event.op], event, value)
+        if isinstance(event, WaitOpened):
+            # The code decides whether the value fits, not the type of the code that opened the wait.
+            return [msgspec.structs.replace(event, schema=NULL)]
         return [event]
 
     def _resolved(self, op: Op, event: WaitResolved, value: Value) -> list[AnyEvent]:
@@ -362,7 +372,7 @@ class _Edit:
             person = event.person if event.is_answer else ""
             return [WaitResolved.answered(event.op, person, value.data, event.answer_id)]
         if op.taken is not None:
-            return [event]
+            return [msgspec.structs.replace(event, misfit=False)]
         # The wait timed out in the origin; in the fork the signal arrives.
         return [SignalReceived(op.name, value.data, child=op.child), WaitResolved(op.path, "signal")]
 
@@ -380,6 +390,16 @@ class _Edit:
             else:
                 events.append(SignalReceived(op.name, value.data, child=op.child))
         return events
+
+
+def _unconsumed(batches: Sequence[Batch], found: Mapping[str, Op], point: Point) -> dict[str, int]:
+    """The number of the oldest signal that no wait had consumed at the point, by `address`."""
+    taken = {op.taken for op in found.values() if op.ended is not None and op.ended < point.seq}
+    signals: dict[str, int] = {}
+    for seq, _, event in numbered(batches):
+        if isinstance(event, SignalReceived) and seq < point.seq and seq not in taken | point.unsent:
+            signals.setdefault(address(event.child, event.name), seq)
+    return signals
 
 
 def _check_editable(op: Op) -> None:
