@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from perdure import (
     workflow,
 )
 from perdure.authoring.code import source_map
+from perdure.authoring.code.loop import from_here, short
 from perdure.kernel.divergence.explain import recorded_op
 from tests.patience import PATIENCE
 
@@ -192,3 +194,18 @@ def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda _: source_map._arms(source), range(24)))
     assert all(one == found[0] and one for one in found)
+
+
+def test_a_file_is_named_from_here_or_from_the_top_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    for folder in ("shop", "tools/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    file = tmp_path / "shop" / "flows.py"
+    for here, name in ((tmp_path, "shop/flows.py"), (tmp_path / "shop", "flows.py")):
+        monkeypatch.chdir(here)
+        assert (short(str(file)), from_here(str(file))) == (name, name)
+    monkeypatch.chdir(tmp_path / "tools" / "bin")
+    assert (short(str(file)), from_here(str(file))) == ("shop/flows.py", str(file))
+    assert short("/elsewhere/flows.py") == "/elsewhere/flows.py"

@@ -68,6 +68,25 @@ def test_the_first_op_that_differs_is_shown_with_both_sides() -> None:
     assert [op.path for op in found.ops if op.changes] == ["b:0", "c:0", "result"]
 
 
+def test_the_first_difference_is_the_op_inside_a_child_that_made_it_differ() -> None:
+    def paid(cents: bytes) -> list[Batch]:
+        return run(
+            ChildStarted("pay:0", "pay"),
+            ChildStarted("pay:0/card:0", "card"),
+            StepStarted("pay:0/card:0/check:0"),
+            StepSucceeded("pay:0/card:0/check:0", Raw(b"true")),
+            StepStarted("pay:0/card:0/charge:0"),
+            StepSucceeded("pay:0/card:0/charge:0", Raw(cents)),
+            ChildFinished("pay:0/card:0", RunStatus.COMPLETED, Raw(cents)),
+            ChildFinished("pay:0", RunStatus.COMPLETED, Raw(cents)),
+        )
+
+    found = diff(paid(b"1"), paid(b"2"))
+    assert {op.path for op in found.ops if op.changes} == {"pay:0", "pay:0/card:0", "pay:0/card:0/charge:0"}
+    assert found.first is not None
+    assert (found.first.path, found.first.changes) == ("pay:0/card:0/charge:0", ("value",))
+
+
 def test_ops_that_one_run_has_alone_stand_where_they_belong() -> None:
     found = diff(run(*done("a:0"), *done("b:0"), *done("c:0")), run(*done("a:0"), *done("x:0"), *done("c:0")))
     assert [op.path for op in found.ops] == ["input", "a:0", "x:0", "b:0", "c:0", "result"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dis
+import functools
 import os
 import sys
 import sysconfig
@@ -644,9 +645,27 @@ def waiting_line(coro: Any) -> str:
 
 
 def short(filename: str) -> str:
-    """A file's name from where we are, if it lies below."""
+    """A file's name from where we are, if it lies below, or from the top of our project, if it lies there."""
+    name = from_here(filename)
+    if os.path.isabs(name) and (top := _project(os.getcwd())) and name.startswith(top + os.sep):
+        return name[len(top) + 1 :]
+    return name
+
+
+def from_here(filename: str) -> str:
+    """A file's name by which it can be opened: relative, if it lies below the current directory."""
     try:
         relative = os.path.relpath(filename)
     except ValueError:  # another drive
         return filename
     return filename if relative.startswith("..") else relative
+
+
+@functools.cache
+def _project(folder: str) -> str:
+    """The nearest folder around this one that a project begins in; empty if there is none."""
+    while not any(os.path.exists(os.path.join(folder, name)) for name in ("pyproject.toml", "setup.py", ".git")):
+        folder, last = os.path.dirname(folder), folder
+        if folder == last:
+            return ""
+    return folder

@@ -21,7 +21,7 @@ from typing import Any
 
 from perdure.authoring.code.body import require_body
 from perdure.authoring.code.call_graph import codes_of
-from perdure.authoring.code.loop import short
+from perdure.authoring.code.loop import from_here
 from perdure.authoring.code.source import read_source
 from perdure.authoring.code.source_map import parse
 from perdure.authoring.code.step import Step, step
@@ -381,7 +381,7 @@ def _diff(file: str, text: str, edits: Sequence[Edit]) -> tuple[str, str, str]:
     for edit in sorted(edits, key=lambda one: one.first, reverse=True):
         lines[edit.first - 1 : edit.last] = edit.lines
     made = "\n".join(lines) + "\n"
-    name = short(file)
+    name = from_here(file)
     diff = difflib.unified_diff(text.splitlines(), lines, name, name, n=2, lineterm="")
     return name, "\n".join(diff), made
 

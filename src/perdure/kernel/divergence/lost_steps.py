@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from perdure.errors import Diverged
+from perdure.kernel.divergence.advice import ways
 from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.events import Batch, ChildStarted, StepStarted
 from perdure.kernel.ids import op_name
@@ -46,14 +47,5 @@ def _lost(event: StepStarted, now: OpView) -> Divergence:
         f"The step {recorded.name} is {now.kind} now: the body would perform it again on every replay, and nothing\n"
         "of it would be recorded."
     )
-    fix = (
-        f"Make {now.name} a step again, with @step or step_inline(). If the body is meant to call it as it is, guard\n"
-        f"the change:\n\n"
-        f'    if patched("{recorded.name}-inline"):  # from perdure import patched\n'
-        f"        {now.name}(...)\n"
-        "    else:\n"
-        f"        await {recorded.name}(...)  # a step, as it was at {recorded.source}\n\n"
-        'Or keep the old code for such runs: give the new one a version, @workflow(version="..."), and\n'
-        "register both; or put the old code back. The run then goes on by itself."
-    )
+    fix = f"Make {now.name} a step again, with @step: the run then goes on by itself.\n{ways(event.op)}"
     return Divergence("type", event.op, title, recorded, now, fix)

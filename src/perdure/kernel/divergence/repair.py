@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.errors import Diverged, NotDecodable
+from perdure.kernel.divergence.compare import compared
 from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.divergence.source import NO_SOURCE, Source, difference
 from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunStarted
@@ -96,6 +97,7 @@ class Repairs:
         seq = error.seq if isinstance(error, Diverged) else last_command(batches)
         recorded = sources.get(code_at(batches, seq), NO_SOURCE)
         program = self.programs.find(name, version)
+        divergence = compared(divergence, recorded, program.source())
         divergence = msgspec.structs.replace(divergence, changed=difference(recorded, program.source()))
         kind = (program, recorded, divergence.change, divergence.recorded.name, now and (now.kind, now.name))
         repair = self._try(program, self._helped.get(kind), recorded, divergence, fits)

@@ -75,8 +75,15 @@ class Diff(msgspec.Struct):
 
     @property
     def first(self) -> OpDiff | None:
-        """The first op that differs, or None when the runs are the same."""
-        return next((op for op in self.ops if op.changes), None)
+        """The first op that differs, or None when the runs are the same. In a child, the op that made it differ."""
+        found = next((op for op in self.ops if op.changes), None)
+        while found is not None:
+            inside = f"{found.path}/"
+            inner = next((op for op in self.ops if op.changes and op.path.startswith(inside)), None)
+            if inner is None:
+                break
+            found = inner
+        return found
 
     @property
     def added(self) -> list[str]:
