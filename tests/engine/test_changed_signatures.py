@@ -248,7 +248,7 @@ async def test_what_does_not_bind_is_parked_and_goes_on_when_it_does(
         await engine.signal("it", "go")
         why = await parked(engine)
         assert told in why.reason
-        assert f"(w is at tests/engine/test_changed_signatures.py:{now.__code__.co_firstlineno + 1})" in why.reason
+        assert f"(w is at tests/engine/test_changed_signatures.py:{now.__code__.co_firstlineno + 2})" in why.reason
     assert made == []
     async with Engine(store, [old], recovery=AT_ONCE) as engine:
         await engine.handle("it").result(PATIENCE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import linecache
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
@@ -36,6 +38,9 @@ from perdure.kernel.values.types import name_of
 _FUNCTIONS = frozenset({"fn", "__wrapped__"})
 # In which order programs were defined: of two under one name, the later one is meant.
 _NUMBERS = itertools.count()
+_DEF = re.compile(r"\s*(async\s+)?def\s")
+# How many lines decorators may take.
+_DECORATORS = 50
 _VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -46,9 +51,8 @@ class CodeProgram(Program):
         self, name: str, version: str, fn: Callable[..., Coroutine[Any, Any, Any]], hints: dict[str, Any]
     ) -> None:
         self.name, self.version, self._fn = name, version, fn
-        code = fn.__code__
-        source = f"{short(code.co_filename)}:{code.co_firstlineno}"
-        self.defined = Defined((fn.__module__, fn.__qualname__), source, next(_NUMBERS))
+        source = f"{short(fn.__code__.co_filename)}:{_line_of(fn)}"
+        self.defined: Defined = Defined((fn.__module__, fn.__qualname__), source, next(_NUMBERS))
         # Older versions whose runs this one can take over.
         self.accepts: tuple[str, ...] = ()
         self._signature = inspect.signature(fn)
@@ -159,8 +163,7 @@ class CodeProgram(Program):
 
     def _place(self) -> str:
         """Where it is defined, for messages."""
-        code = self._fn.__code__
-        return f"{self.name} is at {short(code.co_filename)}:{code.co_firstlineno}"
+        return f"{self.name} is at {self.defined.source}"
 
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
         """The arguments as one JSON object by parameter name."""
@@ -233,3 +236,11 @@ class CodeProgram(Program):
                 del found[one.name]
                 found.update(codec.decode(value, dict[str, Raw], self._annotations[one.name][1]))
         return found
+
+
+def _line_of(fn: Callable[..., Any]) -> int:
+    """The line of the `def`, where the parameters are. That of the code is the line of the first decorator."""
+    code = fn.__code__
+    lines = range(code.co_firstlineno, code.co_firstlineno + _DECORATORS)
+    is_def = (line for line in lines if _DEF.match(linecache.getline(code.co_filename, line)))
+    return next(is_def, code.co_firstlineno)
