@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
+from msgspec import Raw
 
 from perdure.client.client import Client
 from perdure.client.queries import pages
-from perdure.errors import PerdureError, StoreUnavailable, UsageError
+from perdure.client.schedules import ScheduleView
+from perdure.errors import NotDecodable, PerdureError, StoreUnavailable, UsageError
 from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.events import FINISHED, Batch, RunStatus
-from perdure.kernel.history.upgrade import Compatibility, Fit, check_compatibility
+from perdure.kernel.history.upgrade import SAFE, Compatibility, Fit, check_compatibility
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import RunRow
+from perdure.kernel.schedules.schedule import PREFIX
 from perdure.kernel.values.codec import Codec
 from perdure.ports.blobs import sources_of
 from perdure.ports.runs import RunFilter
@@ -44,7 +47,10 @@ class Checked(msgspec.Struct, frozen=True):
 async def upgrade_check(
     client: Client, programs: Programs, *, codec: Codec | None = None, sample: int | None = None
 ) -> AsyncIterator[Checked]:
-    """Every run that has not ended, or `sample` of them spread over all, each with what the code makes of it."""
+    """Every run that has not ended, or `sample` of them spread over all, each with what the code makes of it.
+
+    And every schedule whose arguments the code does not take.
+    """
     if sample is not None and sample < 1:
         raise UsageError(f"sample={sample}: check at least one run, or leave it out to check all")
     open_runs = RunFilter(status=OPEN, limit=LISTED, built_in=False)
@@ -58,6 +64,24 @@ async def upgrade_check(
         for row in page:
             verdict = await _judge(client, repairs, codec or client.codec, row, journals.get(row.run_id, []))
             yield Checked(row.id, row.run_id, row.program, row.version, row.status, *msgspec.structs.astuple(verdict))
+    for schedule in await client.schedules():
+        verdict = _judge_schedule(schedule, programs, codec or client.codec)
+        if verdict.fit is not Fit.SAFE:
+            id = PREFIX + schedule.id
+            yield Checked(id, id, schedule.program, "", RunStatus.WAITING, *msgspec.structs.astuple(verdict))
+
+
+def _judge_schedule(schedule: ScheduleView, programs: Programs, codec: Codec) -> Compatibility:
+    """Whether the runs that a schedule starts can begin."""
+    program = programs.get(schedule.program)
+    try:
+        if program is not None:
+            program.check_input(Raw(msgspec.json.encode(schedule.input)), codec)
+    except NotDecodable as error:
+        title = f"runs of the schedule {schedule.id!r} would be parked: {error}"
+        source = program.defined.source if program is not None and program.defined is not None else ""
+        return Compatibility(Fit.BREAKS, title, "undecodable", title, source)
+    return SAFE
 
 
 def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:
