@@ -22,6 +22,7 @@ from perdure import (
     wait_signal,
     workflow,
 )
+from perdure.cli.runs import _unparked
 from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.kernel.events import RunResumed
 from perdure.orchestrator.fit_check import FitCheck, FitReport
@@ -418,3 +419,42 @@ async def test_a_run_that_is_resolved_by_hand_says_so() -> None:
     async with engine_of(store, clock, program) as engine:
         await until(lambda: has(engine, RunStatus.WAITING))
         assert await resumptions(engine) == ["resolved by hand", "deployed code fits again"]
+
+
+def defined(*, fits: bool) -> Workflow[..., Any]:
+    """A workflow that is defined again, as in a notebook: its place is the same."""
+
+    @workflow(name="cell")
+    async def cell(n: int) -> int:
+        paid = await charge(n) if fits else await ship(n)
+        await wait_signal("go")
+        return paid
+
+    return cell
+
+
+async def test_a_program_that_is_defined_again_has_its_parked_and_waiting_runs_tried_at_once() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    async with engine_of(store, clock, defined(fits=True)) as engine:
+        _ = await engine.start(defined(fits=True)(1), id="it")
+        await until(lambda: has(engine, RunStatus.WAITING))
+    called.clear()
+    async with engine_of(store, clock, defined(fits=False)) as engine:
+        await until(lambda: has(engine, RunStatus.PARKED))
+        _ = await engine.start(defined(fits=True)(2), id="another")
+        await until(lambda: has(engine, RunStatus.WAITING))
+        assert await resumptions(engine) == ["deployed code fits again"]
+    assert called == ["charge 2"]
+
+
+async def test_runs_show_tells_when_and_why_a_parked_run_went_on() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    program = await waiting(store, clock, "signal")
+    async with engine_of(store, clock, changed) as engine:
+        await until(lambda: has(engine, RunStatus.PARKED))
+        view = await engine.get("it")
+        assert view is not None
+        assert _unparked(await store.journal.read(view.run_id)) == ""
+    async with engine_of(store, clock, program) as engine:
+        await until(lambda: has(engine, RunStatus.WAITING))
+        assert _unparked(await store.journal.read(view.run_id)).endswith(": deployed code fits again")

@@ -39,7 +39,7 @@ from perdure.client.views import RunPage, RunSummary, RunView, StepView, WaitVie
 from perdure.client.why import Why
 from perdure.kernel.divergence.repair import code_at, last_command
 from perdure.kernel.divergence.source import NO_SOURCE, Source
-from perdure.kernel.events import Entry, RunParked, RunStatus, StepStatus
+from perdure.kernel.events import Batch, Entry, RunParked, RunResumed, RunStatus, StepStatus, moment
 from perdure.ports.blobs import sources_of
 from perdure.ports.leases import ORCHESTRATOR
 
@@ -95,17 +95,17 @@ def ls(
 def show(id: RunId, /, *, store: StoreUrl = DEFAULT_STORE, json: AsJson = False) -> None:
     """Show a run as it stands."""
 
-    async def read(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None, Source]:
+    async def read(client: Reader) -> tuple[RunView, Sequence[StepView], Why | None, Source, str]:
         view, steps, why = await view_of(client, id), await client.steps(id), await client.why(id)
         batches = await client.store.journal.read(view.root)
         sources = await sources_of(client.store.blobs, batches)
-        return view, steps, why, sources.get(code_at(batches, last_command(batches)), NO_SOURCE)
+        return view, steps, why, sources.get(code_at(batches, last_command(batches)), NO_SOURCE), _unparked(batches)
 
-    view, steps, why, code = with_reader(opened(store), read)
+    view, steps, why, code, unparked = with_reader(opened(store), read)
     if json:
         write_json({**as_dict(view), "why": why, "last_error": _last_error(steps), "code": code.parts})
     else:
-        pairs([(name, value) for name, value in _facts(view, steps, why) if value])
+        pairs([(name, value) for name, value in _facts(view, steps, why, unparked) if value])
         if "\n" in view.reason:
             print(f"\n{clean(view.reason, keep=chr(10))}")
         for part in code.parts:
@@ -264,7 +264,18 @@ def _number(start: int) -> int:
 # --- as text --------------------------------------------------------------------------------------------------------
 
 
-def _facts(view: RunView, steps: Sequence[StepView], why: Why | None) -> list[tuple[str, str]]:
+def _unparked(batches: Sequence[Batch]) -> str:
+    """When and why the run went on the last time that it was parked; empty if it did not."""
+    for batch in reversed(batches):
+        for event in reversed(batch.events):
+            if isinstance(event, RunParked):
+                return ""
+            if isinstance(event, RunResumed) and event.reason:
+                return f"{when(moment(batch.at))}: {event.reason}"
+    return ""
+
+
+def _facts(view: RunView, steps: Sequence[StepView], why: Why | None, unparked: str) -> list[tuple[str, str]]:
     last = _last_error(steps) if not view.status.finished else None
     done, running = sum(s.status == "succeeded" for s in steps), [s for s in steps if s.finished_at is None]
     version = f" (version {view.version})" if view.version else ""
@@ -276,6 +287,7 @@ def _facts(view: RunView, steps: Sequence[StepView], why: Why | None) -> list[tu
         # Of one that has ended or is parked the lines below say more.
         ("why", str(why) if why is not None and not view.status.finished and view.parked is None else ""),
         ("reason", first_line(view.reason)),
+        ("unparked", unparked),
         ("forked from", view.forked_from or ""),
         ("goes on from", view.continued_from or ""),
         ("went on as", view.continued_as or ""),
