@@ -358,6 +358,43 @@ async def test_an_answer_that_the_code_in_memory_cannot_read_is_refused_and_the_
     assert "refund" not in called
 
 
+@dataclass
+class NotedAnswer:
+    ok: bool
+    note: str = ""
+
+
+@dataclass
+class RenamedAnswer:
+    yes: bool = False
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fit"),
+    [
+        (plain(int), plain(str), Fit.BREAKS),
+        (in_child(int), in_child(str), Fit.BREAKS),
+        (asked(Answer), asked(LongAnswer), Fit.BREAKS),
+        (asked(Answer), asked(RenamedAnswer), Fit.BREAKS),
+        (plain(int), plain(int | str), Fit.SAFE),
+        (plain(int), plain(None), Fit.SAFE),
+        (plain(None), plain(int), Fit.SAFE),
+        (asked(Answer), asked(NotedAnswer), Fit.SAFE),
+        (asked(NotedAnswer), asked(Answer), Fit.SAFE),
+    ],
+)
+async def test_upgrade_check_compares_the_type_of_an_open_wait_with_the_recorded_one(
+    before: Workflow[..., Any], after: Workflow[..., Any], fit: Fit
+) -> None:
+    it = await left(before)
+    found, reason = await it.verdict(after)
+    assert found is fit, reason
+    if fit is Fit.BREAKS:
+        assert "The run waits for the" in reason
+        assert "test_changed_types.py:" in reason
+    assert await it.verdict(before) == (Fit.SAFE, "")
+
+
 # --- results --------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from perdure.kernel.commands import OpenWait, Reads, Wishes
 from perdure.kernel.events import NULL, WaitResolved
 from perdure.kernel.ids import address
 from perdure.kernel.state import OpenOp, RunState
+from perdure.kernel.values.schemas import covers
 from perdure.kernel.values.signatures import misfit
 
 
@@ -28,6 +29,7 @@ def expect(wait: OpenOp, command: OpenWait) -> None:
     if wait.opened is not None and wait.opened.schema != command.schema:
         wait.recorded = wait.opened.schema
         wait.opened = msgspec.structs.replace(wait.opened, schema=command.schema)
+        wait.source = command.source
         if command.reads is not None and (known := set(_properties(msgspec.json.decode(wait.recorded)))):
             wait.reads = partial(_read_all, command.reads, known)
 
@@ -96,6 +98,14 @@ def check_inbox(state: RunState, wishes: Wishes, *, other_code: bool = False) ->
             if to not in seen and state.inbox.get(to) and (other_code or state.inherited.get(to)):
                 _decode(wish.reads, state.inbox[to][0].payload, wish.op)
             seen.add(to)
+
+
+def narrowed(state: RunState) -> Iterator[tuple[str, OpenOp]]:
+    """The open waits whose type does not take everything that it took when they were opened."""
+    for op, wait in state.ops.items():
+        if wait.recorded is not None and wait.opened is not None and NULL not in (wait.recorded, wait.opened.schema):
+            if not covers(msgspec.json.decode(wait.opened.schema), msgspec.json.decode(wait.recorded)):
+                yield op, wait
 
 
 def _decode(reads: Reads, value: Raw, op: str) -> None:

@@ -12,6 +12,7 @@ from perdure.errors import NotDecodable
 from perdure.kernel.divergence.model import Divergence, LostField, OpView
 from perdure.kernel.divergence.source_map import SourceMap
 from perdure.kernel.events import NULL, AnyEvent, WaitOpened
+from perdure.kernel.state import OpenOp
 
 _WORDS = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "null": "None"}
 _THEN = "The run then goes on by itself."
@@ -39,6 +40,23 @@ def explain_undecodable(
     change = "undecodable" if error.lost is None else "renamed"
     found = Divergence(change, recorded.path, title, recorded, current, _fix(error, was))
     return error.explained(found)
+
+
+def explain_narrowed(op: str, wait: OpenOp, source_map: SourceMap) -> Divergence:
+    """An open wait whose type has changed, and no longer takes everything that it took."""
+    assert wait.opened is not None
+    asked = wait.opened
+    was, now = _accepted_as(wait.recorded or NULL) or "another type", _accepted_as(asked.schema) or "this one"
+    title = f"The run waits for the {asked.kind} {asked.name!r} as {was}, and the code now reads it as {now}."
+    return Divergence(
+        "undecodable",
+        op,
+        title,
+        OpView(asked.kind, op, asked.name, source=asked.source),
+        OpView(asked.kind, op, asked.name, source=wait.source, code=source_map.code.get(wait.source, "")),
+        "What is sent as before is refused, or parks the run. Let the type take the old form too, for as long as such\n"
+        "runs are open: a field with a default, a union with the old type.",
+    )
 
 
 def _fix(error: NotDecodable, was: str) -> str:

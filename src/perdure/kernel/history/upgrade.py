@@ -13,7 +13,9 @@ from perdure.kernel.commands import FINISH, Finish
 from perdure.kernel.divergence.recorder import explained, follow
 from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.divergence.source import Source
+from perdure.kernel.divergence.undecodable import explain_narrowed
 from perdure.kernel.events import Batch, RunClaimed, RunStarted, RunStatus
+from perdure.kernel.misfits import narrowed
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.replay import Replay, open_replay
 from perdure.kernel.values.codec import Codec
@@ -71,6 +73,7 @@ def check_compatibility(
                 except NotDecodable as error:
                     raise explained(error, opened, batches, programs) from None
             end = replay.wishes.get(FINISH)
+            waits = [] if repairs is None else list(narrowed(replay.state))
         finally:
             replay.close()
     except Exception as error:
@@ -83,6 +86,10 @@ def check_compatibility(
         # The old code did not fail here, or the journal would hold the failure.
         title = f"it would fail as soon as it goes on: {end.error.type}: {end.error.message}"
         return Compatibility(Fit.BREAKS, f"{title}\n{end.error.traceback}".rstrip(), "fails", title)
+    for op, wait in waits:
+        program = programs.find(started.program, started.version)
+        found = explain_narrowed(op, wait, program.source_map())
+        return Compatibility(Fit.BREAKS, str(found), found.change, found.title, wait.source)
     return SAFE
 
 

@@ -326,6 +326,11 @@ def misfit(schema: bytes, value: Any) -> tuple[str, str] | None:
     return None
 
 
+def misfit_in(schema: Any, value: Any) -> tuple[str, str] | None:
+    """As `misfit`, for a schema as plain data."""
+    return misfit(msgspec.json.encode(schema), value)
+
+
 @lru_cache(maxsize=1000)
 def _validator(schema: bytes) -> Any:
     import jsonschema_rs
