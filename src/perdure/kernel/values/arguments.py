@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from inspect import Parameter
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -35,6 +36,8 @@ KEYWORD_ONLY = Parameter.KEYWORD_ONLY
 # The longest value, in bytes of JSON, that the record of an op shows; and the longest list in which all are so short.
 SMALL = 32
 ALL_SMALL = SMALL + 2
+# The longest record, in characters; a longer one has one digest, under this name.
+_LONGEST, ALL = 1000, "arguments"
 # How much of a value an explanation shows.
 _SHOWN = 120
 _values = msgspec.json.Decoder(list[Raw]).decode
@@ -249,7 +252,8 @@ def recorded_call(names: Sequence[str], inputs: bytes) -> str:
     """The record of a call, from the names of its arguments and their encoded list."""
     shown: list[str] = []
     small: list[Raw] = []
-    for name, value in zip(names, _values(inputs), strict=True):
+    values = _with_rest(names, _values(inputs))
+    for name, value in values.items():
         name = name if name.lstrip("*").isidentifier() or name.isdecimal() else f"?{_digest(name.encode())}"
         if len(data := bytes(value)) > SMALL:
             shown.append(f"{name}#{_digest(data)}")
@@ -257,7 +261,16 @@ def recorded_call(names: Sequence[str], inputs: bytes) -> str:
             shown.append(name)
             small.append(value)
     text = f"{','.join(shown)}{msgspec.json.encode(small).decode()}"
+    if len(text) > _LONGEST:
+        text = f"{ALL}#{_digest(msgspec.json.encode(dict(sorted(values.items(), key=itemgetter(0)))))}[]"
     return text + versions_in(inputs) if VERSION_KEY in inputs else text
+
+
+def _with_rest(names: Sequence[str], values: Sequence[Raw]) -> dict[str, Raw]:
+    """Encoded values by name, those of a `*rest` as one list."""
+    rest = [value for name, value in zip(names, values, strict=True) if name.startswith("*")]
+    found = dict(zip(names, values, strict=True))
+    return found | {name: Raw(msgspec.json.encode(rest)) for name in found if name.startswith("*")} if rest else found
 
 
 def _digest(data: bytes) -> str:
@@ -294,7 +307,8 @@ class ArgumentChange(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """`urls: was ["u1"], now ["u1", "u2"]`."""
         was = "not given" if self.was is None else _shown(self.was) or "another value, too long for the journal"
-        return f"{self.name}: was {was}, now {'not given' if self.now is None else _shown(self.now)}"
+        now = "not given" if self.now is None else _shown(self.now) or "others"
+        return f"{self.name}: was {was}, now {now}"
 
 
 def same_call(recorded: str, command: RunStep | StartChild) -> bool:
@@ -364,14 +378,13 @@ def _earlier(name: str, command: RunStep | StartChild) -> Iterator[str]:
 
 
 def _parsed(text: str) -> dict[str, str]:
-    """The values of a recorded call by name: as JSON, or a digest behind a `#`; those of a `*rest` in one."""
+    """The values of a recorded call by name: as JSON, or a digest behind a `#`; those of a `*rest` as a list."""
     names, _, rest = text.partition("[")
     values = iter(_values("[" + rest.rpartition("]")[0] + "]"))
     found: dict[str, str] = {}
     for entry in names.split(",") if names else ():
         name, digested, digest = entry.partition("#")
-        value = f"#{digest}" if digested else bytes(next(values)).decode()
-        found[name] = f"{found[name]}\n{value}" if name in found else value
+        found[name] = f"#{digest}" if digested else bytes(next(values)).decode()
     return found
 
 
@@ -418,20 +431,15 @@ def _full(command: RunStep | StartChild) -> dict[str, str]:
         given = msgspec.json.decode(command.input, type=dict[str, Raw] | list[Raw])
         pairs = given.items() if isinstance(given, dict) else zip(map(str, count()), given, strict=False)
         return {name: bytes(value).decode() for name, value in pairs}
-    found: dict[str, str] = {}
-    for name, value in zip(names_of(command), _values(command.inputs), strict=True):
-        text = bytes(value).decode()
-        found[name] = f"{found[name]}\n{text}" if name in found else text
-    return found
+    found = _with_rest(names_of(command), _values(command.inputs))
+    return {name: bytes(value).decode() for name, value in found.items()}
 
 
 def _literal(value: str | None) -> str | None:
     return "" if value is not None and value.startswith("#") else value
 
 
-def _shown(values: str) -> str:
+def _shown(value: str) -> str:
     """JSON as a message shows it, shortened."""
-    each = values.split("\n") if values else []
-    shown = ("…" if one.startswith("#") else json.dumps(json.loads(one), ensure_ascii=False) for one in each)
-    text = ", ".join(shown)
+    text = json.dumps(json.loads(value), ensure_ascii=False) if value else ""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
