@@ -10,13 +10,25 @@ import msgspec
 import pydantic
 import pytest
 
-from perdure import Engine, RunStatus, Workflow, approval, call, migrates, step, versioned, wait_signal, workflow
+from perdure import (
+    Engine,
+    RunStatus,
+    Workflow,
+    approval,
+    call,
+    continue_as,
+    migrates,
+    step,
+    versioned,
+    wait_signal,
+    workflow,
+)
 from perdure.client.client import Client
 from perdure.client.upgrade import upgrade_check
 from perdure.kernel.history.upgrade import Fit
 from perdure.kernel.policies.versions import Programs
 from perdure.stores.memory.store import MemoryStore
-from tests.engine.harness import AT_ONCE, PATIENCE, Recorded, eventually, left_by_a_crash
+from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, left_by_a_crash
 
 called: list[Any] = []
 
@@ -333,3 +345,41 @@ async def test_a_migration_says_what_became_of_a_field() -> None:
     store, _ = await left(as_input(Old), Old("a", 700))
     assert await goes_on(left_by_a_crash(store), as_input(Migrated)) == 70
     assert await goes_on(left_by_a_crash(store), as_input(Replaced)) == 5
+
+
+async def test_a_run_that_was_queued_under_the_old_name_is_parked_when_it_would_begin() -> None:
+    store = MemoryStore()
+    async with Engine(store, [as_input(Old)], name="w", recovery=AT_ONCE) as engine:
+        handle = await engine.start(as_input(Old)(Old("a", 700)), id="it", delay=3600)
+    fit, reason = await verdict(store, as_input(Renamed))
+    assert fit is Fit.BREAKS
+    clock = FakeClock()
+    clock.advance(1e9)
+    async with Engine(store, [as_input(Renamed)], name="w", recovery=AT_ONCE, clock=clock) as engine:
+        await eventually(lambda: store.journal.rows[handle.run_id].status is RunStatus.PARKED)
+        view = await engine.get("it")
+    assert view is not None
+    assert "test_lost_fields.py:" in view.reason
+    assert "renamed_from" in view.reason
+    assert view.reason == reason
+
+
+async def test_the_input_of_the_next_incarnation_is_not_lost_either() -> None:
+    def rounds(kind: Any) -> Workflow[..., Any]:
+        async def flow(order: Any) -> int:
+            if order.id == "first":
+                continue_as(Old("second", 700))
+            await wait_signal("go")
+            return await pay(value_of(order))
+
+        flow.__annotations__["order"] = kind
+        return workflow(name="flow")(flow)
+
+    store, recorded = MemoryStore(), Recorded()
+    async with Engine(store, [rounds(Old)], name="w", recovery=AT_ONCE, on_commit=recorded) as engine:
+        _ = await engine.start(rounds(Old)(Old("first", 700)), id="it")
+        await recorded.until(lambda e: type(e).__name__ == "WaitOpened")
+        view = await engine.get("it")
+        assert view is not None
+        store = left_by_a_crash(store)
+    await parks(store, view.run_id, rounds(Renamed))

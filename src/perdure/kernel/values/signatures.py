@@ -283,7 +283,9 @@ _FORMATS: dict[type, str] = {
 
 def _enum(cls: type[Enum]) -> dict[str, Any]:
     if cls._missing_.__func__ is not Enum._missing_.__func__:  # type: ignore[attr-defined]
-        return {}  # it accepts values beyond its members
+        # It accepts values beyond its members, of their kind.
+        kinds = {type(value) for value in cls._value2member_map_}
+        return {"type": "string"} if kinds == {str} else {"type": "integer"} if kinds == {int} else {}
     return {"enum": list(cls._value2member_map_)}
 
 
