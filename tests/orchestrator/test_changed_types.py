@@ -14,6 +14,7 @@ from msgspec import Raw
 from perdure import (
     Accepted,
     Engine,
+    NotDecodable,
     RunStatus,
     SignalRejected,
     Workflow,
@@ -28,12 +29,13 @@ from perdure import (
 from perdure.client.client import Client
 from perdure.client.upgrade import upgrade_check
 from perdure.errors import AnswerRejected, ForkRefused
-from perdure.kernel.events import SignalReceived
+from perdure.kernel.events import AnyEvent, Batch, RunClaimed, RunStarted, SignalReceived, WaitOpened, WaitResolved
 from perdure.kernel.history.upgrade import Fit
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.projection import project
 from perdure.kernel.state import fold
 from perdure.ports.appends import extend
-from perdure.ports.journal import Appended
+from perdure.ports.journal import Append, Appended
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually, left_by_a_crash
 
@@ -432,6 +434,103 @@ async def test_a_result_of_a_remote_step_that_arrives_for_other_code_parks_the_r
     assert view.parked == "undecodable"
     assert "test_changed_types.py:" in view.reason
     assert called == []
+
+
+def by_step(kind: Any) -> Workflow[..., Any]:
+    async def fetch() -> Any:
+        return Answer(True)
+
+    fetch.__annotations__["return"] = kind
+    fetched = step(fetch)
+
+    @workflow(name="flow")
+    async def flow() -> str:
+        got = await fetched()
+        await wait_signal("go")
+        return await ship(f"{got.ok}")
+
+    return flow
+
+
+def by_gather(kind: Any) -> Workflow[..., Any]:
+    async def fetch() -> Any:
+        return Answer(True)
+
+    fetch.__annotations__["return"] = kind
+    fetched = step(fetch)
+
+    @workflow(name="flow")
+    async def flow() -> str:
+        results: Any = await asyncio.gather(charge(1), fetched(), return_exceptions=True)
+        await wait_signal("go")
+        return await ship(f"{results[1].ok}")
+
+    return flow
+
+
+def by_child(kind: Any) -> Workflow[..., Any]:
+    async def child() -> Any:
+        return Answer(True)
+
+    child.__annotations__["return"] = kind
+    asked_child = workflow(name="child")(child)
+
+    @workflow(name="flow")
+    async def flow() -> str:
+        got = await asked_child()
+        await wait_signal("go")
+        return await ship(f"{got.ok}")
+
+    CHILDREN[flow] = [asked_child]
+    return flow
+
+
+@pytest.mark.parametrize("way", [by_step, by_gather, by_child], ids=lambda way: way.__name__)
+async def test_a_result_whose_annotation_has_changed_parks_the_run_and_names_the_line(
+    way: Callable[[Any], Workflow[..., Any]],
+) -> None:
+    it = await left(way(Answer))
+    called.clear()
+    fit, reason = await it.verdict(way(LongAnswer))
+    assert fit is Fit.BREAKS
+    assert "fetched()" in reason or "asked_child()" in reason
+    assert "test_changed_types.py:" in reason
+    assert "the result of " in reason
+    assert "Give the field `why` a default" in reason
+    async with it.engine(way(LongAnswer), "w") as engine:
+        await engine.signal("it", "go")
+        await it.parked()
+        view = await engine.get("it")
+    assert view is not None
+    assert (view.parked, view.reason) == ("undecodable", reason)
+    assert called == []
+    async with it.engine(way(Answer), "w") as engine:
+        assert await engine.handle("it").result(PATIENCE) == "True"
+
+
+async def test_a_journal_of_before_in_which_the_body_got_the_error_is_replayed_the_same_way() -> None:
+    @workflow
+    async def careful() -> str:
+        try:
+            return f"{await wait_signal('go', type=int)}"
+        except NotDecodable:
+            await wait_signal("more")
+            return "caught"
+
+    events: list[AnyEvent] = [
+        RunStarted("it", "careful", "1", Raw(b"{}")),
+        RunClaimed("w", 1),
+        SignalReceived("go", Raw(b'"x"')),
+        WaitOpened("go:0", "signal", name="go", schema=Raw(b'{"type":"integer"}')),
+        WaitResolved("go:0", "signal"),
+        WaitOpened("more:0", "signal", name="more"),
+    ]
+    store, batches = MemoryStore(), [Batch(0, 1.0, events)]
+    [outcome] = store.journal.append([Append("r", 0, batches, project("r", batches))])
+    assert isinstance(outcome, Appended)
+    async with Engine(store, [careful], name="w", recovery=AT_ONCE) as engine:
+        await engine.signal("it", "more")
+        assert await engine.handle("it").result(PATIENCE) == "caught"
 
 
 # --- forks ----------------------------------------------------------------------------------------------------------

@@ -214,7 +214,8 @@ class Body:
             return
         future, spec = found
         if decoded is UNDECODED:
-            decoded = self.decode(event.value, spec.returns if isinstance(spec, StepSpec) else Any, event.op)
+            returns = spec.returns if isinstance(spec, StepSpec) else Any
+            decoded = self.decode(event.value, returns, f"the result of {event.op}")
         future._op = None
         if not future.done():
             if not future._callbacks:
