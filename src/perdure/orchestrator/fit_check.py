@@ -21,6 +21,7 @@ from perdure.kernel.ids import BUILT_IN
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import fold
 from perdure.kernel.values.raised import contained
+from perdure.orchestrator.fit_cache import FEWEST, FitCache, code_hash, digest
 from perdure.orchestrator.loader import Ready
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.orchestrator import Orchestrator
@@ -74,9 +75,9 @@ class Checked:
     error: Exception | None = None
 
     @property
-    def head(self) -> int:
-        """Where its journal ends."""
-        return self.batches[-1].seq + len(self.batches[-1].events)
+    def digest(self) -> bytes:
+        """Its journal as it was replayed."""
+        return digest(self.row.run_id, self.batches[-1].seq + len(self.batches[-1].events))
 
 
 class FitCheck:
@@ -89,9 +90,14 @@ class FitCheck:
         self.time = orchestrator.loop.time
         self._wanted = asyncio.Event()
         self._wanted.set()
-        # The heads of journals that were checked, by run_id; those of runs that were left to other orchestrators.
-        self._checked: dict[str, int] = {}
-        self._left: dict[str, int] = {}
+        # The digests of journals that fit, or are those of other engines' programs; and of those that do not fit, and
+        # were left to other orchestrators.
+        self._fits: set[bytes] = set()
+        self._foreign: set[bytes] = set()
+        self._left: set[bytes] = set()
+        self._cache = FitCache(orchestrator.store, orchestrator.clock)
+        # The hash of the code, for the cache: None before it is known, empty if there is none.
+        self._code: str | None = None
         # The other live orchestrators, by name, with their registrations if those are known.
         self._others: Mapping[str, Registration | None] = {}
         self._code_changed = False
@@ -105,9 +111,10 @@ class FitCheck:
 
     def code_changed(self) -> None:
         """Check everything again, and try parked runs again: a program was defined again."""
-        self._checked.clear()
-        self._left.clear()
-        self._code_changed = True
+        for known in (self._fits, self._foreign, self._left):
+            known.clear()
+        # What was defined again in one process is of no use to the next.
+        self._code, self._code_changed = "", True
         self._wanted.set()
 
     async def wait(self) -> None:
@@ -133,20 +140,29 @@ class FitCheck:
             self._left.clear()
         unknown = [name for name in await unknown_programs(orchestrator) if not self._others_may_take(name, "")]
         await park_unknown(orchestrator, self._membership, unknown)
-        self._turns = checked = parked = 0
+        if self._code is None:
+            self._code = await asyncio.to_thread(code_hash, orchestrator.programs)
+            self._fits = await self._cache.load(self._code) if self._code else set()
+        fits: set[bytes] = set()
+        self._turns = checked = parked = new = 0
         left: Counter[str] = Counter()
         cursor: str | None = None
         while orchestrator.at_work:
             filter = RunFilter(status=WAITS, limit=self._config.page, cursor=cursor, built_in=False)
             page = await orchestrator.store.runs.list(filter)
-            todo = [row for row, head in page if self._is_unchecked(row, head.next_seq)]
+            heads = [(row, digest(row.run_id, head.next_seq)) for row, head in page]
+            fits.update(one for _, one in heads if one in self._fits)
+            todo = [row for row, one in heads if self._is_unchecked(row, one)]
             for start in range(0, len(todo), self._config.batch):
                 for one in await self._check(todo[start : start + self._config.batch]):
                     checked += 1
-                    if one.error is None:
-                        self._checked[one.row.run_id] = one.head
+                    if one.error is None and one.row.program not in orchestrator.programs:
+                        self._foreign.add(one.digest)
+                    elif one.error is None:
+                        fits.add(one.digest)
+                        new += 1
                     elif self._others_may_take(one.row.program, one.row.queue):
-                        self._left[one.row.run_id] = one.head
+                        self._left.add(one.digest)
                         left[one.row.program] += 1
                     elif await self._park(one, one.error):
                         parked += 1
@@ -154,6 +170,11 @@ class FitCheck:
                 break
             cursor = page[-1][0].run_id
             await asyncio.sleep(0)
+        else:
+            return FitReport()
+        self._fits = fits
+        if self._code and new and len(fits) >= FEWEST:
+            await self._cache.save(self._code, fits)
         for program, count in left.items():
             log.warning(
                 "%d waiting run%s of `%s` %s not fit the code of orchestrator %s, and %s left to others that are alive "
@@ -180,14 +201,14 @@ class FitCheck:
         orchestrator.runs.mark_parked(run_id)
         return True
 
-    def _is_unchecked(self, row: RunRow, head: int) -> bool:
+    def _is_unchecked(self, row: RunRow, journal: bytes) -> bool:
         """Whether a run is to be replayed: it is ours or no live owner's, and was not checked as it is."""
         orchestrator, programs = self._orchestrator, self._orchestrator.programs
         if row.root or row.owner in self._others or orchestrator.runs.state(row.run_id) is not ABSENT:
             return False
         if orchestrator.serves is not None and row.queue not in orchestrator.serves:
             return False
-        if head in (self._checked.get(row.run_id), self._left.get(row.run_id)):
+        if any(journal in known for known in (self._fits, self._foreign, self._left)):
             return False
         if row.program not in programs:
             # Only an engine of that program can say what it makes of a run that has not begun.

@@ -1,0 +1,95 @@
+"""Remember for the next process which journals fit which code: a blob of digests, found by a hash of the code.
+
+It may be lost or out of date at any time: then the runs are replayed again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from hashlib import blake2b
+
+from perdure.errors import Corrupt, NotOwner
+from perdure.kernel.ids import BUILT_IN
+from perdure.kernel.policies.versions import Programs
+from perdure.ports.clock import Clock
+from perdure.ports.leases import HeldBy
+from perdure.ports.store import Store
+
+# Leases under this prefix name the blobs, and end by themselves once code was not used for so many seconds.
+FITS = "fits:"
+TTL = 30 * 86400.0
+# Fewer runs are replayed sooner than they are looked up.
+FEWEST = 100
+SIZE = 8
+
+
+def digest(run_id: str, head: int) -> bytes:
+    """A journal up to an event."""
+    return blake2b(f"{run_id}:{head}".encode(), digest_size=SIZE).digest()
+
+
+def code_hash(programs: Programs) -> str:
+    """A hash of the programs, and of all modules that are loaded; empty if the source of a program is not known.
+
+    Modules of the project by what they hold, for types and helpers count as well; installed ones by their date.
+    """
+    found = blake2b(sys.version.encode(), digest_size=16)
+    for program in sorted(programs.every(), key=lambda one: (one.name, one.version)):
+        if program.name.startswith(BUILT_IN):
+            continue
+        source = program.source().digest()
+        if not source:
+            return ""
+        found.update(f"{program.name}\0{program.version}\0{program.accepts}\0{program.defined}\0{source}\0".encode())
+    for path in _files():
+        try:
+            if _is_installed(path):
+                at = os.stat(path)
+                found.update(f"{path}\0{at.st_size}\0{at.st_mtime_ns}\0".encode())
+            else:
+                with open(path, "rb") as file:
+                    found.update(file.read())
+        except OSError:
+            return ""
+    return found.hexdigest()
+
+
+def _files() -> Iterable[str]:
+    standard = sysconfig.get_paths()["stdlib"] + os.sep
+    places = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    paths = sorted(path for path in places if isinstance(path, str) and os.path.isabs(path))
+    return [path for path in paths if _is_installed(path) or not path.startswith(standard)]
+
+
+def _is_installed(path: str) -> bool:
+    return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
+
+
+class FitCache:
+    """The journals that fit, by code, in a store."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+
+    async def load(self, code: str) -> set[bytes]:
+        """The digests of journals that fit this code."""
+        lease = await self._store.leases.get(FITS + code, self._clock.now())
+        if lease is None:
+            return set()
+        try:
+            data = await self._store.blobs.get(lease.owner) or b""
+        except Corrupt:
+            return set()
+        return {data[at : at + SIZE] for at in range(0, len(data), SIZE)}
+
+    async def save(self, code: str, digests: Collection[bytes]) -> None:
+        """Replace what is known of this code."""
+        blob = await self._store.blobs.put(b"".join(sorted(digests)))
+        leases, key = self._store.leases, FITS + code
+        while isinstance(held := await leases.acquire(key, blob, TTL, self._clock.now()), HeldBy):
+            with suppress(NotOwner):
+                await leases.release(key, held.owner)
