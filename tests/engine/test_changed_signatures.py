@@ -446,6 +446,18 @@ async def test_a_step_that_waits_for_its_next_attempt_is_bound_by_name(made: Mad
 # --- remote steps -----------------------------------------------------------------------------------------------------
 
 
+def queued(pay: Any, *, by_keywords: bool) -> Any:
+    """A workflow that has another process pay; a step without these parameters is called by position."""
+    there = pay.options(queue="money")
+    names = {name for name, _ in pay.spec.types}
+
+    @workflow
+    async def w() -> None:
+        await (there(cents=700, user="u1") if by_keywords and "user" in names else there("u1", 700))
+
+    return w
+
+
 REMOTE: list[tuple[Any, Any]] = [
     (pay_as_it_was, ("u1", 700, 0, ())),
     (pay_moved, ("u1", 700, 0, ())),
@@ -458,16 +470,13 @@ REMOTE: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize("keywords", [False, True])
 @pytest.mark.parametrize(("pay", "expected"), REMOTE)
 async def test_a_step_in_a_queue_is_bound_by_name(pay: Any, expected: Any, keywords: bool, made: Made) -> None:
-    store = MemoryStore()
-    there = pay_as_it_was(made).options(queue="money")
-
-    @workflow
-    async def w() -> None:
-        await (there(cents=700, user="u1") if keywords else there("u1", 700))
-
+    store, w = MemoryStore(), queued(pay_as_it_was(made), by_keywords=keywords)
     async with Engine(store, [w], recovery=AT_ONCE) as engine:
         run = await engine.start(w(), id="it")
         await eventually(lambda: len(store.journal.rows) == 2)
+        fit, reason = await verdict(store, queued(pay(made), by_keywords=True))
+        assert (fit is Fit.SAFE) == isinstance(expected, tuple)
+        assert isinstance(expected, tuple) or expected in reason
         async with Engine(store, steps=[pay(made)], name="worker", recovery=AT_ONCE) as worker:
             if isinstance(expected, tuple):
                 await run.result(PATIENCE)

@@ -61,7 +61,7 @@ from perdure.kernel.patches import NO_HISTORY, PATCH, PatchHistory, patch_histor
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import child_run_id
 from perdure.kernel.state import OpenOp, RunState
-from perdure.kernel.values.arguments import ArgumentChange, changes, check_call, same_call
+from perdure.kernel.values.arguments import ArgumentChange, changes, check_call, check_remote_call, same_call
 from perdure.kernel.values.codec import Codec
 
 if TYPE_CHECKING:
@@ -404,6 +404,8 @@ class Replay:
         if self.wishes.pop(event.op, None) is None:
             del self.held[event.op]
         self.bulky.discard(event.op)
+        if command.spec.queue and event.inputs:
+            command = replace(command, inputs_hash=event.inputs)  # as its worker gets it
         self.open_steps[event.op] = command
         self._last_begun = self.state.next_seq - 1
 
@@ -475,11 +477,16 @@ class Replay:
         for one in given_up:
             self._advance(one, at)
 
-    def check_open_steps(self) -> None:
-        """Raise NotDecodable if a step that is to be tried again cannot be called with its arguments."""
+    def check_open_steps(self, *, other_code: bool = False) -> None:
+        """Raise NotDecodable if a step that is to be tried again cannot be called with its arguments.
+
+        The worker of a remote step sees to it itself; with `other_code`, it has the code that is checked.
+        """
         for command in self.open_steps.values():
-            if not command.spec.queue:  # the worker of a remote step sees to it
+            if not command.spec.queue:
                 check_call(command, self._child_context.codec)
+            elif other_code:
+                check_remote_call(command)
 
     def check_edits(self) -> None:
         """Raise NotDecodable if a fork gives a step or a child arguments that it cannot be called with."""

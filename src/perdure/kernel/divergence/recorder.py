@@ -98,7 +98,7 @@ def follow_parts(
     try:
         yield from replay.fold_parts(parts)
         check_inbox(replay.state, replay.wishes, other_code=other_code)
-        replay.check_open_steps()
+        replay.check_open_steps(other_code=other_code)
     except (Diverged, NotDecodable) as error:
         replay.close()
         raise explained(error, opened, batches, programs) from None

@@ -216,6 +216,22 @@ def check_call(command: RunStep, codec: Codec) -> None:
         raise NotDecodable(what, error.type, f"{error.reason} (called at {command.source})") from None
 
 
+def check_remote_call(command: RunStep) -> None:
+    """Raise NotDecodable for a remote step that is recorded with arguments which its parameters do not take."""
+    names = [] if is_former(command.inputs_hash) else [*_parsed(command.inputs_hash)]
+    if ALL in names or any(name.isdecimal() or name.startswith("?") for name in names):
+        return
+    try:
+        parameters = inspect.signature(command.spec.fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    try:
+        bind(command.spec.name, parameters, {name.lstrip("*"): () for name in names})
+    except TypeError as error:
+        what = f"the input of the step {command.spec.name}"
+        raise NotDecodable(what, "its arguments", f"{error} (called at {command.source})") from None
+
+
 def rebound(
     spec: StepSpec, names: Sequence[str], keywords: Sequence[str], inputs: bytes
 ) -> tuple[bytes, int, tuple[str, ...]]:
