@@ -57,13 +57,13 @@ def programs_of(loaded: ModuleType) -> dict[str, Program]:
     return {program.name: program for program in found}
 
 
-def recorded(code: Code) -> tuple[MemoryStore, str]:
+def recorded(code: Code, max_concurrency: int | None = None) -> tuple[MemoryStore, str]:
     """A run to its end, in virtual time, with everything it waits for."""
     sim = Simulation(seed=1)
 
     async def scenario() -> str:
         async with sim.engine(code.programs.values()) as engine:
-            run = await engine.start(code.order(), id="it")
+            run = await engine.start(code.order(), id="it", max_concurrency=max_concurrency)
             for signal in ("paid", "settled"):
                 await engine.signal("it", signal, 1)
             while (await run.status()) not in (RunStatus.COMPLETED, RunStatus.FAILED):

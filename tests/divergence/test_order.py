@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Engine, RunStatus
 from tests.divergence import shop
-from tests.divergence.harness import Change
+from tests.divergence.harness import Change, Code, cuts, journal, recorded, replay
 from tests.engine.harness import AT_ONCE, FakeClock, eventually
 
 # By name: the code before and after. The marked line was inserted.
@@ -58,18 +58,14 @@ INSERTED = {
         "a = random()\nawait charge(n)\nb = random()\nawait ship(int(b * 1000))\nawait mail(n)",
         "a = random()\nawait charge(n)\nc = random()  #!\nb = random()\nawait ship(int(b * 1000))\nawait mail(n)",
     ),
-    "a draw of another kind": (
-        "a = random()\nawait charge(n)\nawait ship(n)",
-        "a = random()\nb = uuid4()  #!\nawait charge(n)\nawait ship(n)",
-    ),
-    "the time": ("await charge(n)\nawait ship(n)", "await charge(n)\nnow()  #!\nawait ship(n)"),
     "a draw in a loop": (
         "for i in range(3):\n    a = random()\n    await resize(int(a * 1000))",
-        "for i in range(3):\n    a = random()\n    b = uuid4()  #!\n    await resize(int(a * 1000))",
+        "for i in range(3):\n    b = random()  #!\n    a = random()\n    await resize(int(a * 1000))",
     ),
     "a draw in a task": (
-        "async def paying(n):\n    await charge(n)\n    await ship(n)\nawait asyncio.gather(paying(n), mail(n))",
-        "async def paying(n):\n    await charge(n)\n    random()  #!\n    await ship(n)\n"
+        "async def paying(n):\n    a = uuid4()\n    await charge(n)\n    await ship(n)\n"
+        "await asyncio.gather(paying(n), mail(n))",
+        "async def paying(n):\n    a = uuid4()\n    await charge(n)\n    b = uuid4()  #!\n    await ship(n)\n"
         "await asyncio.gather(paying(n), mail(n))",
     ),
     "a step in the middle of a gather": (
@@ -115,6 +111,20 @@ SAFE = {
     "the value of a state": (
         'set_state("a", 1)\nawait charge(n)\nawait ship(n)',
         'set_state("a", "one")\nawait charge(n)\nawait ship(n)',
+    ),
+    "a draw of another kind": (
+        "a = random()\nawait charge(n)\nawait ship(n)",
+        "a = random()\nb = uuid4()\nawait charge(n)\nawait ship(n)",
+    ),
+    "the time": ("await charge(n)\nawait ship(n)", "await charge(n)\nnow()\nawait ship(n)"),
+    "a draw in a loop": (
+        "for i in range(3):\n    a = random()\n    await resize(int(a * 1000))",
+        "for i in range(3):\n    a = random()\n    b = uuid4()\n    await resize(int(a * 1000))",
+    ),
+    "a draw in a task": (
+        "async def paying(n):\n    await charge(n)\n    await ship(n)\nawait asyncio.gather(paying(n), mail(n))",
+        "async def paying(n):\n    await charge(n)\n    random()\n    await ship(n)\n"
+        "await asyncio.gather(paying(n), mail(n))",
     ),
     "a draw after everything": ("await charge(n)", "await charge(n)\nawait sleep(60)\nrandom()"),
     "a timeout after everything": (
@@ -194,3 +204,19 @@ def test_published_states_are_those_of_the_code_of_now(
         assert view.state == state
 
     asyncio.run(deploy())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "steps = [charge(i) for i in range(4)]\nawait sleep(5)\nawait asyncio.gather(*steps)\nawait ship(n)",
+        "steps = [charge(i) for i in range(3)]\nrandom()\nawait ship(n)\nawait asyncio.gather(*steps)",
+        "await asyncio.gather(*[charge(i) for i in range(3)], sleep(5), settle(n))\nawait ship(n)",
+        "async with asyncio.timeout(500):\n    await asyncio.gather(*[charge(i) for i in range(4)])\nawait ship(n)",
+    ],
+)
+def test_steps_that_wait_for_a_limit_are_no_insertions(text: str, tmp_path: Path) -> None:
+    code = Code(tmp_path / "code", text)
+    store, run_id = recorded(code, max_concurrency=1)
+    for batches in cuts(asyncio.run(journal(store, run_id))):
+        assert replay(code, batches, run_id) is None

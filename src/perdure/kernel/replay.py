@@ -436,7 +436,15 @@ class Replay:
         issued, wishes = self._issued, {**self._unrecorded, **self.wishes}
         if not issued or not wishes or self.state.kept is not None or self.state.finished is not None:
             return
-        pending = {op for op, wish in wishes.items() if isinstance(op, str) and _begins(wish)}
+        # Recorded values by scope and name: one more of a name shifts the others, and only that matters.
+        values = {_numberless(op) for op in issued if op not in wishes}
+        pending = {
+            op
+            for op, wish in wishes.items()
+            if isinstance(op, str)
+            and _begins(wish)
+            and (not isinstance(wish, RecordValue) or _numberless(op) in values)
+        }
         if not pending:
             return
         # From the last to the first: in each scope, the next op that the journal holds, and the next local step.
@@ -540,6 +548,10 @@ def _is_child(command: StartChild, event: ChildStarted) -> bool:
     if event.inputs and not same_call(event.inputs, command):
         return False
     return (command.program, command.id, command.detached) == (event.program, event.id, bool(event.detached))
+
+
+def _numberless(op: str) -> str:
+    return op.rpartition(":")[0]
 
 
 def _begins(wish: Command) -> bool:

@@ -209,7 +209,8 @@ def _drawn(evidence: Evidence, current: OpView | None) -> OpView | None:
     for wish in evidence.wishes:
         if wish.path == current.path:
             return None
-        if wish.kind in _DRAWS and _scope(wish) == _scope(recorded) and wish.path not in known:
+        draws = [op for op in evidence.before if _names(op) == _names(wish) and _scope(op) == _scope(wish)]
+        if draws and wish.kind in _DRAWS and _scope(wish) == _scope(recorded) and wish.path not in known:
             return wish
     return None
 

@@ -8,7 +8,7 @@ from typing import TypeGuard
 import msgspec
 
 from perdure.errors import DeadlineExceeded, StepCancelled
-from perdure.kernel.commands import FINISH, CancelKey, Command, Finish, RunStep
+from perdure.kernel.commands import FINISH, CancelKey, Command, Finish, OpenWait, RunStep
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -93,6 +93,8 @@ def _is_cancelled(event: AnyEvent) -> TypeGuard[StepFailed]:
 def _describe(command: Command) -> str:
     if isinstance(command, RunStep):
         return f"RunStep {command.op} {command.inputs.decode()}"
+    if isinstance(command, OpenWait):
+        command = msgspec.structs.replace(command, reads=None)  # an object, which is another one in each replay
     # Compare a program in a command by its name.
     return f"{type(command).__name__} {msgspec.json.encode(command, enc_hook=repr).decode()}"
 
