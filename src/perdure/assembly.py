@@ -52,7 +52,7 @@ from perdure.kernel.values.signatures import Signature
 from perdure.orchestrator.membership import Membership
 from perdure.orchestrator.observer import Observer as OrchestratorObserver
 from perdure.orchestrator.orchestrator import Orchestrator
-from perdure.orchestrator.recovery import recover_at_start, warn_of_unknown
+from perdure.orchestrator.recovery import recover_at_start, retry_parked, warn_of_unknown
 from perdure.orchestrator.retention import Pruner
 from perdure.orchestrator.service import Service, ServiceConfig
 from perdure.orchestrator.sweep import Counts, SweepReport, sweep
@@ -353,6 +353,9 @@ class Engine(Client):
             self._orchestrator.lifecycle.sweep_began = counts.begun if alone else None
             self._service.deadlines.stale = True
             _ = await self._service.deadlines.run_once(now)
+            if alone:
+                # Nothing else tries parked runs again: the newest of them.
+                _ = await retry_parked(self._orchestrator, page=True)
             return await sweep(
                 self._orchestrator,
                 self._membership,

@@ -17,6 +17,7 @@ from perdure import (
     Workflow,
     approval,
     child,
+    connect,
     sleep,
     step,
     wait_signal,
@@ -487,3 +488,14 @@ async def test_runs_show_tells_when_and_why_a_parked_run_went_on() -> None:
     async with engine_of(store, clock, program) as engine:
         await until(lambda: has(engine, RunStatus.WAITING))
         assert _unparked(await store.journal.read(view.run_id)).endswith(": deployed code fits again")
+
+
+async def test_a_sweep_tries_parked_runs_too(any_store: Store) -> None:
+    clock = FakeClock()
+    program = await waiting(any_store, clock, "sleep")
+    async with engine_of(any_store, clock, changed) as engine:
+        await until(lambda: has(engine, RunStatus.PARKED))
+    clock.advance(3601)
+    _ = await engine_of(any_store, clock, program).sweep()
+    async with connect(any_store, clock=clock) as client:
+        assert (await client.handle("it").outcome(PATIENCE)).status is RunStatus.COMPLETED
