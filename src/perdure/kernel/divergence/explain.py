@@ -205,20 +205,20 @@ def _drawn(evidence: Evidence, current: OpView | None) -> OpView | None:
     recorded = evidence.recorded
     if current is None or not _alike(msgspec.structs.replace(current, inputs=recorded.inputs), recorded):
         return None
-    known = {op.path for op in evidence.after}
-    for wish in evidence.wishes:
-        if wish.path == current.path:
-            return None
-        draws = [op for op in evidence.before if _names(op) == _names(wish) and _scope(op) == _scope(wish)]
-        if draws and wish.kind in _DRAWS and _scope(wish) == _scope(recorded) and wish.path not in known:
-            return wish
+    paths = [op.path for op in evidence.asked]
+    before = evidence.asked[: paths.index(current.path)] if current.path in paths else ()
+    for kind in sorted(_DRAWS):
+        asked = [op for op in before if op.kind == kind and _scope(op) == _scope(recorded)]
+        known = [op for op in evidence.before if op.kind == kind and _scope(op) == _scope(recorded)]
+        if known and len(asked) > len(known):
+            return asked[len(known)]
     return None
 
 
 def _first_new(evidence: Evidence, inserted: OpView) -> OpView:
     """Of ops of one name, which are told apart by their number alone, the one whose line is new."""
     asked = [op for op in evidence.asked if _names(op) == _names(inserted) and _scope(op) == _scope(inserted)]
-    ops = [*evidence.before, evidence.recorded, *evidence.after]
+    ops = [*evidence.before, evidence.recorded]
     known = [_line(op.source) for op in ops if _names(op) == _names(inserted) and _scope(op) == _scope(inserted)]
     lines = [_line(op.source) for op in asked]
     if inserted.kind not in _DRAWS or not known or len(lines) <= len(known):
