@@ -10,7 +10,6 @@ import asyncio
 import inspect
 from asyncio import events
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -118,6 +117,19 @@ class Wait(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     # Whether the body gets every NotDecodable, also where a change of the code is the reason.
     judges: bool = False
+
+
+class WaitReader(msgspec.Struct, frozen=True):
+    """Decodes what a wait gets. Equal for equal waits: two replays of a journal ask for the same."""
+
+    codec: Codec
+    wait: Wait
+    op: str
+
+    def __call__(self, value: Raw, *, exact: bool = False) -> Any:
+        what = "answer to the approval" if self.wait.kind == "approval" else self.wait.kind
+        decode = self.codec.decode_exact if exact else self.codec.decode
+        return decode(value, self.wait.type, f"the {what} {self.wait.name!r} taken by {self.op}")
 
 
 class BodyLock:
@@ -312,17 +324,12 @@ class Body:
             self._resolve_with(event.op, ApprovalRejected(wait.name, event.person, reason))
         else:
             try:
-                value = self._read(wait, event.op, event.value)
+                value = WaitReader(self.codec, wait, event.op)(event.value)
             except NotDecodable as error:
                 # It never was what was asked for; the body decides what that means.
                 self._resolve_with(event.op, error)
             else:
                 self._resolve_with(event.op, None, value)
-
-    def _read(self, wait: Wait, op: str, value: Raw, *, exact: bool = False) -> Any:
-        what = "answer to the approval" if wait.kind == "approval" else wait.kind
-        decode = self.codec.decode_exact if exact else self.codec.decode
-        return decode(value, wait.type, f"the {what} {wait.name!r} taken by {op}")
 
     def _apply_child_finished(self, event: ChildFinished, decoded: Any) -> None:
         found = self._futures.pop(event.op, None)
@@ -502,7 +509,7 @@ class Body:
         if "request" in question:
             self.check_size(op, f"the request of {wait.name!r}", len(question["request"]))
         future = self._future(op, wait)
-        reads = None if wait.judges else partial(self._read, wait, op)
+        reads = None if wait.judges else WaitReader(self.codec, wait, op)
         self._commands.append(OpenWait(op, wait.kind, wait.name, deadline, self._line(), reads=reads, **question))
         return future
 
