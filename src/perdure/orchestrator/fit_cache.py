@@ -5,6 +5,7 @@ It may be lost or out of date at any time: then the runs are replayed again.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import sysconfig
@@ -25,6 +26,8 @@ TTL = 30 * 86400.0
 # Fewer runs are replayed sooner than they are looked up.
 FEWEST = 100
 SIZE = 8
+# How many files are read before everything else on the event loop has its turn.
+AT_ONCE = 10
 
 
 def digest(run_id: str, head: int) -> bytes:
@@ -32,7 +35,7 @@ def digest(run_id: str, head: int) -> bytes:
     return blake2b(f"{run_id}:{head}".encode(), digest_size=SIZE).digest()
 
 
-def code_hash(programs: Programs) -> str:
+async def code_hash(programs: Programs) -> str:
     """A hash of the programs, and of all modules that are loaded; empty if the source of a program is not known.
 
     Modules of the project by what they hold, for types and helpers count as well; installed ones by their date.
@@ -45,17 +48,22 @@ def code_hash(programs: Programs) -> str:
         if not source:
             return ""
         found.update(f"{program.name}\0{program.version}\0{program.accepts}\0{program.defined}\0{source}\0".encode())
-    for path in _files():
+    for number, path in enumerate(_files()):
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
         try:
-            if _is_installed(path):
-                at = os.stat(path)
-                found.update(f"{path}\0{at.st_size}\0{at.st_mtime_ns}\0".encode())
-            else:
-                with open(path, "rb") as file:
-                    found.update(file.read())
+            found.update(_content(path))
         except OSError:
             return ""
     return found.hexdigest()
+
+
+def _content(path: str) -> bytes:
+    if _is_installed(path):
+        at = os.stat(path)
+        return f"{path}\0{at.st_size}\0{at.st_mtime_ns}\0".encode()
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _files() -> Iterable[str]:

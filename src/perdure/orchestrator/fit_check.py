@@ -140,9 +140,6 @@ class FitCheck:
             self._left.clear()
         unknown = [name for name in await unknown_programs(orchestrator) if not self._others_may_take(name, "")]
         await park_unknown(orchestrator, self._membership, unknown)
-        if self._code is None:
-            self._code = await asyncio.to_thread(code_hash, orchestrator.programs)
-            self._fits = await self._cache.load(self._code) if self._code else set()
         fits: set[bytes] = set()
         self._turns = checked = parked = new = 0
         left: Counter[str] = Counter()
@@ -150,6 +147,9 @@ class FitCheck:
         while orchestrator.at_work:
             filter = RunFilter(status=WAITS, limit=self._config.page, cursor=cursor, built_in=False)
             page = await orchestrator.store.runs.list(filter)
+            if self._code is None and len(page) >= FEWEST:
+                self._code = await code_hash(orchestrator.programs)
+                self._fits |= await self._cache.load(self._code) if self._code else set()
             heads = [(row, digest(row.run_id, head.next_seq)) for row, head in page]
             fits.update(one for _, one in heads if one in self._fits)
             todo = [row for row, one in heads if self._is_unchecked(row, one)]
