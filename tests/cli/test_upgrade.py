@@ -217,6 +217,15 @@ async def test_nothing_is_written(tmp_path: Path) -> None:
     assert all(text.split()[0].lower() in ("select", "begin", "commit", "with") for text in statements), statements
 
 
+async def parked(engine: Engine, *ids: str) -> None:
+    """Give these runs something to do, and wait until they are parked; others may be parked at the start, too."""
+    for id in ids:
+        _ = await engine.signal(id, "go")
+    async with asyncio.timeout(PATIENCE):
+        while not set(ids) <= {view.id for view in await engine.list(status="parked")}:
+            await asyncio.sleep(0)
+
+
 def test_a_parked_run_is_resolved_from_the_command_line(cli: Cli, url: str, tmp_path: Path) -> None:
     ended = cli("resolve", "order-0", "--version", "2", "--store", url)
     assert ended.code == 2
@@ -230,11 +239,7 @@ def test_a_parked_run_is_resolved_from_the_command_line(cli: Cli, url: str, tmp_
 
     async def deploy() -> None:
         async with Engine(url, [second, other]) as engine:
-            _ = await engine.signal("order-0", "go")
-            _ = await engine.signal("order-1", "go")
-            async with asyncio.timeout(PATIENCE):
-                while len(await engine.list(status="parked")) < 2:
-                    await asyncio.sleep(0)
+            await parked(engine, "order-0", "order-1")
 
     async def look() -> RunStatus:
         async with Engine(url, [second, other]) as engine:
@@ -265,11 +270,7 @@ def test_a_parked_run_goes_on_from_before_an_op(cli: Cli, url: str, tmp_path: Pa
 
     async def deploy() -> None:
         async with Engine(url, [checked, other]) as engine:
-            for id in ("order-1", "order-2"):
-                _ = await engine.signal(id, "go")
-            async with asyncio.timeout(PATIENCE):
-                while len(await engine.list(status="parked")) < 2:
-                    await asyncio.sleep(0)
+            await parked(engine, "order-1", "order-2")
 
     async def look() -> list[int]:
         async with Engine(url, [checked, other]) as engine:
