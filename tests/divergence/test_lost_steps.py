@@ -140,6 +140,34 @@ async def order(n: int = 7) -> int:
     return a
 """,
 }
+# Other steps are inline, and their names are texts.
+INLINE = """
+{definition}
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = await pay(n)  #!
+    await {inline}("ship", _ship, a)
+    await sleep(60)
+    return a
+"""
+_SHIP = 'def _ship(n):\n    executed.append("ship")\n'
+_NAMED = 'async def pay(n):\n    log("pay")\n    executed.append("pay")\n    return n\ndef log(text):\n    pass\n'
+ELSEWHERE |= {
+    "whose name is a text of its own": INLINE.format(definition=_SHIP + _NAMED, inline="step_inline"),
+    "whose name is a text of a helper": INLINE.format(
+        definition=_SHIP
+        + 'def log():\n    return "pay"\nasync def pay(n):\n    executed.append(log())\n    return n\n',
+        inline="step_inline",
+    ),
+    "whose name is a text beside a helper that calls inline steps": INLINE.format(
+        definition=_SHIP + _NAMED + "async def by_name(name, fn, n):\n    return await step_inline(name, fn, n)\n",
+        inline="by_name",
+    ),
+    "a generator that became a function": INLINE.format(
+        definition=_SHIP + 'async def pay(n):\n    executed.append("pay")\n    return [n]\n', inline="step_inline"
+    ),
+}
 HEADER = "from tests.divergence import shop\nfrom tests.divergence.shop import executed\n"
 AFTER = {
     **{name: PLAIN.format(definition=definition, call=call) for name, (definition, call) in FORMS.items()},
@@ -151,6 +179,19 @@ STILL_STEPS = {
         "await settle_now(n)",
     ),
     "inline": ("def _pay(n):\n    return n\n", "await step_inline('pay', _pay, n)"),
+    "inline, through a helper": (
+        "def pay(n):\n    return n\nasync def by_name(name, n):\n    return await step_inline(name, pay, n)\n",
+        "await by_name('pay', n)",
+    ),
+    "inline, through a method": (
+        "class Named:\n    async def call(self, name, n):\n        return await step_inline(name, pay, n)\n"
+        "def pay(n):\n    return n\nNAMED = Named()\n",
+        "await NAMED.call('pay', n)",
+    ),
+    "inline, by a name of the module": (
+        "def pay(n):\n    return n\nPAY = 'pay'\n",
+        "await step_inline(PAY, pay, n)",
+    ),
     "of a table": ("@step\nasync def pay(n):\n    return n\nSTEPS = {'pay': pay}\n", "await STEPS['pay'](n)"),
     "wrapped": (
         "import functools\n@step\nasync def _inner(n):\n    return n\n_inner = step(name='pay')(_inner.fn)\n"
@@ -178,6 +219,42 @@ def payments() -> Iterator[None]:
     sys.modules["lost_payments"] = module
     yield
     del sys.modules["lost_payments"]
+
+
+OTHER_NAME = """
+{definition}
+async def charge(n: int) -> int:
+    executed.append("pay")
+    return n
+
+@workflow(name="order")
+async def order(n: int = 7) -> int:
+    a = await charge(n){mark}
+    await ship(a)
+    await sleep(60)
+    return a
+"""
+
+
+@pytest.mark.parametrize("decorator", ['@step(name="pay")', '@step(\n    name="pay",\n)'])
+@pytest.mark.parametrize("more", ["", "\nasync def _other(n):\n    return n\n"])
+def test_a_step_of_another_name_than_its_function_is_found(decorator: str, more: str, tmp_path: Path) -> None:
+    before = OTHER_NAME.format(definition=more + decorator, mark="")
+    made = change(tmp_path, before, OTHER_NAME.format(definition=more, mark="  #!"))
+    assert None not in made.verdicts()
+    why = made.first()
+    assert why.current is not None
+    assert (why.change, why.op, why.current.source) == ("type", "pay:0", made.after.source), why
+    assert '@step(name="pay")' in str(why)
+    assert shop.executed == []
+
+
+def test_a_step_that_is_only_not_called_any_more_is_none_of_them(tmp_path: Path) -> None:
+    kept = BEFORE.replace("    a = await pay(n)\n    await ship(a)", "    a = other(n)\n    await ship(a)  #!")
+    made = change(tmp_path, BEFORE, kept.replace("@workflow", "def other(n):\n    return n\n\n@workflow"))
+    found = [why for why in made.verdicts() if why is not None]
+    assert found
+    assert not [why for why in found if "plain function" in str(why)]
 
 
 def change(folder: Path, before: str, after: str) -> Change:

@@ -122,8 +122,11 @@ class Program(Protocol):
         """The source lines that mention ops, for the explanation of a divergence."""
         return NO_SOURCE
 
-    def lost_step(self, name: str) -> OpView | None:
-        """What its code calls under the name of a step, if that is not a step: replay would perform it again."""
+    def lost_step(self, name: str, source: str = "") -> OpView | None:
+        """What its code calls in place of a step, if that is not a step: replay would perform it again.
+
+        `source`: the line of the recorded call.
+        """
         return None
 
     def source(self) -> Source:

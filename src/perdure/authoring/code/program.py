@@ -109,10 +109,10 @@ class CodeProgram(Program):
         """At which lines the function, and what it calls, names ops."""
         return self._read_code().source_map
 
-    def lost_step(self, name: str) -> OpView | None:
-        """What the function calls under the name of a step, if that is not a step."""
+    def lost_step(self, name: str, source: str = "") -> OpView | None:
+        """What the function calls in place of a step of this name, called at this line, if that is not a step."""
         if name not in self._lost_steps:
-            self._lost_steps[name] = None if self._calls(name) else self._read_code().lost_step(name)
+            self._lost_steps[name] = None if self._calls(name) else self._read_code().lost_step(name, source)
         return self._lost_steps[name]
 
     def _calls(self, name: str) -> bool:

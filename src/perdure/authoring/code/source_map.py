@@ -41,6 +41,8 @@ _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FRO
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
 # What leaves the value that was loaded last as it is.
 _SAME = {"CACHE", "PUSH_NULL", "EXTENDED_ARG", "RESUME", "NOP", "COPY", "SWAP", "PRECALL"}
+# The most lines, and one more, that a decorator of a step is expected to take.
+_DECORATOR = 4
 _PARSING = threading.Lock()
 
 
@@ -50,10 +52,24 @@ class Code(msgspec.Struct, frozen=True):
     source_map: SourceMap
     steps: frozenset[str]
     plain: dict[str, OpView]
+    # Functions of the user that are called, by line; none if the code may call steps that it does not show.
+    calls: dict[str, OpView]
+    # The steps of the modules of these functions, called or not.
+    defined: frozenset[str]
 
-    def lost_step(self, name: str) -> OpView | None:
-        """What the code calls under the name of a step, if that is not a step."""
-        return None if name in self.steps else self.plain.get(name)
+    def lost_step(self, name: str, source: str = "") -> OpView | None:
+        """What the code calls under the name of a step, if that is not a step; `source`: where the step was called.
+
+        The function of a step may have had another name than the step. Without its decorator the code after it is a
+        few lines further up.
+        """
+        if name in self.steps or name in self.plain:
+            return None if name in self.steps else self.plain[name]
+        if name in self.defined:
+            return None
+        file, _, line = _in_any_folder(source).rpartition(":")
+        lines = range(int(line), max(0, int(line) - _DECORATOR), -1) if line.isdecimal() else ()
+        return next((found for n in lines if (found := self.calls.get(f"{file}:{n}"))), None)
 
 
 def read_code(fn: Callable[..., Any]) -> Code:
@@ -64,11 +80,12 @@ def read_code(fn: Callable[..., Any]) -> Code:
     lines = {name: tuple(dict.fromkeys(one.place for one in found)) for name, found in walk.mentions.items()}
     mentions = {name: tuple(dict.fromkeys(found)) for name, found in walk.mentions.items()}
     steps = walk.steps - (walk.bypassed - walk.called)
-    if walk.inline:
-        steps |= walk.texts
+    steps |= walk.inline_names()
+    defined = {spec.name for globals_ in walk.globals.values() for spec in _steps(globals_)}
     if not walk.complete:
-        steps |= {spec.name for globals_ in walk.globals.values() for spec in _steps(globals_)} - walk.bypassed
-    return Code(SourceMap(lines, walk.code, walk.arms, True, mentions, walk.loops), frozenset(steps), walk.plain)
+        steps |= defined - walk.bypassed
+    source_map = SourceMap(lines, walk.code, walk.arms, True, mentions, walk.loops)
+    return Code(source_map, frozenset(steps), walk.plain, walk.calls if walk.complete else {}, frozenset(defined))
 
 
 def _steps(names: dict[str, Any]) -> list[StepSpec]:
@@ -89,24 +106,38 @@ class _SourceWalk(Walk):
         self._files: dict[str, dict[int | tuple[int, int], Arms]] = {}
         # What is called as it is, by name; steps that are called, and those whose function is called.
         self.plain: dict[str, OpView] = {}
+        self.calls: dict[str, OpView] = {}
         self.called: set[str] = set()
         self.bypassed: set[str] = set()
-        self.inline = False
+        # Of each function: its name, its texts, and the names that it loads.
+        self._functions: list[tuple[str, set[str], set[str]]] = []
         # The names of the modules whose functions were visited.
         self.globals: dict[int, dict[str, Any]] = {}
         # Where attributes of objects are read that the code alone does not show.
         self._reads: dict[str, tuple[CodeType, int]] = {}
 
+    def inline_names(self) -> set[str]:
+        """What may be the name of an inline step: a text of a function that calls `step_inline`, or leads to a call."""
+        leading, known = {"step_inline"}, 0
+        while len(leading) > known:
+            known = len(leading)
+            leading |= {name for name, _, loaded in self._functions if not loaded.isdisjoint(leading)}
+        return {text for _, texts, loaded in self._functions if not loaded.isdisjoint(leading) for text in texts}
+
     def _function(self, function: FunctionType) -> None:
         super()._function(function)
         if not is_users(function.__module__ or ""):
             return
+        texts: set[str] = set()
+        loaded: set[str] = set()
+        self._functions.append((function.__name__, texts, loaded))
         self.globals[id(function.__globals__)] = function.__globals__
         free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         codes = list(codes_of(function.__code__))
         local = {name for code in codes for name in _local_functions(code)}
         for code in codes:
             self._lines_of(code)
+            texts.update(text for text in code.co_consts if isinstance(text, str))
             found: Any = None
             for one in dis.get_instructions(code):
                 position = one.positions
@@ -119,9 +150,13 @@ class _SourceWalk(Walk):
                 elif one.opname in _LOADS:
                     found = _value(function, free, name)
                     self._refer(name, found, code, line)
+                    loaded |= {name, str(getattr(found, "__name__", name))}
+                    if isinstance(found, str):
+                        texts.add(found)
                 elif one.opname == "IMPORT_NAME":
                     found = sys.modules.get(name)
                 elif one.opname in _ATTRIBUTES:
+                    loaded.add(name)
                     whole = found if one.opname == "IMPORT_FROM" else None
                     found = self._attribute(found, name, code, line)
                     self._note(_name(found), code, line, at)
@@ -168,11 +203,13 @@ class _SourceWalk(Walk):
         if isinstance(spec, StepSpec):
             self.called.add(spec.name)
             return
-        self.inline |= getattr(found, "__name__", "") == "step_inline"
         if line is None or isinstance(found, Program) or not callable(found):
             return
         kind = "a class" if isinstance(found, type) else "a plain function"
         self._plain(name, code, line, kind)
+        if isinstance(found, FunctionType) and is_users(found.__module__ or ""):
+            place = f"{short(code.co_filename)}:{line}"
+            self.calls.setdefault(_in_any_folder(place), OpView(kind, name, name, "", place, self.code.get(place, "")))
         defined = getattr(found, "__name__", None)
         if isinstance(defined, str) and defined != name:
             self._plain(defined, code, line, kind)
@@ -200,6 +237,11 @@ class _SourceWalk(Walk):
                 source = f"{short(file)}:{line}"
                 self.code[source] = linecache.getline(file, line).partition("  #")[0].strip()
                 self.arms[source] = self._files[file].get(line, ())
+
+
+def _in_any_folder(place: str) -> str:
+    """A place without the folder: a deploy may be in another one."""
+    return place.rpartition("/")[2]
 
 
 def _local_functions(code: CodeType) -> set[str]:

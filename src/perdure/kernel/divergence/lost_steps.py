@@ -27,7 +27,7 @@ def check_steps(programs: Programs, program: Program, batches: Iterable[Batch]) 
                 name = op_name(event.op)
                 if (path, name) not in seen:
                     seen.add((path, name))
-                    now = children.get(path, program).lost_step(name)
+                    now = children.get(path, program).lost_step(name, event.source)
                     if now is not None:
                         raise Diverged(number, _lost(event, now))
             elif type(event) is ChildStarted and not event.detached and programs.serves(event.program, event.version):
@@ -43,9 +43,11 @@ def _child(op: str, children: dict[str, Program]) -> str:
 
 def _lost(event: StepStarted, now: OpView) -> Divergence:
     recorded = OpView("step", event.op, op_name(event.op), event.inputs, event.source)
+    called = "" if now.name == recorded.name else f", {now.name},"
+    decorator = f'@step(name="{recorded.name}")' if called else "@step"
     title = (
-        f"The step {recorded.name} is {now.kind} now: the body would perform it again on every replay, and nothing\n"
-        "of it would be recorded."
+        f"The step {recorded.name} is {now.kind}{called} now: the body would perform it again on every replay,\n"
+        "and nothing of it would be recorded."
     )
-    fix = f"Make {now.name} a step again, with @step: the run then goes on by itself.\n{ways(event.op)}"
+    fix = f"Make {now.name} a step again, with {decorator}: the run then goes on by itself.\n{ways(event.op)}"
     return Divergence("type", event.op, title, recorded, now, fix)
