@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from perdure import Engine, RunStatus
+from perdure.kernel.events import ValueRecorded
 from tests.divergence import shop
-from tests.divergence.harness import Change, Code, cuts, journal, recorded, replay
+from tests.divergence.harness import Change, Code, cuts, events, journal, recorded, replay
 from tests.engine.harness import AT_ONCE, FakeClock, eventually
 
 # By name: the code before and after. The marked line was inserted.
@@ -79,6 +80,26 @@ INSERTED = {
     "a child beside the rest": (
         "await charge(n)\nawait ship(n)",
         "t = asyncio.create_task(settle(n))  #!\nawait charge(n)\nawait ship(n)\nawait t",
+    ),
+    "a wait beside a race": (
+        'a = asyncio.ensure_future(wait_signal("paid"))\nawait charge(n)\nawait a\nawait ship(n)',
+        'a = asyncio.ensure_future(wait_signal("paid"))\nasyncio.ensure_future(wait_signal("lost"))  #!\n'
+        "await charge(n)\nawait a\nawait ship(n)",
+    ),
+    "a wait in a task of its own": (
+        "await charge(n)\nawait ship(n)\nawait mail(n)",
+        'async def waiting():\n    await wait_signal("lost")  #!\nt = asyncio.create_task(waiting())\n'
+        "await charge(n)\nawait ship(n)\nawait mail(n)",
+    ),
+    "a child in a task of its own": (
+        "await charge(n)\nawait ship(n)\nawait mail(n)",
+        "async def settling():\n    await settle(n)  #!\nt = asyncio.create_task(settling())\n"
+        "await charge(n)\nawait ship(n)\nawait mail(n)",
+    ),
+    "a lock in a task of its own": (
+        "await charge(n)\nawait ship(n)\nawait mail(n)",
+        'async def locked():\n    async with lock("stock"):  #!\n        pass\nt = asyncio.create_task(locked())\n'
+        "await charge(n)\nawait ship(n)\nawait mail(n)",
     ),
 }
 # What the code does not wait for, and the run does not depend on.
@@ -152,6 +173,38 @@ def test_code_that_did_not_change_fits_at_every_point(case: str, tmp_path: Path)
     for text in INSERTED[case]:
         if "timeout" not in case and "wait_for" not in case:  # these fail the run, which is why they are inserted
             assert set(Change(tmp_path, text, text).verdicts()) == {None}
+
+
+# A lock that ends earlier than it did.
+UNLOCKED = {
+    "the end of a lock": (
+        'async with lock("stock"):\n    await charge(n)\n    await ship(n)\n    await mail(n)',
+        'async with lock("stock"):  #!\n    await charge(n)\nawait ship(n)\nawait mail(n)',
+    ),
+    "the end of a lock before another": (
+        'async with lock("stock"):\n    await charge(n)\n    async with lock("bank"):\n        await ship(n)',
+        'async with lock("stock"):  #!\n    await charge(n)\nasync with lock("bank"):\n    await ship(n)',
+    ),
+    "the end of a lock of a task": (
+        'async def paying(n):\n    async with lock("stock"):\n        await charge(n)\n        await ship(n)\n'
+        "await asyncio.gather(paying(n), mail(n))",
+        'async def paying(n):\n    async with lock("stock"):  #!\n        await charge(n)\n    await ship(n)\n'
+        "await asyncio.gather(paying(n), mail(n))",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNLOCKED)
+def test_a_lock_that_ends_before_recorded_work_is_found_until_its_end_is_recorded(case: str, tmp_path: Path) -> None:
+    made = Change(tmp_path, *UNLOCKED[case])
+    first = next(n for n, why in enumerate(made.verdicts()) if why is not None)
+    for why, batches in list(zip(made.verdicts(), made.cuts, strict=True))[first:]:
+        if any(isinstance(event, ValueRecorded) and event.kind == "unlock" for event in events(batches)):
+            continue
+        assert why is not None
+        assert why.current is not None
+        assert (why.change, why.current.source) == ("inserted", made.after.source)
+    assert set(Change(tmp_path, UNLOCKED[case][0], UNLOCKED[case][0]).verdicts()) == {None}
 
 
 @pytest.mark.parametrize("case", SAFE)

@@ -427,8 +427,8 @@ class Replay:
         """Check that what the code asks for now, and the journal does not hold, comes after what it holds.
 
         In each scope ops are recorded in the order in which they are asked for; only a local step may wait for a
-        concurrency limit, and then later steps wait too. A timer is recorded before anything that begins after it, in
-        any scope: one that counts from a time in the past would fire at once.
+        concurrency limit, and then later steps wait too. Anything else, and the end of a lock, is recorded before what
+        begins after it, in any scope: new work beside work that is under way comes too late, too.
         """
         for key, wish in list(self.wishes.items()):
             if isinstance(wish, SetState) and self._published.get(wish.key, wish.op) != wish.op:
@@ -443,7 +443,7 @@ class Replay:
             for op, wish in wishes.items()
             if isinstance(op, str)
             and _begins(wish)
-            and (not isinstance(wish, RecordValue) or _numberless(op) in values)
+            and (not isinstance(wish, RecordValue) or wish.kind == "unlock" or _numberless(op) in values)
         }
         if not pending:
             return
@@ -451,16 +451,16 @@ class Replay:
         after: dict[str, str] = {}
         steps: dict[str, str] = {}
         found: tuple[str, str] | None = None
-        timer = nearest = ""
+        first = nearest = ""
         for op, (number, local) in reversed(issued.items()):
             scope = op.rpartition("/")[0]
             if op in pending:
                 recorded = (steps if local else after).get(scope, "")
-                if not recorded and isinstance(wishes[op], StartTimer) and number <= self._last_begun:
-                    recorded, timer = nearest, "" if nearest else op
+                if not recorded and not local and _at_once(wishes[op]) and number <= self._last_begun:
+                    recorded, first = nearest, "" if nearest else op
                 found = (op, recorded) if recorded else found
             elif op not in wishes:
-                found, timer = (timer, op) if timer else found, ""
+                found, first = (first, op) if first else found, ""
                 after[scope] = nearest = op
                 if local:
                     steps[scope] = op
@@ -557,8 +557,13 @@ def _numberless(op: str) -> str:
 def _begins(wish: Command) -> bool:
     """Whether a command begins an op whose place among the others matters."""
     if isinstance(wish, RecordValue):
-        return wish.kind not in (PATCH, "unlock")
+        return wish.kind != PATCH
     return not isinstance(wish, SetState | CancelOp | Finish)
+
+
+def _at_once(wish: Command) -> bool:
+    """Whether a command is recorded together with others of its round, whatever their scopes."""
+    return not isinstance(wish, RecordValue | Checkpoint) or (isinstance(wish, RecordValue) and wish.kind == "unlock")
 
 
 def _asks_for(command: Command | None, event: WaitOpened | ValueRecorded) -> bool:
