@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from perdure import Step, step
@@ -117,3 +119,50 @@ def test_a_call_of_other_code_is_bound_by_name(
     data, positional, by_keyword = rebound(spec, names, keywords, inputs)
     values = Codec().decode(data, list[Any], "it")
     assert fn(*values[:positional], **dict(zip(by_keyword, values[positional:], strict=True))) == expected
+
+
+@dataclass
+class Line:
+    sku: str
+    quantity: int
+    note: str = ""
+
+
+class Basket(msgspec.Struct):
+    lines: list[Line]
+    owner: dict[str, int]
+
+
+@step
+async def reserve(basket: Basket, line: Line | None = None) -> None: ...
+
+
+@pytest.mark.parametrize("long", ["", "a text that is longer than what a record shows"])
+def test_fields_in_another_order_are_the_same_call(long: str) -> None:
+    command = called(reserve, Basket([Line("tea", 2, long)], {"a": 1}), Line("x", 1))
+    stored = {"owner": {"a": 1}, "lines": [{"quantity": 2, "note": long, "sku": "tea"}]}
+    line = {"quantity": 1, "note": "", "sku": "x"}
+    record = recorded_call(("basket", "line"), msgspec.json.encode([stored, line]))
+    assert same_call(record, command)
+    stored["lines"] = [{"quantity": 3, "note": long, "sku": "tea"}]
+    record = recorded_call(("basket", "line"), msgspec.json.encode([stored, line]))
+    assert not same_call(record, command)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "same"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ([{"a": 1, "b": 2}], [{"b": 2, "a": 1}], True),
+        ({"a": 1, "b": 2}, {"b": 1, "a": 2}, False),
+        ({"a": True}, {"a": 1}, False),
+        ([1, 2], [2, 1], False),
+        ({"a": 1}, {"a": 1.0}, False),
+    ],
+)
+def test_the_order_of_keys_does_not_matter_and_values_do(was: Any, now: Any, same: bool) -> None:
+    assert same_call(called(anything, was).inputs_hash, called(anything, now)) is same
+
+
+@step
+async def anything(what: Any) -> None: ...

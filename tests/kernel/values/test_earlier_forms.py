@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from perdure.kernel.values.codec import Codec
-from perdure.kernel.values.earlier_forms import earlier_forms
+from perdure.kernel.values.earlier_forms import earlier_forms, other_orders
 
 
 @dataclass
@@ -78,3 +78,18 @@ def test_a_field_that_has_another_value_is_not_left_out() -> None:
 def test_a_large_value_has_a_limited_number_of_forms() -> None:
     many: Any = msgspec.defstruct("Many", [(f"f{n}", int, n) for n in range(200)])
     assert len(list(earlier_forms(many(), msgspec.to_builtins(many())))) < 64
+
+
+def test_the_fields_of_each_type_may_have_been_in_another_order() -> None:
+    value = Order("o", [Item("a", "n"), Item("b")], Pair("p"))
+    found = [msgspec.json.encode(form) for form in other_orders(value, msgspec.to_builtins(value))]
+    assert len(found) == len(set(found)) == 3 * 2 * 1 * 3 * 2 * 1 - 1
+    items = [{"tags": [], "name": "a", "note": "n"}, {"tags": [], "name": "b", "note": None}]
+    assert msgspec.json.encode({"pair": ["p", "", False], "items": items, "id": "o"}) in found
+
+
+def test_a_value_with_many_fields_has_a_limited_number_of_orders() -> None:
+    many: Any = msgspec.defstruct("Many", [(f"f{n}", int, n) for n in range(60)])
+    found = [list(form) for form in other_orders(many(), msgspec.to_builtins(many()))]
+    assert ["f1", "f0", *(f"f{n}" for n in range(2, 60))] in found
+    assert len(found) < 2000

@@ -25,7 +25,7 @@ from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.commands import RunStep, StartChild, StepSpec
 from perdure.kernel.ids import inputs_hash
 from perdure.kernel.values.codec import Codec
-from perdure.kernel.values.earlier_forms import earlier_forms
+from perdure.kernel.values.earlier_forms import earlier_forms, other_orders
 from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
 
 # The types of parameters with their names, as in StepSpec: `*`, `**` and `=` mark variable and keyword-only ones.
@@ -373,13 +373,24 @@ def _differences(recorded: str, command: RunStep | StartChild) -> list[tuple[str
         if before is None or after is None:
             if (before or after) != default(name):
                 found.append((name, before, after))
-        elif before not in _earlier(name, command):
+        elif not _same_value(before, after) and before not in _earlier(name, command):
             found.append((name, before, after))
     return found
 
 
+def _same_value(before: str, after: str) -> bool:
+    """Whether two JSON values of a record differ only in the order of fields. Of a digest nothing is known."""
+    if before[:1] not in "[{" or before[:1] != after[:1] or len(before) != len(after):
+        return False
+    return _sorted(before) == _sorted(after)
+
+
+def _sorted(text: str) -> bytes:
+    return msgspec.json.encode(msgspec.json.decode(text), order="deterministic")
+
+
 def _earlier(name: str, command: RunStep | StartChild) -> Iterator[str]:
-    """The records of an argument from before its type got fields with defaults."""
+    """The records of an argument from before its type got fields with defaults, or with its fields in another order."""
     types = command.spec.types if isinstance(command, RunStep) else getattr(command.own, "types", ())
     annotation = next((annotation for one, annotation in types if one.lstrip("=") == name), Any)
     data = _full(command).get(name)
@@ -389,7 +400,8 @@ def _earlier(name: str, command: RunStep | StartChild) -> Iterator[str]:
         value = _PLAIN.decode(data.encode(), annotation, name)
     except NotDecodable:
         return
-    for form in earlier_forms(value, msgspec.json.decode(data)):
+    plain = msgspec.json.decode(data)
+    for form in (*earlier_forms(value, plain), *other_orders(value, plain)):
         yield _record(msgspec.json.encode(form))
 
 

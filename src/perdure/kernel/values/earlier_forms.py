@@ -1,14 +1,14 @@
-"""What a value looked like before its types got more fields: encoded without fields that have their defaults.
+"""What a value looked like before its types were changed: without fields that have their defaults, or in another order.
 
 A type that gets a field with a default reads older values, and writes them with the field. An op that was recorded with
-such a value was recorded without the field, and is the same op.
+such a value was recorded without the field, and is the same op. So is one whose fields have changed places.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from itertools import islice, product, takewhile
+from itertools import islice, permutations, product, takewhile
 from typing import Any
 
 import msgspec
@@ -17,6 +17,9 @@ from perdure.kernel.values.models import is_model
 
 # How many forms of a value are tried at most.
 _MOST = 64
+# How many orders of fields are tried at most, and of how many fields of one type every order.
+_ORDERS = 2000
+_ALL_ORDERS = 5
 
 
 def earlier_forms(value: Any, plain: Any) -> Iterator[Any]:
@@ -29,6 +32,39 @@ def earlier_forms(value: Any, plain: Any) -> Iterator[Any]:
     choices = [[(cls, names) for names in _choices(cls, names)] for cls, names in spare.items() if names]
     for chosen in islice(product(*choices), 1, _MOST):
         yield _without(value, plain, dict(chosen))
+
+
+def other_orders(value: Any, plain: Any) -> Iterator[Any]:
+    """The plain data of a value with the fields of its types in other orders; the same one in all values of a type."""
+    spare: dict[type, set[str]] = {}
+    _visit(value, plain, spare)
+    fields = {cls: [name for name, _ in _defaults(cls) or ()] for cls in spare if not issubclass(cls, tuple)}
+    choices = [[(cls, order) for order in _orders_of(names)] for cls, names in fields.items()]
+    for chosen in islice(product(*choices), 1, _ORDERS):
+        yield _ordered(value, plain, dict(chosen))
+
+
+def _orders_of(names: list[str]) -> Iterator[list[str]]:
+    """Orders of fields, the present one first: all, or of many fields those with one field in another place."""
+    if len(names) <= _ALL_ORDERS:
+        yield from map(list, permutations(names))
+        return
+    yield names
+    for name in names:
+        others = [one for one in names if one != name]
+        for place in range(len(names)):
+            if names[place] != name:
+                yield [*others[:place], name, *others[place:]]
+
+
+def _ordered(value: Any, plain: Any, orders: dict[type, list[str]]) -> Any:
+    parts = {key: _ordered(inner, data, orders) for key, inner, data in _parts(value, plain)}
+    if isinstance(plain, dict):
+        names = [name for name in orders.get(type(value), ()) if name in plain]
+        return {key: parts.get(key, plain[key]) for key in dict.fromkeys((*names, *plain))}
+    if isinstance(plain, list):
+        return [parts.get(index, data) for index, data in enumerate(plain)]
+    return plain
 
 
 def _choices(cls: type, spare: set[str]) -> list[set[str]]:
