@@ -165,7 +165,7 @@ INSIDE: list[tuple[Any, str]] = [
     (Attempts, "launch_planned"),
     (Attempts, "plan"),
     (Attempts, "_make"),
-    (Attempts, "ended"),
+    (Attempts, "remove"),
     (Attempts, "result"),
     (Attempts, "failure"),
     (Attempts, "stored"),

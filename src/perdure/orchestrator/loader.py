@@ -159,6 +159,7 @@ class Loader:
         admitted: dict[str, asyncio.Future[Full | None]] = {}
         for slot in slots:
             self._runs.move(slot, LOADING)
+            self._parking.entered_again.discard(slot.run_id)
             if request.admit is not None:
                 slot.admitted = admitted[slot.run_id] = self._lifecycle.loop.create_future()
         read = ended = False
@@ -325,6 +326,8 @@ class Loader:
             elif unclaimed or old.adopting:
                 # What met the conflict was the claim, or what follows from it: unless another owner has claimed, again.
                 # So too for a parked run that was about to go on.
+                if state.parked is not None:
+                    self._parking.entered_again.add(run_id)
                 self._enter_soon(run_id)
             else:
                 self.turn_over(run_id)

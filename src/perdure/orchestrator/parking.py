@@ -29,7 +29,7 @@ from perdure.kernel.state import RunState, fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import describe
 from perdure.kernel.values.raised import contained
-from perdure.orchestrator.residency import PARKED_HERE, REGAINING_LOCKS, RunTable
+from perdure.orchestrator.residency import LOADING, PARKED_HERE, REGAINING_LOCKS, RunTable
 from perdure.ports.appends import extend
 from perdure.ports.clock import Clock
 from perdure.ports.journal import Append, Appended, Outcome, append_all
@@ -72,6 +72,8 @@ class Parking:
         # Whether parked runs are being tried that this process has not tried yet: their callers are not answered.
         self.retrying = False
         self.on_tried: Callable[[], None] = lambda: None
+        # Parked runs that were about to go on when another append came first: they are entered again.
+        self.entered_again: set[str] = set()
         # How many parked runs go on, by program and reason, since that was logged; and when it will be.
         self._unparked: Counter[tuple[str, str]] = Counter()
         self._log_unparked_at: asyncio.TimerHandle | None = None
@@ -83,6 +85,7 @@ class Parking:
     async def park_as(self, state: RunState, parked: RunParked) -> bool:
         """Park a run for a known reason. Says whether it is parked now; not if another append came first."""
         if state.parked is not None and state.parked.reason == parked.reason:
+            self._on_parked(row(state))
             return True
         if not await self._append(extend(state, [parked], self._clock.now())):
             return False
@@ -93,7 +96,9 @@ class Parking:
     def is_tried(self, run_id: str) -> bool:
         """Whether a parked run may be about to continue here."""
         residency = self._runs.state(run_id)
-        return residency is REGAINING_LOCKS or (self.retrying and residency is not PARKED_HERE)
+        if residency in (LOADING, REGAINING_LOCKS) or run_id in self.entered_again:
+            return True
+        return self.retrying and residency is not PARKED_HERE
 
     def tried(self) -> None:
         """All parked runs were tried: callers of those that stay parked are answered."""
