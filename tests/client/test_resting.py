@@ -15,6 +15,7 @@ from perdure import (
     AnswerRejected,
     Engine,
     Retry,
+    RunParked,
     RunStatus,
     UsageError,
     approval,
@@ -29,7 +30,8 @@ from perdure import (
     workflow,
 )
 from perdure.ports.store import Store
-from tests.engine.harness import PATIENCE, Gates
+from perdure.stores.memory.store import MemoryStore
+from tests.engine.harness import PATIENCE, Gates, eventually
 
 
 @dataclass
@@ -241,3 +243,46 @@ def test_blocking_code_and_scripts_do_the_same(tmp_path: Path) -> None:
     assert perdure.run(ship(1), id="r", store=url, answers={"ship": Decision(True)}) == "4 True "
     with pytest.raises(UsageError, match=r"perdure.run\(\) returns the result"):
         perdure.run(ship(1), id="r", store=url, until="rest")
+
+
+def asks(*prices: int) -> Any:
+    @workflow(name="asks")
+    async def asks() -> int:
+        for one in prices:
+            await price(one)
+        return await wait_signal("go", type=int)
+
+    return asks
+
+
+@pytest.mark.parametrize("answers", [{}, {"go": 7}])
+async def test_a_parked_run_is_told_as_it_was_seen_also_if_it_goes_on_at_that_moment(
+    answers: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    async with Engine(store, [asks(1)]) as engine:
+        _ = await engine.run(asks(1)(), id="r", until="rest")
+    async with Engine(store, [asks(2)]) as engine:
+        await eventually(lambda: [row.status for row in store.journal.rows.values()] == [RunStatus.PARKED])
+        seen = await engine.handle("r").outcome(PATIENCE, until="rest", answers=answers)
+    assert (seen.status, type(seen.error)) == (RunStatus.PARKED, RunParked)
+    assert "price" in str(seen.error)
+    async with connect(store) as client:
+        read = store.journal.read
+        engines: list[Engine] = []
+
+        async def then_goes_on(*args: Any, **kwargs: Any) -> Any:
+            found = await read(*args, **kwargs)
+            if not engines:
+                engines.append(Engine(store, [asks(1)]))
+                _ = await engines[0].__aenter__()
+                await eventually(lambda: [row.status for row in store.journal.rows.values()] == [RunStatus.WAITING])
+            return found
+
+        handle = client.handle("r")
+        monkeypatch.setattr(store.journal, "read", then_goes_on)
+        seen = await handle.outcome(PATIENCE, until="rest", answers=answers)
+        assert seen.status is RunStatus.PARKED
+        again = await handle.outcome(PATIENCE, until="rest", answers=answers)
+        assert again.output == 7 if answers else again.interrupt_name == "go"
+        await engines[0].__aexit__(None, None, None)

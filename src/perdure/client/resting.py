@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 from perdure.client.base import StoreClient
 from perdure.client.messages import Messages
 from perdure.client.views import Interrupt, RunResult, interrupts
-from perdure.errors import NoSuchRun, UsageError
+from perdure.errors import NoSuchRun, RunParked, UsageError
+from perdure.kernel.events import RunStatus
 from perdure.kernel.policies.resting import at_rest
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import RunState
@@ -26,7 +27,7 @@ class Rest:
         self._base, self._messages, self._answers, self._by = base, messages, dict(answers), by
 
     async def wait(self, run: RunRow, until: Until) -> RunResult[Any] | None:
-        """The interrupts of a run as soon as it rests; None if its end is awaited."""
+        """A run that rests, with its interrupts, or that is parked; None if it ended, or its end is awaited."""
         if run.root:
             raise UsageError(
                 f"{run.id!r} is a child, and goes on with the run at the top; wait for its root, {run.root}, to rest"
@@ -37,8 +38,13 @@ class Rest:
             if state.finished is not None and state.finished.continued_as:
                 run_id = state.finished.continued_as
                 continue
-            if state.finished is not None or state.parked is not None:
+            if state.finished is not None:
                 return None
+            if state.parked is not None:
+                # As it was seen: it may be resumed at any time, and then wait for what nobody gives it.
+                error = RunParked(run.id, state.parked.reason)
+                tags = dict(run.tags)
+                return RunResult(run.id, run_id, RunStatus.PARKED, error=error, program=run.program, tags=tags)
             asked = interrupts(state)
             if await self._answer(run_id, asked):
                 continue
