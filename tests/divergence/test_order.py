@@ -81,6 +81,11 @@ INSERTED = {
         "await charge(n)\nawait ship(n)",
         "t = asyncio.create_task(settle(n))  #!\nawait charge(n)\nawait ship(n)\nawait t",
     ),
+    "a task with a step before others": (
+        "async def one(n):\n    await charge(n)\nawait asyncio.gather(one(1), mail(n))\nawait ship(n)",
+        "async def one(n):\n    await charge(n)\nasync def two(n):\n    await audit(n)  #!\n"
+        "await asyncio.gather(two(1), one(1), mail(n))\nawait ship(n)",
+    ),
     "a wait beside a race": (
         'a = asyncio.ensure_future(wait_signal("paid"))\nawait charge(n)\nawait a\nawait ship(n)',
         'a = asyncio.ensure_future(wait_signal("paid"))\nasyncio.ensure_future(wait_signal("lost"))  #!\n'
@@ -173,6 +178,25 @@ def test_code_that_did_not_change_fits_at_every_point(case: str, tmp_path: Path)
     for text in INSERTED[case]:
         if "timeout" not in case and "wait_for" not in case:  # these fail the run, which is why they are inserted
             assert set(Change(tmp_path, text, text).verdicts()) == {None}
+
+
+def test_a_task_more_is_found_as_soon_as_a_later_step_is_recorded(tmp_path: Path) -> None:
+    made = Change(
+        tmp_path,
+        "async def one(n):\n    await charge(n)\n    await ship(n)\n"
+        "async with asyncio.TaskGroup() as group:\n    for i in range(2):\n        group.create_task(one(i))",
+        "async def one(n):\n    await charge(n)  #!\n    await ship(n)\n"
+        "async with asyncio.TaskGroup() as group:\n    for i in range(3):\n        group.create_task(one(i))",
+    )
+    # At first it looks like a step that waits for a concurrency limit.
+    first, *others = made.verdicts()
+    assert first is None
+    assert others
+    for why in others:
+        assert why is not None
+        assert why.current is not None
+        assert why.change in ("inserted", "more")
+        assert (why.current.path, why.current.source) == ("one:2/charge:0", made.after.source)
 
 
 # A lock that ends earlier than it did.

@@ -427,8 +427,8 @@ class Replay:
         """Check that what the code asks for now, and the journal does not hold, comes after what it holds.
 
         In each scope ops are recorded in the order in which they are asked for; only a local step may wait for a
-        concurrency limit, and then later steps wait too. Anything else, and the end of a lock, is recorded before what
-        begins after it, in any scope: new work beside work that is under way comes too late, too.
+        concurrency limit, and then later steps of all scopes wait too. Anything else, and the end of a lock, is
+        recorded before what begins after it, in any scope: new work beside work under way comes too late, too.
         """
         for key, wish in list(self.wishes.items()):
             if isinstance(wish, SetState) and self._published.get(wish.key, wish.op) != wish.op:
@@ -447,15 +447,15 @@ class Replay:
         }
         if not pending:
             return
-        # From the last to the first: in each scope, the next op that the journal holds, and the next local step.
+        # From the last to the first: in each scope, the next op that the journal holds, and the next local step of all.
         after: dict[str, str] = {}
-        steps: dict[str, str] = {}
+        step = ""
         found: tuple[str, str] | None = None
         first = nearest = ""
         for op, (number, local) in reversed(issued.items()):
             scope = op.rpartition("/")[0]
             if op in pending:
-                recorded = (steps if local else after).get(scope, "")
+                recorded = step if local else after.get(scope, "")
                 if not recorded and not local and _at_once(wishes[op]) and number <= self._last_begun:
                     recorded, first = nearest, "" if nearest else op
                 found = (op, recorded) if recorded else found
@@ -463,7 +463,7 @@ class Replay:
                 found, first = (first, op) if first else found, ""
                 after[scope] = nearest = op
                 if local:
-                    steps[scope] = op
+                    step = op
         if found is not None:
             op, recorded = found
             self._diverge(OpView("op", recorded, op_name(recorded)), wished_op(wishes[op]))
