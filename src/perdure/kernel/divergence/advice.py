@@ -32,7 +32,7 @@ def _title(change: str, recorded: OpView, current: OpView | None) -> str:
     if change == "removed":
         if current is not None and current.name == "failed":
             return f"The code now fails before {old}: {current.code.partition('(')[2].removesuffix(')')}."
-        if current is not None and current.path == recorded.path:
+        if current is not None and (current.kind, current.path) == (recorded.kind, recorded.path):
             return f"A call of {old} was removed, and the next one has taken its place as {recorded.path}."
         instead = "and ends" if current is not None and current.kind == "end" else f"and goes on with {new}"
         return f"{_upper(old)} was removed: the code no longer asks for it" + (f" {instead}." if new else ".")
