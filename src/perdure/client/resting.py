@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -41,7 +42,8 @@ class Rest:
             if state.finished is not None:
                 return None
             if state.parked is not None:
-                # As it was seen: it may be resumed at any time, and then wait for what nobody gives it.
+                if not await self._stays_parked(run_id, state.next_seq):
+                    continue
                 error = RunParked(run.id, state.parked.reason)
                 tags = dict(run.tags)
                 return RunResult(run.id, run_id, RunStatus.PARKED, error=error, program=run.program, tags=tags)
@@ -71,6 +73,18 @@ class Rest:
             del self._answers[key]
             given = True
         return given
+
+    async def _stays_parked(self, run_id: str, seq: int) -> bool:
+        """Whether a run stays parked, once an engine here that tries it has done so; False as soon as it goes on."""
+        with self._base.followers.follow(run_id) as follower:
+            ended = asyncio.ensure_future(self._base.watch.ended(run_id))
+            gone_on = asyncio.ensure_future(follower.beyond(seq))
+            try:
+                await asyncio.wait({ended, gone_on}, return_when=asyncio.FIRST_COMPLETED)
+                return not gone_on.done() and ended.result().status is RunStatus.PARKED
+            finally:
+                ended.cancel()
+                gone_on.cancel()
 
     async def _at_rest(self, run_id: str) -> RunState:
         """The state of a run as soon as it rests."""
