@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
+import signal
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -194,6 +197,16 @@ def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda _: source_map._arms(source), range(24)))
     assert all(one == found[0] and one for one in found)
+
+
+def test_a_child_that_was_forked_while_another_thread_parsed_can_parse() -> None:
+    with source_map._PARSING, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            os._exit(0 if source_map._arms("if x:\n    y()\n") else 1)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_file_is_named_from_here_or_from_the_top_of_the_project(

@@ -6,6 +6,7 @@ import ast
 import dis
 import inspect
 import linecache
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -282,16 +283,21 @@ def parse(source: str, file: str = "<unknown>") -> ast.Module:
 
     CPython 3.11 shares its recursion counter among threads and may raise SystemError for valid source.
     """
-    # With a timeout, because a forked child may have inherited the lock while it was held.
-    held = _PARSING.acquire(timeout=1.0)
-    try:
+    with _PARSING:
         for _ in range(5):
             with suppress(SystemError):  # code outside of this lock parsed at the same time
                 return ast.parse(source, filename=file)
         return ast.parse(source, filename=file)
-    finally:
-        if held:
-            _PARSING.release()
+
+
+def _new_lock() -> None:
+    global _PARSING
+    _PARSING = threading.Lock()
+
+
+# A forked child may have inherited the lock while another thread held it.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def _arms(source: str) -> dict[int | tuple[int, int], Arms]:
