@@ -58,7 +58,8 @@ def findings(
                 yield f"{found.grade}: {found.text} ({where})"
 
 
-@pytest.mark.parametrize(("family", "change"), CHANGES, ids=NAMES)
+# Every third change, at one point; `make soak` has all of them at up to four.
+@pytest.mark.parametrize(("family", "change"), CHANGES[::3], ids=NAMES[::3])
 def test_a_change_is_safe_or_parks_the_run(
     family: Family,
     change: Change,

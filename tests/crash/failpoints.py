@@ -7,6 +7,7 @@ import signal
 from collections.abc import Awaitable, Sequence
 from typing import Any, NoReturn
 
+from perdure.kernel.divergence.source import decode_source
 from perdure.kernel.events import RunFinished
 from perdure.ports.journal import Append, Outcome
 from perdure.stores.sqlite.blobs import SqlBlobs
@@ -65,6 +66,9 @@ class _Blobs(SqlBlobs):
         self._failpoint = failpoint
 
     async def put(self, data: bytes) -> str:
+        if decode_source(data).parts:
+            # The source of a program is stored beside the run, so it has no place among its commits.
+            return await super().put(data)
         last = self._failpoint.before()
         id = await super().put(data)
         if last:

@@ -43,11 +43,13 @@ class ProgramSources:
         source = self._programs.find(name, version).source()
         code = source.digest()
         if code:
-            self._spawn(self._put(name, source.encode()))
+            self._spawn(self._put(name, code, source.encode()))
         return code
 
-    async def _put(self, name: str, data: bytes) -> None:
+    async def _put(self, name: str, code: str, data: bytes) -> None:
         try:
-            await self._store.upkeep.keep(await self._store.blobs.put(data))
+            # A process that starts again with the same code writes nothing.
+            if await self._store.blobs.get(code) is None:
+                await self._store.upkeep.keep(await self._store.blobs.put(data))
         except PerdureError as error:
             log.warning("the source of %s could not be stored: %s; it is missing in explanations", name, error)
