@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.divergence.source import NO_SOURCE, Source, decode_source, difference
 
 FLOW = """
@@ -100,3 +101,14 @@ def test_a_difference_names_the_lines_of_both(tmp_path: Path) -> None:
     assert "-    return n * TWO\n+    return n" in shown
     assert "flow" not in shown
     assert difference(old, old) == difference(NO_SOURCE, new) == ""
+
+
+def test_a_lost_remote_step_gets_its_queue_back(tmp_path: Path) -> None:
+    text = "import perdure\n\n\nasync def render(n):\n    return n\n\n\n"
+    text += "@perdure.workflow\nasync def flow(n: int) -> int:\n    return await render(n)\n"
+    flow = flow_of(tmp_path, text)
+    lost = Divergence("type", "render:0", "", OpView("step", "render:0", "render", queue="gpu"), None, "")
+    (repair,) = flow.repairs(NO_SOURCE, lost)
+    assert '+@step(queue="gpu")\n async def render(n):' in repair.diff
+    assert "+from perdure import step" in repair.diff
+    assert repair.program.fn.__globals__["render"].spec.queue == "gpu"

@@ -74,13 +74,14 @@ def _renames(program: Any, fn: FunctionType, divergence: Divergence) -> Iterator
             function, what = found.fn, f"give the step the name that it has in the journal: {recorded.name!r}"
             made = type(found)(dataclasses.replace(found.spec, name=recorded.name))
         elif name == recorded.name and isinstance(found, FunctionType) and found.__globals__ is fn.__globals__:
-            function, what, made = found, f"make {name!r} a step again", step(found)
+            queue = recorded.queue or None
+            function, what, made = found, f"make {name!r} a step again", step(queue=queue)(found)
         else:
             continue
         if not isinstance(function, FunctionType):
             continue
         text, line = _text(function), function.__code__.co_firstlineno
-        edit = _named(text, line, recorded.name) if function is not found else _decorated(text, line)
+        edit = _named(text, line, recorded.name) if function is not found else _decorated(text, line, recorded.queue)
         if edit is not None:
             edits = [edit, *(_import(text, "step", fn.__globals__) if function is found else ())]
             program = _rebound(program, fn, fn.__code__, {name: made})
@@ -105,13 +106,13 @@ def _named(text: str, line: int, name: str) -> Edit | None:
     return Edit(line, line, (f'{head}@step(name="{name}"){rest}',))
 
 
-def _decorated(text: str, line: int) -> Edit | None:
+def _decorated(text: str, line: int, queue: str) -> Edit | None:
     """A function with `@step`."""
     lines = text.splitlines()
     if line > len(lines):
         return None
     indent = lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]
-    return Edit(line, line - 1, (f"{indent}@step",))
+    return Edit(line, line - 1, (f'{indent}@step(queue="{queue}")' if queue else f"{indent}@step",))
 
 
 # --- guards ---------------------------------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ class Evidence(msgspec.Struct, frozen=True):
 def recorded_op(event: AnyEvent) -> OpView | None:
     """The op that an event begins, or None."""
     if isinstance(event, StepStarted):
-        return OpView("step", event.op, op_name(event.op), event.inputs, event.source) if event.attempt == 1 else None
+        op = OpView("step", event.op, op_name(event.op), event.inputs, event.source, queue=event.queue)
+        return op if event.attempt == 1 else None
     if isinstance(event, WaitOpened):
         if event.kind == "timer":
             return OpView("timer", event.op, op_name(event.op), source=event.source)

@@ -17,6 +17,8 @@ class OpView(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: str = ""
     source: str = ""
     code: str = ""
+    # The queue of a remote step.
+    queue: str = ""
 
     def __str__(self) -> str:
         """`step charge:0`."""
