@@ -57,6 +57,47 @@ async def test_an_engine_works_on_the_pool_and_leaves_it_as_it_was(pool: Any) ->
         assert await mine.fetchval("select count(*) from perdure_runs") == 4
 
 
+async def lent(pool: Any, count: int) -> None:
+    """Wait until so many connections are in use."""
+    async with asyncio.timeout(PATIENCE):
+        while pool.get_size() - pool.get_idle_size() != count:
+            await asyncio.sleep(0)
+
+
+async def test_connections_for_reading_at_once_go_back_when_they_are_not_needed(pool: Any) -> None:
+    store = PostgresStore.from_pool(pool)
+    await store.open(migrate=True)
+    for _ in range(3):
+        await asyncio.gather(*(store.journal.head(f"r{number}") for number in range(20)))
+        await lent(pool, 3)
+    reads = [asyncio.ensure_future(store.journal.head(f"r{number}")) for number in range(20)]
+    await lent(pool, 6)
+    for read in reads[::2]:
+        read.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
+    await store.journal.head("r1")
+    await lent(pool, 3)
+    await asyncio.gather(*(store.journal.head(f"r{number}") for number in range(20)))
+    await store.close()
+    assert pool.get_size() - pool.get_idle_size() == 0, "also those that were on their way back"
+
+
+async def test_stores_share_a_pool_that_has_one_connection_to_spare(postgres_url: str) -> None:
+    async with asyncpg.create_pool(postgres_url, min_size=1, max_size=7) as pool:
+        stores = [PostgresStore.from_pool(pool) for _ in range(2)]
+        for store in stores:
+            await store.open(migrate=True)
+        runs = [History(f"r{number}") for number in range(10)]
+        for _ in range(3):
+            await asyncio.gather(*(store.journal.head(run.run_id) for store in stores for run in runs))
+        await asyncio.gather(*(write_all(stores[number % 2], run.begin()) for number, run in enumerate(runs)))
+        for store in stores:
+            heads = await asyncio.gather(*(store.journal.head(run.run_id) for run in runs))
+            assert all(head is not None for head in heads)
+            await store.close()
+        assert pool.get_size() - pool.get_idle_size() == 0
+
+
 async def test_the_store_and_the_application_share_the_pool(pool: Any) -> None:
     async with Engine(PostgresStore.from_pool(pool), [flow]) as engine:
 

@@ -2,6 +2,7 @@
 
 One connection writes journals, one statement after the other. One listens for notifications, and sends heartbeats, so
 that its death is noticed. Others, as many as are needed at once up to `pool`, read, and make small writes.
+Of those that an application's pool lends, only one is kept while it is idle: other stores may share the pool.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class Database:
         self.closed = True
         self._writer: Connection | None = None
         self._idle: list[Connection] = []
+        # How many of those are kept, and the tasks that end the others.
+        self._most_idle = address.pool if pool is None else 1
+        self._ending: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(address.pool)
         self._listener: Connection | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -88,7 +92,7 @@ class Database:
         self._writer = self._listener = None
         self._idle.clear()
         self.notifications.listening = False
-        await asyncio.gather(*(one.close() for one in connections if one is not None))
+        await asyncio.gather(*(one.close() for one in connections if one is not None), *self._ending)
 
     async def connect(self, settings: dict[str, str] | None = None) -> Connection:
         """A new connection; raises an error of perdure that says why there is none."""
@@ -145,10 +149,7 @@ class Database:
             # Idle connections are as old, and likely dead too. Busy ones are probed once they are silent.
             for one in proved + [one for one in self._connections if not one.busy and one is not fresh]:
                 one.drop()
-        if self.closed or len(self._idle) >= self.address.pool:
-            await fresh.close()
-        else:
-            self._idle.append(fresh)
+        self._put_back(fresh)
 
     def _is_dead(self, connection: Connection, states: dict[int, str | None]) -> bool:
         state = states.get(connection.backend, "gone")
@@ -277,11 +278,21 @@ class Database:
             try:
                 yield connection
             finally:
-                if not connection.closed:
-                    if self.closed:
-                        connection.drop()
-                    else:
-                        self._idle.append(connection)
+                self._put_back(connection)
+
+    def _put_back(self, connection: Connection) -> None:
+        """Keep a connection for the next query, or end it."""
+        if connection.closed:
+            return
+        if self.closed:
+            connection.drop()
+        elif len(self._idle) < self._most_idle:
+            self._idle.append(connection)
+        else:
+            # No query waits for it, and a query that was cancelled meanwhile must not keep it from going back.
+            ending = asyncio.get_running_loop().create_task(connection.close())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def retry_transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run an idempotent transaction, over any free connection, and retry it when the connection ends."""

@@ -49,8 +49,9 @@ class PostgresStore:
     ) -> Self:
         """A store on connections of a pool that the application has made with `asyncpg.create_pool`.
 
-        It keeps up to six of them while it is open, among them the writing and the listening one, and releases them
-        when it closes. The pool stays open. The other options are those of the URL.
+        It keeps three of them while it is open (one writes, one listens, one reads), borrows up to three more for as
+        long as it reads more at once, and releases all when it closes. The pool stays open. The other options are those
+        of the URL.
         """
         problem = (check_schema(schema) if schema is not None else None) or check_prefix(table_prefix)
         if problem is not None:
