@@ -7,7 +7,7 @@ change feed says when to ask the store, and one query asks for everything that i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -56,12 +56,14 @@ class RunWaiters:
         self._waiters: dict[str, set[asyncio.Future[RunRow]]] = {}
         # When it was last checked whether the runs exist, in the time of the loop.
         self._checked = 0.0
+        # Whether callers of parked runs were not answered, because the runs may be about to continue here.
+        self._withheld = False
         self._changes = Subscription(
             change_feed(store),
             "waiting for runs to end",
             self._refresh,
             interval=self._config.interval,
-            longest=lambda: self._config.longest,
+            longest=lambda: self._config.follow_interval if self._withheld else self._config.longest,
             wanted=lambda: bool(self._waiters),
         )
 
@@ -75,6 +77,7 @@ class RunWaiters:
                     raise row
                 if not self._is_resumed(row):
                     return row
+                self._withheld = True
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[RunRow] = loop.create_future()
         self._waiters.setdefault(run_id, set()).add(waiter)
@@ -95,11 +98,19 @@ class RunWaiters:
             self._changes.notify()
 
     def resolve(self, row: RunRow | Corrupt) -> None:
-        """A run has ended, is parked, or cannot be read any more."""
-        self._resolve(row.run_id or "", row)
+        """A run has ended, was parked, or cannot be read any more.
 
-    def _resolve(self, run_id: str, outcome: RunRow | Exception) -> None:
-        for waiter in self._waiters.pop(run_id, ()):
+        One that was parked may have been resolved since, before its callers came: they get what the store says.
+        """
+        run_id = row.run_id or ""
+        if isinstance(row, RunRow) and row.status is RunStatus.PARKED:
+            if run_id in self._waiters:
+                self._changes.notify()
+        else:
+            self._resolve(self._waiters.pop(run_id, ()), row)
+
+    def _resolve(self, waiters: Iterable[asyncio.Future[RunRow]], outcome: RunRow | Exception) -> None:
+        for waiter in waiters:
             if waiter.done():
                 continue
             if isinstance(outcome, Exception):
@@ -113,14 +124,19 @@ class RunWaiters:
         return parked and self._is_resuming(row.run_id or "")
 
     async def _refresh(self) -> None:
-        waiting = list(self._waiters)
+        waiting, withheld = list(self._waiters), False
         for start in range(0, len(waiting), self._config.batch):
             if start:
                 await asyncio.sleep(self._config.interval)
             some = self._elsewhere(waiting[start : start + self._config.batch])
+            # A caller that comes during the query may know of something later than what is read.
+            asked = {run_id: tuple(self._waiters[run_id]) for run_id in some}
             for row in await self._store.runs.finished(some) if some else ():
-                if not self._is_resumed(row):
-                    self.resolve(row)
+                if self._is_resumed(row):
+                    withheld = True
+                else:
+                    self._resolve(asked.get(row.run_id or "", ()), row)
+        self._withheld = withheld
         now = asyncio.get_running_loop().time()
         if now - self._checked > self._config.existence_interval:
             self._checked = now
@@ -138,7 +154,7 @@ class RunWaiters:
             there = await self._store.journal.heads(list(set(some.values())))
             for run_id, root in some.items():
                 if root not in there:
-                    self._resolve(run_id, NoSuchRun(run_id))
+                    self._resolve(self._waiters.pop(run_id, ()), NoSuchRun(run_id))
 
     async def close(self) -> None:
         """Fail the waiters that are left."""
@@ -147,7 +163,7 @@ class RunWaiters:
             "the engine was left before this run ended; it goes on when an engine opens the store again"
         )
         for run_id in list(self._waiters):
-            self._resolve(run_id, closed)
+            self._resolve(self._waiters.pop(run_id, ()), closed)
 
 
 class Follower:

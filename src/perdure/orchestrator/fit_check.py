@@ -196,7 +196,10 @@ class FitCheck:
         if orchestrator.runs.state(run_id) is not ABSENT or not orchestrator.at_work:
             return False
         ready = Ready(run_id, one.started, one.batches)
-        if not await orchestrator.loader.park_explained(fold(run_id, one.batches), error, ready):
+        written = await orchestrator.loader.park_explained(fold(run_id, one.batches), error, ready)
+        if not written:
+            if written is False:
+                self.request()  # it is checked as it is now
             return False
         orchestrator.runs.mark_parked(run_id)
         return True

@@ -353,10 +353,15 @@ class Loader:
     def _park(self, state: RunState, error: Exception, one: Ready) -> None:
         """Park a run that the code of this process cannot continue."""
         self._runs.mark_parked(state.run_id)
-        self._lifecycle.spawn(self.park_explained(state, error, one))
+        self._lifecycle.spawn(self._park_or_enter(state, error, one))
 
-    async def park_explained(self, state: RunState, error: Exception, one: Ready) -> bool:
-        """Park a run, with a change of the code that was tried, if there is one. Says whether it is parked now."""
+    async def _park_or_enter(self, state: RunState, error: Exception, one: Ready) -> None:
+        if await self.park_explained(state, error, one) is False:
+            # Another append came first: with it, the run may fit.
+            self._enter_soon(state.run_id)
+
+    async def park_explained(self, state: RunState, error: Exception, one: Ready) -> bool | None:
+        """Park a run, as `Parking.park_as`, with a change of the code that was tried, if there is one."""
         if isinstance(error, Diverged | NotDecodable):
             error = await self._with_repair(error, one)
         return await self._parking.park(state, error)

@@ -66,7 +66,7 @@ class Parking:
         self._runs, self._store, self._clock, self._on_parked = runs, store, clock, on_parked
         # Up to where parked runs were searched, newest first, since the last search began.
         self.searched_to: str | None = None
-        self._waiting: list[tuple[Append, asyncio.Future[bool]]] = []
+        self._waiting: list[tuple[Append, asyncio.Future[bool | None]]] = []
         # How many runs were parked, by the reason.
         self._logged: dict[str, int] = {}
         # Whether parked runs are being tried that this process has not tried yet: their callers are not answered.
@@ -78,17 +78,18 @@ class Parking:
         self._unparked: Counter[tuple[str, str]] = Counter()
         self._log_unparked_at: asyncio.TimerHandle | None = None
 
-    async def park(self, state: RunState, error: Exception) -> bool:
+    async def park(self, state: RunState, error: Exception) -> bool | None:
         """Park a run that the code of this process cannot continue; one that is parked gets the reason of now."""
         return await self.park_as(state, _parked(error))
 
-    async def park_as(self, state: RunState, parked: RunParked) -> bool:
-        """Park a run for a known reason. Says whether it is parked now; not if another append came first."""
+    async def park_as(self, state: RunState, parked: RunParked) -> bool | None:
+        """Park a run for a known reason: False if another append came first, None if the store is out of reach."""
         if state.parked is not None and state.parked.reason == parked.reason:
             self._on_parked(row(state))
             return True
-        if not await self._append(extend(state, [parked], self._clock.now())):
-            return False
+        written = await self._append(extend(state, [parked], self._clock.now()))
+        if not written:
+            return written
         self._log(state.started.id if state.started else state.run_id, parked)
         self._on_parked(row(state))
         return True
@@ -221,9 +222,12 @@ class Parking:
         row = msgspec.structs.replace(found, status=RunStatus.PARKED, wake_at=None, reason=parked.reason)
         return Append(found.run_id, head.next_seq, [batch], row)
 
-    async def _append(self, append: Append) -> bool:
-        """Whether an append was accepted. One bad deploy parks many runs: those of one moment share a commit."""
-        taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    async def _append(self, append: Append) -> bool | None:
+        """Whether an append was accepted; None if the store is out of reach.
+
+        One bad deploy parks many runs: those of one moment share a commit.
+        """
+        taken: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((append, taken))
         if len(self._waiting) == 1:
             # Let those that were loaded together come together.
@@ -237,7 +241,7 @@ class Parking:
             finally:
                 for (_, other), outcome in zip_longest(waiting, done):
                     if not other.done():
-                        other.set_result(isinstance(outcome, Appended))
+                        other.set_result(None if outcome is None else isinstance(outcome, Appended))
         return await taken
 
 
