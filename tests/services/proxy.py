@@ -182,26 +182,31 @@ class Proxy:
             self._loop.close()
             ready.set_exception(error)
             return
-        accepting = self._loop.create_task(self._accept(listener))
+        serving: set[asyncio.Task[None]] = set()
+        # Not sock_accept: cancelled at the wrong moment, it loses the socket that it has accepted.
+        self._loop.add_reader(listener, self._accept, listener, serving)
         ready.set_result(None)
         try:
             self._loop.run_forever()
         finally:
-            accepting.cancel()
-            self._cut_all()
+            self._loop.remove_reader(listener)
+            self._loop.run_until_complete(asyncio.sleep(0))  # a task that has not begun would not close its socket
+            for task in serving:
+                task.cancel()
             tasks = asyncio.all_tasks(self._loop)
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             listener.close()
             self._loop.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        serving: set[asyncio.Task[None]] = set()
-        while True:
-            client, _ = await self._loop.sock_accept(listener)
-            self.accepted += 1
-            task = self._loop.create_task(self._serve(client))
-            serving.add(task)
-            task.add_done_callback(serving.discard)
+    def _accept(self, listener: socket.socket, serving: set[asyncio.Task[None]]) -> None:
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        self.accepted += 1
+        task = self._loop.create_task(self._serve(client))
+        serving.add(task)
+        task.add_done_callback(serving.discard)
 
     async def _serve(self, client: socket.socket) -> None:
         server = socket.socket()
@@ -225,10 +230,12 @@ class Proxy:
         finally:
             for pump in link.pumps:
                 pump.cancel()
-            await asyncio.gather(*link.pumps, return_exceptions=True)
-            self._links.discard(link)
-            client.close()
-            server.close()
+            try:
+                await asyncio.gather(*link.pumps, return_exceptions=True)
+            finally:
+                self._links.discard(link)
+                client.close()
+                server.close()
 
     async def _pump(self, link: Link, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         while data := await self._loop.sock_recv(source, CHUNK):

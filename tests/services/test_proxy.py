@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import asyncpg  # type: ignore[import-untyped]
@@ -58,6 +60,19 @@ async def echo() -> AsyncIterator[Echo]:
 def proxy(echo: Echo) -> Iterator[Proxy]:
     with Proxy(echo.port) as proxy:
         yield proxy
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_a_proxy_that_stops_closes_what_it_has_just_accepted(echo: Echo, gone: bool) -> None:
+    for _ in range(30):
+        with warnings.catch_warnings(record=True) as caught, Proxy(echo.port) as proxy:
+            warnings.simplefilter("always")
+            with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+                if gone:
+                    client.close()
+                proxy.stop()
+            gc.collect()
+        assert [str(one.message) for one in caught] == []
 
 
 async def connect(proxy: Proxy) -> Streams:
