@@ -245,6 +245,27 @@ async def test_watching_leases_ends_with_an_error_when_the_connection_does(store
         await waiting
 
 
+async def test_a_connection_that_is_made_while_the_store_closes_is_closed(
+    server: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RedisStore(server.url)
+    await store.open(migrate=True)
+    connect, made = store._server.connect, list[Connection]()
+
+    async def connect_late() -> Connection:
+        made.append(await connect())
+        await store.close()
+        return made[0]
+
+    store._server._idle, kept = [], store._server._idle
+    monkeypatch.setattr(store._server, "connect", connect_late)
+    with pytest.raises(StoreUnavailable, match="it is closed"):
+        await store._server.query("NO SUCH COMMAND")
+    assert [one.is_connected for one in made] == [False]
+    for one in kept:
+        await one.disconnect(nowait=True)
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_of_writers_on_a_bad_network_every_event_is_there_once_and_in_order(
     store: RedisStore, direct: RedisStore, proxy: Proxy, seed: int

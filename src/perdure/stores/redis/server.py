@@ -153,9 +153,13 @@ class Server:
         if self._idle:
             return self._idle.pop()
         try:
-            return await self.connect()
+            connection = await self.connect()
         except (RedisError, OSError) as error:
             raise self.explain(error) from error
+        if not self._open:  # it was closed meanwhile
+            await connection.disconnect(nowait=True)
+            raise StoreUnavailable(self.url, "it is closed")
+        return connection
 
     # --- commands -------------------------------------------------------------------------------------------------
 
