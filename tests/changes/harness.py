@@ -138,7 +138,7 @@ class Session:
         if id != self.run:
             return
         if name == "WaitOpened" and event.deadline:
-            passes = op in self.scenario.expire or "sleep:" in op or "timer:" in op
+            passes = op in self.scenario.expire or "sleep:" in op
             if passes and op not in self.scenario.held:
                 self.clock.pass_by(event.deadline)
 
