@@ -250,6 +250,7 @@ async def test_a_connection_that_is_made_while_the_store_closes_is_closed(
 ) -> None:
     store = RedisStore(server.url)
     await store.open(migrate=True)
+    await store._notifications.listening.wait()  # which connects as well
     connect, made = store._server.connect, list[Connection]()
 
     async def connect_late() -> Connection:
