@@ -191,6 +191,8 @@ class Engine(Client):
             program.defined.source if program.defined is not None else "",
         )
 
+        if self._orchestrator is not None:
+            self._orchestrator.sources.forget(program.name)
         if self._membership is not None and self._service is not None:
             self._describe()
             self._service.register()

@@ -100,3 +100,15 @@ def test_what_cannot_be_applied_is_refused_and_nothing_is_written(parked: Cli) -
 def test_a_run_that_is_not_parked_has_nothing_to_apply(cli: Cli) -> None:
     asyncio.run(deploy(cli, SHOP, "go:0"))
     assert "is not parked" in cli("resolve", "it", "--apply").err
+
+
+def test_the_source_of_an_engine_that_closes_at_once_is_stored(cli: Cli) -> None:
+    async def run() -> None:
+        file = cli.write("shop.py", SHOP)
+        linecache.checkcache(str(file))
+        order = runpy.run_path(str(file))["order"]
+        async with Engine(cli.url, [order]) as engine:
+            _ = await engine.start(order(7), id="it")
+
+    asyncio.run(run())
+    assert cli("runs", "show", "it", "--json").json["code"][0]["name"] == "order"

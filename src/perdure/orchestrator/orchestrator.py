@@ -510,6 +510,7 @@ class Orchestrator:
             await self.in_callback(self._release_all)
             async with asyncio.timeout(self._config.drain):
                 await self.services.writer.drained()
+                await self.sources.stored()
         except TimeoutError:
             log.warning(
                 "orchestrator %s: closed before the store took the last events; another orchestrator continues its "

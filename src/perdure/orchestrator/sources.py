@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -21,6 +22,10 @@ class ProgramSources:
         self._store, self._programs, self._spawn = store, programs, spawn
         # The blob of each program's source, by name and version; it is being stored, or has been.
         self._codes: dict[tuple[str, str], str] = {}
+        self._under_way = 0
+        # Set while none is being stored.
+        self._stored = asyncio.Event()
+        self._stored.set()
 
     def changed(self, state: RunState) -> str:
         """The blob of the code that continues a run, if the journal does not say so already; else empty."""
@@ -43,6 +48,8 @@ class ProgramSources:
         source = self._programs.find(name, version).source()
         code = source.digest()
         if code:
+            self._under_way += 1
+            self._stored.clear()
             self._spawn(self._put(name, code, source.encode()))
         return code
 
@@ -53,3 +60,11 @@ class ProgramSources:
                 await self._store.upkeep.keep(await self._store.blobs.put(data))
         except PerdureError as error:
             log.warning("the source of %s could not be stored: %s; it is missing in explanations", name, error)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._stored.set()
+
+    async def stored(self) -> None:
+        """Wait until no source is being stored."""
+        await self._stored.wait()
