@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, RunStatus, connect, step, wait_signal, workflow
+from perdure.authoring.code import repairs
 from perdure.client.upgrade import upgrade_check
 from perdure.kernel.history.upgrade import Fit
 from perdure.kernel.policies.versions import Programs
@@ -174,6 +175,19 @@ def test_runs_that_do_not_fit_for_one_reason_are_one_line_with_a_fix_that_was_tr
     assert heads[0].startswith("needs a patch: 5 runs of order, version 1 (order-")
     assert heads[0].endswith("The step check was inserted before the step charge.")
     assert any("if patched(" in line for line in lines)
+
+
+def test_a_fix_that_cannot_be_tried_costs_the_fix_and_not_the_verdict(
+    cli: Cli, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(repairs, "read_source", broken)
+    ended = cli("upgrade-check", module(tmp_path, INSERTED), "--store", url)
+    assert "5 needs a patch" in ended.err
+    assert "The step check was inserted before the step charge." in ended.out
+    assert "if patched(" not in ended.out
 
 
 def test_github_gets_an_annotation_at_the_line_of_each_class(cli: Cli, url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -19,8 +20,11 @@ from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import RunRow
 from perdure.kernel.schedules.schedule import PREFIX
 from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.raised import contained
 from perdure.ports.blobs import sources_of
 from perdure.ports.runs import RunFilter
+
+log = logging.getLogger("perdure")
 
 OPEN = tuple(status for status in RunStatus if status not in FINISHED)
 # How many runs are listed at a time, and how many journals are in memory together.
@@ -108,8 +112,18 @@ async def _judge(
     loop = asyncio.get_running_loop()
     verdict: asyncio.Future[Compatibility] = loop.create_future()
 
+    def judged() -> Compatibility:
+        try:
+            return check_compatibility(repairs.programs, codec, row.run_id, started, whole, repairs, sources)
+        except Exception as error:  # the verdict does not depend on it
+            log.warning("no fix could be tried for run %r: %s: %s", row.id, type(error).__name__, error)
+            return check_compatibility(repairs.programs, codec, row.run_id, started, whole)
+
     def check() -> None:
-        verdict.set_result(check_compatibility(repairs.programs, codec, row.run_id, started, whole, repairs, sources))
+        try:
+            verdict.set_result(judged())
+        except BaseException as error:
+            verdict.set_exception(contained(error))
 
     loop.call_soon(check)
     return await verdict

@@ -84,8 +84,8 @@ def _renames(program: Any, fn: FunctionType, divergence: Divergence) -> Iterator
         edit = _named(text, line, recorded.name) if function is not found else _decorated(text, line, recorded.queue)
         if edit is not None:
             edits = [edit, *(_import(text, "step", fn.__globals__) if function is found else ())]
-            program = _rebound(program, fn, fn.__code__, {name: made})
-            yield Repair(program, what, *_diff(function.__code__.co_filename, text, edits))
+            repaired = _rebound(program, fn, fn.__code__, {name: made})
+            yield Repair(repaired, what, *_diff(function.__code__.co_filename, text, edits))
 
 
 def _is_step(found: Any, name: str) -> bool:
