@@ -130,7 +130,7 @@ class Fleet:
         return stale
 
 
-def freeze(member: Member, url: str) -> None:
+def freeze(member: Member | Child, url: str) -> None:
     """Let it stand still; on SQLite outside of a commit, in which it would keep every other process from writing."""
     member.signal(signal.SIGSTOP)
     while url.startswith("sqlite:") and not _can_write(url.removeprefix("sqlite:///")):

@@ -70,10 +70,12 @@ async def add(a: int, b: int) -> int:
 
 
 @step
-async def add_slowly(a: int, b: int, seconds: float) -> int:
-    """Slow, on the loop."""
+async def add_slowly(a: int, b: int, seconds: float, held: str = "") -> int:
+    """Slow, on the loop; and not over before a file is gone, if one is named."""
     effect()
     await asyncio.sleep(seconds)
+    while held and os.path.exists(held):
+        await asyncio.sleep(0.02)
     return a + b
 
 
@@ -233,10 +235,10 @@ async def stroll(seed: int, depth: int = 0) -> int:
 
 
 @workflow
-async def five(n: int, seconds: float) -> int:
+async def five(n: int, seconds: float, held: str = "") -> int:
     """Five steps, each of some length."""
     for i in range(5):
-        n = await add_slowly(n, i, seconds)
+        n = await add_slowly(n, i, seconds, held)
     return n
 
 

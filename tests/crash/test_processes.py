@@ -13,6 +13,7 @@ import pytest
 
 from perdure import RunStatus, connect
 from tests.crash import programs
+from tests.crash.fleet import freeze
 from tests.crash.harness import Child, Children, Journal, audit, check_executions, create, peek, read_effects, until
 from tests.patience import PATIENCE
 
@@ -34,13 +35,13 @@ class Workers:
         options = {"check_interval": CHECK_INTERVAL, **options}
         return self._children.start("work", self._folder, db=str(self.db), effects=str(self.log), **options)
 
-    def queue(self, runs: int, seconds: float, pause: float = 0.0, first: int = 0) -> None:
+    def queue(self, runs: int, seconds: float, pause: float = 0.0, first: int = 0, held: str = "") -> None:
         """Queue runs, as a client does that executes nothing itself."""
 
         async def start_all() -> None:
             async with connect(f"sqlite:///{self.db}") as client:
                 for n in range(first, first + runs):
-                    _ = await client.start(programs.five(n, seconds), id=f"run-{n}")
+                    _ = await client.start(programs.five(n, seconds, held), id=f"run-{n}")
                     await asyncio.sleep(pause)
 
         asyncio.run(start_all())
@@ -118,13 +119,17 @@ def test_a_worker_started_again_under_its_name_takes_its_runs_up_at_once(workers
     workers.drain(second)
 
 
-def test_a_worker_that_was_stopped_past_its_lease_can_no_longer_write(workers: Workers) -> None:
+def test_a_worker_that_was_stopped_past_its_lease_can_no_longer_write(workers: Workers, tmp_path: Path) -> None:
     # Renewed three times in that time, which a busy machine allows for; and waited for once, in full.
     lease = 5.0
     sleeper = workers.start(lease=lease)
-    workers.queue(runs=5, seconds=0.3)
+    # No step of it ends before it stands still, however late that is.
+    held = tmp_path / "held"
+    held.touch()
+    workers.queue(runs=5, seconds=0.0, held=str(held))
     until(lambda: workers.begun(sleeper) >= 5)
-    os.kill(sleeper.pid, signal.SIGSTOP)
+    freeze(sleeper, f"sqlite:///{workers.db}")
+    held.unlink()
     try:
         other = workers.start(lease=lease)
         until(lambda: workers.begun(other) >= 10)
