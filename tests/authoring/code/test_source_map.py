@@ -175,7 +175,7 @@ def test_source_can_be_parsed_in_several_threads(monkeypatch: pytest.MonkeyPatch
         return real(*args, **options)
 
     monkeypatch.setattr(ast, "parse", disturbed)
-    assert source_map._arms("if x:\n    y()\n")[2] == ((1, 0),)
+    assert source_map._arms(source_map._tree("if x:\n    y()\n"))[2] == ((1, 0),)
 
 
 @pytest.mark.parametrize("trouble", [SystemError, RecursionError, MemoryError, SyntaxError])
@@ -184,18 +184,18 @@ def test_source_that_cannot_be_parsed_is_no_source(trouble: type[Exception], mon
         raise trouble("no")
 
     monkeypatch.setattr(ast, "parse", disturbed)
-    assert source_map._arms("if x:\n    y()\n") == {}
+    assert source_map._arms(source_map._tree("if x:\n    y()\n")) == {}
 
 
 def test_an_expression_of_very_many_terms_keeps_the_lines_before_it() -> None:
     source = "if x:\n    y()\nz = " + "+".join(["1"] * 3000) + "\n"
-    assert source_map._arms(source).get(2, ((1, 0),)) == ((1, 0),)
+    assert source_map._arms(source_map._tree(source)).get(2, ((1, 0),)) == ((1, 0),)
 
 
 def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
     source = "x = " + "(" * 40 + "1" + ")" * 40 + "\n" + "if x:\n    y(1 + 2 * 3, [4, (5, 6)])\n" * 300
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: source_map._arms(source), range(24)))
+        found = list(threads.map(lambda _: source_map._arms(source_map._tree(source)), range(24)))
     assert all(one == found[0] and one for one in found)
 
 
@@ -205,7 +205,7 @@ def test_a_child_that_was_forked_while_another_thread_parsed_can_parse() -> None
         pid = os.fork()
         if pid == 0:
             signal.alarm(30)
-            os._exit(0 if source_map._arms("if x:\n    y()\n") else 1)
+            os._exit(0 if source_map._arms(source_map._tree("if x:\n    y()\n")) else 1)
     assert os.waitpid(pid, 0)[1] == 0
 
 

@@ -593,9 +593,14 @@ _STORES = ("STORE_FAST", "STORE_DEREF")
 _ENDS = frozenset({"GET_AWAITABLE", "YIELD_VALUE", "LIST_APPEND", "SET_ADD", "MAP_ADD", "RETURN_VALUE", "RERAISE"})
 
 
+@functools.lru_cache(64)
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    return list(dis.get_instructions(code))
+
+
 def _forgets(code: CodeType, at: int) -> tuple[bool, bool]:
     """Whether what follows a call does without awaiting what it returned, and whether it says that this is meant."""
-    instructions = list(dis.get_instructions(code))
+    instructions = _instructions(code)
     rest = [one for one in instructions if one.offset > at]
     if not rest:
         return False, False

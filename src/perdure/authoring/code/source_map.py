@@ -105,6 +105,8 @@ class _SourceWalk(Walk):
         self.arms: dict[str, Arms] = {}
         self.loops: dict[str, tuple[Loop, ...]] = {}
         self._files: dict[str, dict[int | tuple[int, int], Arms]] = {}
+        self._names: dict[str, str] = {}
+        self._read: set[CodeType] = set()
         # What is called as it is, by name; steps that are called, and those whose function is called.
         self.plain: dict[str, OpView] = {}
         self.calls: dict[str, OpView] = {}
@@ -209,7 +211,7 @@ class _SourceWalk(Walk):
         kind = "a class" if isinstance(found, type) else "a plain function"
         self._plain(name, code, line, kind)
         if isinstance(found, FunctionType) and is_users(found.__module__ or ""):
-            place = f"{short(code.co_filename)}:{line}"
+            place = self._place(code, line)
             self.calls.setdefault(_in_any_folder(place), OpView(kind, name, name, "", place, self.code.get(place, "")))
         defined = getattr(found, "__name__", None)
         if isinstance(defined, str) and defined != name:
@@ -218,26 +220,34 @@ class _SourceWalk(Walk):
     def _plain(self, name: str, code: CodeType, line: int, kind: str) -> None:
         if name not in self.plain:
             self._lines_of(code)
-            place = f"{short(code.co_filename)}:{line}"
+            place = self._place(code, line)
             self.plain[name] = OpView(kind, name, name, "", place, self.code.get(place, ""))
 
     def _note(self, name: str, code: CodeType, line: int | None, at: Any) -> None:
         if name and line is not None:
-            place = f"{short(code.co_filename)}:{line}"
+            place = self._place(code, line)
             arms = self._files.get(code.co_filename, {})
             self.mentions.setdefault(name, []).append(Mention(place, arms.get(at, arms.get(line, ()))))
+
+    def _place(self, code: CodeType, line: int) -> str:
+        file = code.co_filename
+        if file not in self._names:
+            self._names[file] = short(file)
+        return f"{self._names[file]}:{line}"
 
     def _lines_of(self, code: CodeType) -> None:
         file = code.co_filename
         if file not in self._files:
             source = "".join(linecache.getlines(file))
-            self._files[file] = _arms(source)
-            self.loops.update((f"{short(file)}:{line}", loops) for line, loops in _loops(source).items())
-        for _, _, line in code.co_lines():
-            if line:
-                source = f"{short(file)}:{line}"
-                self.code[source] = linecache.getline(file, line).partition("  #")[0].strip()
-                self.arms[source] = self._files[file].get(line, ())
+            tree = _tree(source)
+            self._files[file] = _arms(tree)
+            self.loops.update((self._place(code, line), loops) for line, loops in _loops(tree).items())
+        if code not in self._read:
+            self._read.add(code)
+            for line in {line for _, _, line in code.co_lines() if line}:
+                place = self._place(code, line)
+                self.code[place] = linecache.getline(file, line).partition("  #")[0].strip()
+                self.arms[place] = self._files[file].get(line, ())
 
 
 def _in_any_folder(place: str) -> str:
@@ -300,12 +310,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_lock)
 
 
-def _arms(source: str) -> dict[int | tuple[int, int], Arms]:
-    """The arms of conditions around each line of a file, and around each expression by line and column."""
+def _tree(source: str) -> ast.Module:
+    """The syntax of a file; empty if it cannot be read."""
     try:
-        tree = parse(source)
+        return parse(source)
     except (SyntaxError, ValueError, SystemError, RecursionError, MemoryError):
-        return {}
+        return ast.Module([], [])
+
+
+def _arms(tree: ast.Module) -> dict[int | tuple[int, int], Arms]:
+    """The arms of conditions around each line of a file, and around each expression by line and column."""
     found: dict[int | tuple[int, int], Arms] = {}
 
     def walk(node: ast.AST, arms: Arms) -> None:
@@ -323,12 +337,8 @@ def _arms(source: str) -> dict[int | tuple[int, int], Arms]:
     return found
 
 
-def _loops(source: str) -> dict[int, tuple[Loop, ...]]:
+def _loops(tree: ast.Module) -> dict[int, tuple[Loop, ...]]:
     """The loops around each line of a file, the innermost first."""
-    try:
-        tree = parse(source)
-    except (SyntaxError, ValueError, SystemError, RecursionError, MemoryError):
-        return {}
     found: dict[int, tuple[Loop, ...]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
