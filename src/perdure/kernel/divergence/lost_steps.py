@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from perdure.errors import Diverged
 from perdure.kernel.divergence.advice import ways
 from perdure.kernel.divergence.model import Divergence, OpView
-from perdure.kernel.events import Batch, ChildStarted, StepStarted
+from perdure.kernel.events import Batch, ChildStarted, RunClaimed, StepStarted
 from perdure.kernel.ids import op_name
 from perdure.kernel.policies.versions import Programs
 
@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 def check_steps(programs: Programs, program: Program, batches: Iterable[Batch]) -> None:
     """Raise Diverged if the code of a program, or of a child in its journal, calls a recorded step as it is."""
     children: dict[str, Program] = {}
+    # Whether the run has been continued by the code as it is now, which has the steps that it had.
+    unchanged = False
     seen: set[tuple[str, str]] = set()
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             if type(event) is StepStarted:
                 path = _child(event.op, children) if children else ""
                 name = op_name(event.op)
-                if (path, name) not in seen:
+                if (path or not unchanged) and (path, name) not in seen:
                     seen.add((path, name))
                     now = children.get(path, program).lost_step(name, event.source)
                     if now is not None:
                         raise Diverged(number, _lost(event, now))
+            elif type(event) is RunClaimed and event.code:
+                unchanged = event.code == program.source().digest()
             elif type(event) is ChildStarted and not event.detached and programs.serves(event.program, event.version):
                 children[event.op] = programs.find(event.program, event.version)
 

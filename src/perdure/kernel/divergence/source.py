@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import unified_diff
+from functools import lru_cache
 from hashlib import sha256
 
 import msgspec
@@ -27,6 +28,7 @@ class Source(msgspec.Struct, frozen=True):
         """As it is stored."""
         return msgspec.json.encode(self)
 
+    @lru_cache(1024)  # noqa: B019 (sources live as long as their programs)
     def digest(self) -> str:
         """The id of the blob that holds it; empty if there is nothing to hold."""
         return sha256(self.encode()).hexdigest() if self.parts else ""
