@@ -174,7 +174,7 @@ def scheduled(db: str, effects: str, overlap: str, at: int = 0, after: bool = Fa
             )
             ids = await schedule.backfill(start, start + timedelta(days=4))
             while [getattr(await engine.get(id), "status", None) for id in ids] != ["completed"] * 4:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.02)
             while (view := await schedule.view()).waiting:
                 await asyncio.sleep(0.005)
             return {"runs": ids, "fired": view.fired, "failed": view.failed, "commits": failpoint.commits}

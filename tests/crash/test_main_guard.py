@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import some
 from tests.crash.harness import PATIENCE
 
 STEPS = """
@@ -70,7 +71,7 @@ def test_a_script_without_a_guard_is_told_to_write_one(how: str, tmp_path: Path)
     assert ended.stderr.count("Traceback") == 1, ended.stderr
 
 
-@pytest.mark.parametrize("how", STARTS)
+@pytest.mark.parametrize("how", some(STARTS, 1))
 def test_with_the_guard_it_works(how: str, tmp_path: Path) -> None:
     guarded = 'if __name__ == "__main__":\n' + "\n".join("    " + line for line in STARTS[how].splitlines())
     ended = script(tmp_path, guarded)
