@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -70,10 +71,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = [item for n in range(blocks) for item in block(n, blocks, waiting, others)]
 
 
-def pytest_collection_finish() -> None:
-    """No collection of garbage goes through what was collected of tests, and lives as long as the process."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """No collection of garbage goes through what is collected of tests, and lives as long as the process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def waits(nodeid: str) -> bool:

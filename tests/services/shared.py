@@ -25,12 +25,39 @@ T = TypeVar("T")
 # Servers that exist already, as URLs: PERDURE_TEST_POSTGRES, PERDURE_TEST_REDIS, PERDURE_TEST_ETCD.
 EXISTING = "PERDURE_TEST_"
 
+# What a database is made of besides rows: a change of a definition of ours, a setting or the statistics shows in it.
+DEFINITIONS = """
+    select concat_ws(',',
+        (select concat(count(*), ' ', sum(xmin::text::bigint), ' ', sum(reltuples)) from pg_class where oid > 16383),
+        (select concat(count(*), ' ', sum(xmin::text::bigint)) from pg_proc where oid > 16383),
+        (select concat(count(*), ' ', sum(xmin::text::bigint)) from pg_namespace),
+        (select count(*) from pg_db_role_setting join pg_database d on setdatabase = d.oid
+            where datname = current_database()),
+        (select md5(string_agg(perdure_migrations::text, ',' order by name)) from perdure_migrations))
+"""
+# Without foreign keys and triggers, so that the order does not matter.
+EMPTY = """
+    select pg_terminate_backend(pid) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid();
+    set session_replication_role = replica;
+    do $$ declare one name; begin
+        for one in select tablename from pg_tables
+            where schemaname = 'public' and tablename <> 'perdure_migrations'
+        loop
+            execute format('delete from %I', one);
+        end loop;
+    end $$;
+    select setval('perdure_epochs', 1, false);
+"""
+
 
 class Shared:
     """The servers of a session, which belong to its first process (`watch`) and lie in `directory`."""
 
     def __init__(self, directory: Path, watch: int) -> None:
         self.directory, self.watch = directory, watch
+        # Databases with empty tables, which tests of this process have left.
+        self.emptied: list[str] = []
 
     @classmethod
     def make(cls) -> Shared:
@@ -71,9 +98,10 @@ def existing(kind: str) -> str | None:
 
 @contextmanager
 def empty_postgres(shared: Shared, *, tables: bool = False) -> Iterator[str]:
-    """The URL of a new database, which is dropped afterwards; with `tables`, of one with the empty tables of a store.
+    """The URL of an empty database; with `tables`, of one with the empty tables of a store.
 
-    A copy of tables is made in less time than tables are.
+    A copy of tables is made in less time than tables are, and in less still are those of an earlier test emptied,
+    unless it changed more than rows.
     """
     # Here, as below, so that sessions without a server do not pay for its library.
     import asyncpg  # type: ignore[import-untyped]
@@ -84,7 +112,6 @@ def empty_postgres(shared: Shared, *, tables: bool = False) -> Iterator[str]:
         url = shared.server("postgres").url
         if tables:
             template = "tables"
-    name = f"test_{uuid.uuid4().hex[:16]}"
 
     def at(database: str) -> str:
         return urllib.parse.urlsplit(url)._replace(path=f"/{database}").geturl()
@@ -96,25 +123,46 @@ def empty_postgres(shared: Shared, *, tables: bool = False) -> Iterator[str]:
         finally:
             await connection.close()
 
-    async def make_tables() -> None:
+    async def make_tables() -> str:
         from perdure.stores.postgres.store import PostgresStore
 
         await execute("create database tables")
         store = PostgresStore(at("tables"))
         await store.open(migrate=True)
         await store.close()
+        connection = await asyncpg.connect(at("tables"))
+        try:
+            return str(await connection.fetchval(DEFINITIONS))
+        finally:
+            await connection.close()
 
+    async def emptied(name: str) -> bool:
+        connection = await asyncpg.connect(at(name))
+        try:
+            if await connection.fetchval(DEFINITIONS) != made.read_text():
+                return False
+            await connection.execute(EMPTY)
+            return True
+        finally:
+            await connection.close()
+
+    made = shared.directory / "tables.made"
     if template == "tables":
         with locked(shared.directory / "tables.lock"):
-            made = shared.directory / "tables.made"
             if not made.exists():
-                _in_thread(make_tables)
-                made.touch()
-    _in_thread(lambda: execute(f'create database "{name}" template {template}'))
+                made.write_text(_in_thread(make_tables))
+    if template == "tables" and shared.emptied:
+        name = shared.emptied.pop()
+    else:
+        name = f"test_{uuid.uuid4().hex[:16]}"
+        _in_thread(lambda: execute(f'create database "{name}" template {template}'))
     try:
         yield at(name)
     finally:
-        _in_thread(lambda: execute(f'drop database "{name}" with (force)'))
+        if template == "tables" and _in_thread(lambda: emptied(name)):
+            shared.emptied.append(name)
+        else:
+            _in_thread(lambda: execute(f'drop database "{name}" with (force)'))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from tests.services import servers as servers_module
 from tests.services.binaries import BUNDLES, CHOICE, PROGRAMS, ServerMissing, binaries
 from tests.services.plugin import Servers
 from tests.services.servers import KINDS, Etcd, Postgres, Redis, Server, ServerFailed
-from tests.services.shared import EXISTING, Shared
+from tests.services.shared import DEFINITIONS, EXISTING, Shared, empty_postgres, existing
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,6 +77,33 @@ async def test_each_test_has_a_database_of_its_own(postgres_url: str, bare_url: 
     names = [str(await ask_postgres(url, "select current_database()")) for url in (postgres_url, bare_url)]
     assert len(set(names)) == 2
     assert all(name.startswith("test_") for name in names)
+
+
+CHANGES = (
+    "insert into perdure_leases values ('key', 'owner', nextval('perdure_epochs'), 0)",
+    "alter table perdure_journal add column more int",
+    "create function more() returns int language sql as 'select 1'",
+    "create schema more",
+    "revoke create on schema public from public",
+    "analyze perdure_migrations",
+    "update perdure_migrations set checksum = 'other'",
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_the_database_of_an_earlier_test_has_no_trace_of_it(services: Shared, change: str) -> None:
+    if existing("postgres") is None:
+        earlier = services.emptied[:]
+        services.emptied.clear()
+        with empty_postgres(services, tables=True) as url:
+            await ask_postgres(url, change)
+        assert bool(services.emptied) == change.startswith("insert")
+        with empty_postgres(services, tables=True) as again:
+            assert (again == url) == change.startswith("insert")
+            assert await ask_postgres(again, "select count(*) from perdure_leases") == 0
+            assert await ask_postgres(again, "select last_value || ' ' || is_called from perdure_epochs") == "1 false"
+            assert await ask_postgres(again, DEFINITIONS) == (services.directory / "tables.made").read_text()
+        services.emptied += earlier
 
 
 async def test_postgres_is_as_durable_as_it_ships(postgres_url: str) -> None:

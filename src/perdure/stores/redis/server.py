@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 from collections.abc import Callable
@@ -55,6 +56,16 @@ _REFUSALS: Final = {
 _ELSEWHERE: Final = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED")
 LOGIN = "the server refuses the user and password; check both, and that the user is switched on"
 NEEDS_LOGIN = "the server asks for a password; write it into the URL, as in redis://user:password@host:6379/0"
+
+
+@functools.cache
+def _driver() -> dict[str, Any]:
+    """How connections introduce themselves; by default, redis-py 7.1 and newer read their version for each of them."""
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:
+        return {}
+    return {"driver_info": DriverInfo()}
 
 
 class Texts:
@@ -136,6 +147,7 @@ class Server:
             "socket_connect_timeout": None,
             "socket_keepalive": True,
             "protocol": 2,
+            **_driver(),
         }
         connection = SSLConnection(**options, **address.tls_options) if address.tls else Connection(**options)
         self.traced("CONNECT")
