@@ -33,10 +33,12 @@ class EveryPort(
 ):
     """An empty store at a URL, and a second store at the same one."""
 
+    migrate = True
+
     @pytest.fixture
     async def store(self, url: str) -> AsyncIterator[Store]:
         store = open_store(url)
-        await store.open(migrate=True)
+        await store.open(migrate=self.migrate)
         yield store
         await store.close()
 
@@ -89,6 +91,8 @@ class TestFileOfShortLogs(TestFile):
 
 
 class TestPostgres(EveryPort):
+    migrate = False  # `postgres_url` has the tables
+
     @pytest.fixture
     def url(self, postgres_url: str) -> str:
         return postgres_url
