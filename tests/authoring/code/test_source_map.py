@@ -166,6 +166,13 @@ async def test_every_op_records_the_line_that_asked_for_it() -> None:
     }
 
 
+@pytest.fixture
+def unread() -> None:
+    """No file has been read before."""
+    source_map._read_structure.cache_clear()
+
+
+@pytest.mark.usefixtures("unread")
 def test_source_can_be_parsed_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     real, troubles = ast.parse, [SystemError("AST constructor recursion depth mismatch (before=75, after=73)")]
 
@@ -175,37 +182,39 @@ def test_source_can_be_parsed_in_several_threads(monkeypatch: pytest.MonkeyPatch
         return real(*args, **options)
 
     monkeypatch.setattr(ast, "parse", disturbed)
-    assert source_map._arms(source_map._tree("if x:\n    y()\n"))[2] == ((1, 0),)
+    assert source_map._structure("if x:\n    y()\n")[0][2] == ((1, 0),)
 
 
+@pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize("trouble", [SystemError, RecursionError, MemoryError, SyntaxError])
 def test_source_that_cannot_be_parsed_is_no_source(trouble: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def disturbed(*args: Any, **options: Any) -> Any:
         raise trouble("no")
 
     monkeypatch.setattr(ast, "parse", disturbed)
-    assert source_map._arms(source_map._tree("if x:\n    y()\n")) == {}
+    assert source_map._structure("if x:\n    y()\n")[0] == {}
 
 
 def test_an_expression_of_very_many_terms_keeps_the_lines_before_it() -> None:
     source = "if x:\n    y()\nz = " + "+".join(["1"] * 3000) + "\n"
-    assert source_map._arms(source_map._tree(source)).get(2, ((1, 0),)) == ((1, 0),)
+    assert source_map._structure(source)[0].get(2, ((1, 0),)) == ((1, 0),)
 
 
 def test_threads_that_parse_at_once_do_not_disturb_each_other() -> None:
     source = "x = " + "(" * 40 + "1" + ")" * 40 + "\n" + "if x:\n    y(1 + 2 * 3, [4, (5, 6)])\n" * 300
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: source_map._arms(source_map._tree(source)), range(24)))
+        found = list(threads.map(lambda n: source_map._structure(f"{source}# {n}\n")[0], range(24)))
     assert all(one == found[0] and one for one in found)
 
 
+@pytest.mark.usefixtures("unread")
 def test_a_child_that_was_forked_while_another_thread_parsed_can_parse() -> None:
     with source_map._PARSING, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
         if pid == 0:
             signal.alarm(30)
-            os._exit(0 if source_map._arms(source_map._tree("if x:\n    y()\n")) else 1)
+            os._exit(0 if source_map._structure("if x:\n    y()\n")[0] else 1)
     assert os.waitpid(pid, 0)[1] == 0
 
 

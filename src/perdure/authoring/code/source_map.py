@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import inspect
 import linecache
 import os
@@ -238,10 +239,8 @@ class _SourceWalk(Walk):
     def _lines_of(self, code: CodeType) -> None:
         file = code.co_filename
         if file not in self._files:
-            source = "".join(linecache.getlines(file))
-            tree = _tree(source)
-            self._files[file] = _arms(tree)
-            self.loops.update((self._place(code, line), loops) for line, loops in _loops(tree).items())
+            self._files[file], loops_by_line = _structure("".join(linecache.getlines(file)))
+            self.loops.update((self._place(code, line), loops) for line, loops in loops_by_line.items())
         if code not in self._read:
             self._read.add(code)
             for line in {line for _, _, line in code.co_lines() if line}:
@@ -310,12 +309,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_lock)
 
 
-def _tree(source: str) -> ast.Module:
-    """The syntax of a file; empty if it cannot be read."""
+def _structure(source: str) -> tuple[dict[int | tuple[int, int], Arms], dict[int, tuple[Loop, ...]]]:
+    """The arms and the loops of a file; none if it cannot be read."""
     try:
-        return parse(source)
+        return _read_structure(source)
     except (SyntaxError, ValueError, SystemError, RecursionError, MemoryError):
-        return ast.Module([], [])
+        return {}, {}
+
+
+# Fixes are tried on copies of a program, whose files are the same.
+@functools.lru_cache(maxsize=4)
+def _read_structure(source: str) -> tuple[dict[int | tuple[int, int], Arms], dict[int, tuple[Loop, ...]]]:
+    tree = parse(source)
+    return _arms(tree), _loops(tree)
 
 
 def _arms(tree: ast.Module) -> dict[int | tuple[int, int], Arms]:
