@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import apsw
 import pytest
 
 from perdure.kernel.events import RunStatus
@@ -53,3 +54,26 @@ async def test_parked_runs_are_listed_newest_first_and_page_by_page(store: Sqlit
         found += [row.run_id for row, _ in page]
         cursor = found[-1]
     assert found == [f"r{n:02}" for n in range(27, -1, -3)]
+
+
+async def test_a_statement_is_prepared_once_whatever_its_values(store: SqliteStore) -> None:
+    runs = [History(f"r{number}") for number in range(4)]
+    prepared: list[int] = []
+
+    def authorize(part: int, *names: str | None) -> int:
+        prepared.append(part)
+        return int(apsw.SQLITE_OK)
+
+    for connection in (store._database._writer, store._database._reader):
+        assert connection is not None
+        # Called for each part of a statement while it is prepared, and never while it is executed.
+        connection.authorizer = authorize
+    counts = []
+    for run in runs:
+        prepared.clear()
+        await write_all(store, run.begin())
+        assert await store.runs.find(run.run_id) is not None
+        assert await store.runs.find(f"no-{run.run_id}") is None
+        counts.append(len(prepared))
+    assert counts[0] > 0
+    assert counts[1:] == [0, 0, 0]

@@ -154,6 +154,8 @@ class Database:
         guard.refuse_in_a_fork(self.path)
         db = apsw.Connection(self.path, vfs=self._vfs)
         db.set_busy_timeout(int(BUSY_SECONDS * 1000))
+        # Plans that do not depend on bound values: otherwise SQLite prepares a statement again for every new value.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         db.execute("pragma fullfsync=1")
         db.execute("pragma cache_size=-8000")
         db.execute("pragma temp_store=memory")
@@ -240,7 +242,7 @@ class Database:
 
     def write(self, transaction: Callable[[apsw.Connection], T], *, fsync: bool = True) -> T | asyncio.Future[T]:
         """Run a transaction and commit it: at once when that is cheaper than a thread, else return a future."""
-        if self._commit_seconds < INLINE_SECONDS and (self._hop is None or self._hop.done()):
+        if self._commit_seconds < INLINE_SECONDS and self._is_free():
             try:
                 return self._transact(transaction, fsync, wait=False)
             except apsw.BusyError:
@@ -250,6 +252,10 @@ class Database:
         # Handed over now: the next write must not overtake it.
         hop = self._submit(self._transact, transaction, fsync)
         return asyncio.ensure_future(self._answer(hop))
+
+    def _is_free(self) -> bool:
+        """Whether the thread is not using the connection that writes."""
+        return self._hop is None or self._hop.done()
 
     async def commit(self, transaction: Callable[[apsw.Connection], T]) -> T:
         """As `write`, for callers that wait anyway."""
@@ -439,7 +445,10 @@ class Database:
         try:
             if self._guard is not None and self._read_log is not self._guard.log:
                 self._read_anew(self._guard)
-            return self._reader.execute(sql, bindings).fetchall()
+            db = self._reader
+            if self._writer is not None and self._log is self._read_log and self._is_free():
+                db = self._writer  # its cache outlives its own commits
+            return db.execute(sql, bindings).fetchall()
         except (apsw.Error, UnicodeDecodeError) as error:
             if self._moved():
                 return self.query(sql, bindings)
