@@ -28,6 +28,22 @@ def log_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
+async def settle(store: SqliteStore) -> None:
+    """Commit until the directory has not changed for so long that the guard relies on it."""
+    held = store._database._guard
+    assert held is not None
+    while held._unchanged is None:
+        await store._database.commit(lambda db: None)
+
+
+@pytest.fixture(params=["right after a change of its directory", "long after one"])
+async def settled(request: pytest.FixtureRequest, store: SqliteStore) -> SqliteStore:
+    """A store whose file was made just now, or whose guard relies on the directory by now."""
+    if request.param == "long after one":
+        await settle(store)
+    return store
+
+
 def glance(path: Path) -> int:
     with closing(sqlite3.connect(path)) as other:
         return int(other.execute("select count(*) from perdure_runs").fetchone()[0])
@@ -133,8 +149,9 @@ async def test_the_log_is_folded_and_the_files_are_tidied_as_ever(path: Path) ->
 
 
 async def test_a_deleted_log_is_noticed_before_the_next_commit_and_nothing_is_lost(
-    store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
+    settled: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    store = settled
     run = History("r1")
     await write_all(store, run.begin())
     for number in range(3):
@@ -147,8 +164,9 @@ async def test_a_deleted_log_is_noticed_before_the_next_commit_and_nothing_is_lo
 
 
 async def test_a_deleted_log_is_noticed_by_a_process_that_only_renews_its_leases(
-    store: SqliteStore, path: Path
+    settled: SqliteStore, path: Path
 ) -> None:
+    store = settled
     await write_all(store, History("r1").begin())
     await store.leases.acquire("orchestrator:a", "a", 30.0, 100.0)
     os.unlink(log_of(path))
@@ -189,8 +207,9 @@ async def test_a_process_beside_ours_goes_on_when_the_log_was_begun_anew(
 
 
 async def test_nothing_is_acknowledged_while_the_file_is_gone_and_it_goes_on_when_it_is_back(
-    store: SqliteStore, path: Path
+    settled: SqliteStore, path: Path
 ) -> None:
+    store = settled
     run = History("r1")
     await write_all(store, run.begin())
     away = path.with_name("away.db")
@@ -207,8 +226,9 @@ async def test_nothing_is_acknowledged_while_the_file_is_gone_and_it_goes_on_whe
 
 
 async def test_a_file_that_was_replaced_by_another_store_is_opened(
-    store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
+    settled: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    store = settled
     run = History("r1")
     await write_all(store, run.begin())
     other = SqliteStore(str(path.with_name("other.db")))
@@ -224,10 +244,10 @@ async def test_a_file_that_was_replaced_by_another_store_is_opened(
     await write_all(store, History("r2").begin())
 
 
-async def test_a_commit_reads_two_names_and_sends_no_statement_more(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+async def test_a_commit_asks_for_the_directory_alone_and_sends_no_statement_more(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, read, asked = History("r1"), list[str](), list[str]()
+    run, asked = History("r1"), list[str]()
     await write_all(store, run.begin())
 
     class Counting:
@@ -235,21 +255,51 @@ async def test_a_commit_reads_two_names_and_sends_no_statement_more(
             return getattr(os, name)
 
         def readlink(self, path: Any) -> str:
-            read.append(str(path))
+            asked.append("name")
             return str(os.readlink(path))
 
         def stat(self, path: Any) -> os.stat_result:
             asked.append(str(path))
             return os.stat(path)
 
+    await settle(store)
     monkeypatch.setattr(guard, "os", Counting())
     statements: list[str] = []
     store.trace(statements.append)
     await write_all(store, run.then(*step(0)))
     store.trace(None)
-    assert len(read) == 2
-    assert asked == []  # that would make the next commit slower
+    folder = str(path.parent)
+    assert asked == [folder]  # that of the log would make the next commit slower
     assert [one.split()[0] for one in statements] == ["begin", "update", "insert", "update", "commit"]
+    path.with_name("another").touch()
+    asked.clear()
+    await write_all(store, run.then(*step(1)))
+    assert asked == [folder, "name", "name"]
+
+
+async def test_a_file_that_was_replaced_is_noticed_although_the_time_of_its_directory_was_set_back(
+    store: SqliteStore, path: Path
+) -> None:
+    await write_all(store, History("r1").begin())
+    await settle(store)
+    before = os.stat(path.parent)
+    path.rename(path.with_name("away.db"))
+    os.utime(path.parent, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(StoreUnavailable, match="the file was removed or replaced"):
+        await write(store, History("r2").begin())
+
+
+async def test_a_directory_that_was_moved_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    store = SqliteStore(str(tmp_path / "a" / "b" / "runs.db"))
+    await store.open(migrate=True)
+    await settle(store)
+    (tmp_path / "a").rename(tmp_path / "c")
+    with pytest.raises(StoreUnavailable, match="the file was removed or replaced"):
+        await write(store, History("r1").begin())
+    (tmp_path / "c").rename(tmp_path / "a")
+    await write_all(store, History("r1").begin())
+    await store.close()
 
 
 async def test_a_forked_child_closes_what_it_inherits(store: SqliteStore, path: Path) -> None:

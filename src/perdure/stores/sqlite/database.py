@@ -20,7 +20,7 @@ import apsw
 
 from perdure.errors import Corrupt, InvalidStoreUrl, NotAStore, SchemaMismatch, StoreError, StoreUnavailable
 from perdure.stores.sqlite import guard, migrating
-from perdure.stores.sqlite.guard import Guard
+from perdure.stores.sqlite.guard import SETTLED_SECONDS, Guard
 from perdure.stores.sqlite.migrating import APPLICATION_ID
 from perdure.stores.sqlshared.schema import pending
 
@@ -38,8 +38,6 @@ QUIET_SECONDS = 0.25
 LOG_PAGES = 120
 # How long the first transaction waits for readers before it can checkpoint the log.
 CHECKPOINT_SECONDS = 1.0
-# File times advance in steps of some milliseconds; two commits within one step may look the same.
-SETTLED_SECONDS = 0.04
 HEADER = 108
 MAGIC = b"SQLite format 3\x00"
 
@@ -389,7 +387,7 @@ class Database:
         assert held is not None
         if held.missing() == held.path:
             said = "the file was removed or replaced while the store was open"
-            if not self.exists():
+            if not (os.path.exists(self.path) and self.exists()):
                 raise StoreUnavailable(self.url, f"{said}; put it back, and runs go on by themselves")
             opened = [self._connect()]
             with self._refusing(opened):

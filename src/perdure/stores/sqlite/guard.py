@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ _SHARED = 0x40000002, 510
 _ATTACHED = 128, 1
 _READ_MARKS = 123, 5
 _FLOCK = "hhqqi4x"
+# File times advance in steps of some milliseconds; two changes within one step may look the same.
+SETTLED_SECONDS = 0.04
 # In a log and in the shared memory: two numbers that change when a new log begins.
 _SALT_IN_LOG, _SALT_IN_MEMORY = 16, 32
 # In the shared memory: how many frames the log has, and how many of them are in the file.
@@ -76,6 +79,9 @@ class Guard:
         self._locks: list[tuple[int, tuple[int, int]]] = []
         # Descriptors of the file and its log, which only name them; where the system says their names; the names.
         self._names: list[tuple[int, str, str]] = []
+        # Their directory: while it is as it was when the names were checked, so are the names.
+        self._folder = ""
+        self._unchanged: tuple[int, int, int] | None = None
         self._follow_names()
         if OPEN_FILE_LOCKS:
             for name, place in ((path, _SHARED), (f"{path}-shm", _ATTACHED)):
@@ -118,7 +124,7 @@ class Guard:
         """Note under which names the system knows the file and its log; under none where it cannot say."""
         for file, _, _ in self._names:
             os.close(file)
-        self._names = []
+        self._names, self._unchanged = [], None
         if not OPEN_FILE_LOCKS:
             return
         # Closing a descriptor of this kind drops no locks.
@@ -128,15 +134,25 @@ class Guard:
                 found = os.fstat(file)
                 place, same = f"/proc/self/fd/{file}", (found.st_dev, found.st_ino) == identity
                 self._names.append((file, place, os.readlink(place) if same else ""))
+        self._folder = os.path.dirname(self._names[0][2]) if self._names else ""
 
     def missing(self) -> str | None:
         """The path whose file was removed or replaced; None when all is well."""
         # The names first: a stat of a log makes the next commit slower, which has to store the log's time of change.
         try:
             if len(self._names) == 2:
+                # No name changes without its directory. Its ctime cannot be set by hand, its mtime can.
+                found = os.stat(self._folder)
+                folder = found.st_dev, found.st_ino, found.st_ctime_ns
+                if folder == self._unchanged:
+                    return None
                 (_, file_at, file_name), (_, log_at, log_name) = self._names
                 # A file that was removed or replaced has another name.
                 if os.readlink(file_at) == file_name and os.readlink(log_at) == log_name:
+                    # Not if either is mounted there from another directory, nor right after a change.
+                    alone = found.st_dev == self.identity[0] and log_name == f"{file_name}-wal"
+                    if alone and time.time() - found.st_ctime > SETTLED_SECONDS:
+                        self._unchanged = folder
                     return None
         except OSError:
             pass  # without /proc
