@@ -50,9 +50,10 @@ _HOMES = {
         "perdure.errors": (
             "AlreadyExists AnswerRejected ApprovalRejected BrokenProgram CannotRetry CompensationFailed Corrupt "
             "DeadlineExceeded "
-            "Diverged ExecutorBroken FailedByHand ForkRefused HeartbeatTimeout HistoryTooLarge InvalidCapsule "
+            "Diverged ExecutorBroken FailedByHand ForkRefused GraphInvalid GraphProblem "
+            "HeartbeatTimeout HistoryTooLarge InvalidCapsule "
             "InvalidId InvalidLock InvalidName InvalidRule InvalidSettings InvalidStoreUrl LockLost LockTimeout "
-            "NoSuchOp NoSuchResource NoSuchRun "
+            "LoopLimit NoSuchOp NoSuchResource NoSuchRun "
             "NoSuchSchedule NotAStore NotDecodable NotDurable NotOwner NotParked NotSerializable OutcomeUnknown "
             "PayloadTooLarge PerdureError ProcessDied RunCancelled RunFailed RunParked "
             "SchemaMismatch SignalRejected SignalTimeout StepBailed StepCancelled StepError StepTimeout "

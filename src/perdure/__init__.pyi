@@ -78,6 +78,8 @@ from perdure.errors import Diverged as Diverged
 from perdure.errors import ExecutorBroken as ExecutorBroken
 from perdure.errors import FailedByHand as FailedByHand
 from perdure.errors import ForkRefused as ForkRefused
+from perdure.errors import GraphInvalid as GraphInvalid
+from perdure.errors import GraphProblem as GraphProblem
 from perdure.errors import HeartbeatTimeout as HeartbeatTimeout
 from perdure.errors import HistoryTooLarge as HistoryTooLarge
 from perdure.errors import InvalidCapsule as InvalidCapsule
@@ -89,6 +91,7 @@ from perdure.errors import InvalidSettings as InvalidSettings
 from perdure.errors import InvalidStoreUrl as InvalidStoreUrl
 from perdure.errors import LockLost as LockLost
 from perdure.errors import LockTimeout as LockTimeout
+from perdure.errors import LoopLimit as LoopLimit
 from perdure.errors import NoSuchOp as NoSuchOp
 from perdure.errors import NoSuchResource as NoSuchResource
 from perdure.errors import NoSuchRun as NoSuchRun
@@ -197,6 +200,8 @@ __all__ = [
     "FailedStep",
     "Finished",
     "ForkRefused",
+    "GraphInvalid",
+    "GraphProblem",
     "HeartbeatTimeout",
     "HeldBy",
     "HistoryTooLarge",
@@ -217,6 +222,7 @@ __all__ = [
     "LockTimeout",
     "LockView",
     "Locks",
+    "LoopLimit",
     "NoSuchOp",
     "NoSuchResource",
     "NoSuchRun",

@@ -206,7 +206,7 @@ class Engine(Client):
     def _signatures_here(self) -> dict[str, Signature]:
         """What the programs take that are loaded."""
         programs = [program for program in self._programs.newest() if not program.name.startswith(BUILT_IN)]
-        found = ((program.name, program.takes(self.codec)) for program in programs)
+        found = ((program.name, program.call_signature(self.codec)) for program in programs)
         return {name: signature for name, signature in found if signature is not None}
 
     def _check_rules(self) -> None:

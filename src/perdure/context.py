@@ -62,6 +62,7 @@ def patched(id: str) -> bool:
     if answer is None:
         raise UsageError(
             f"patched({id!r}) in a step gives the answer that the workflow was given, and the workflow has not asked; "
-            f"write patched({id!r}) in its body, before it calls the step: only a body knows what the run did before"
+            f"write patched({id!r}) in its body, before it calls the step, or Graph(patches=[{id!r}]) for a node: only "
+            "they know what the run did before"
         )
     return answer

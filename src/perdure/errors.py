@@ -13,6 +13,7 @@
     │   ├── InvalidCapsule    a file is not a capsule, or was damaged or forged
     │   ├── InvalidLock
     │   ├── InvalidSettings   in a settings file or an environment variable
+    │   ├── GraphInvalid      nodes that cannot be one graph
     │   ├── InvalidRule       a rule contradicts itself, or can never match
     │   ├── NoSuchRun
     │   ├── NoSuchOp
@@ -33,6 +34,7 @@
     ├── ExecutorBroken        the executor passed to the engine accepts no more steps (also a RuntimeError)
     ├── StepCancelled         a step was cancelled before it had an outcome
     ├── OutcomeUnknown        an at-most-once step was running when its process died
+    ├── LoopLimit             a loop of a graph has more rounds than max_rounds
     ├── CompensationFailed    a saga failed, and so did its compensations (also an ExceptionGroup)
     ├── SignalTimeout         no signal or answer came in time (also a TimeoutError)
     ├── ApprovalRejected      the approver said no
@@ -220,6 +222,29 @@ class InvalidSettings(UsageError):
     def __init__(self, where: str, reason: str) -> None:
         self.where, self.reason = where, reason
         super().__init__(f"{where}: {reason}")
+
+
+class GraphProblem:
+    """What is wrong with a node, or with a whole graph: where, and what to change."""
+
+    def __init__(self, where: str, message: str) -> None:
+        self.where, self.message = where, message
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+class GraphInvalid(UsageError):
+    """Nodes cannot be one graph. `problems` are all that were found."""
+
+    def __init__(self, problems: Sequence[GraphProblem]) -> None:
+        self.problems = tuple(problems)
+        found = "\n  ".join(map(str, self.problems))
+        many = "" if len(self.problems) == 1 else f" ({len(self.problems)} problems)"
+        super().__init__(f"this cannot be a graph{many}:\n  {found}")
 
 
 class InvalidRule(UsageError):
@@ -484,6 +509,18 @@ class OutcomeUnknown(PerdureError):
         super().__init__(
             f"{op} was running when its process died, and it must not run twice; find out whether it took effect "
             f"(its idempotency key is {key})"
+        )
+
+
+class LoopLimit(PerdureError):
+    """A loop of a graph has more rounds than it may have."""
+
+    def __init__(self, entry: str, gate: str, rounds: int) -> None:
+        self.entry, self.gate, self.rounds = entry, gate, rounds
+        by = f"the gate {gate!r} chose it" if gate else "its nodes made a value for it"
+        super().__init__(
+            f"the loop that begins at {entry!r} has had {rounds:,} rounds, and {by} again. If it may have more, give "
+            "Graph(max_rounds=...) a higher number and retry the run, or retry it with max_rounds=..."
         )
 
 

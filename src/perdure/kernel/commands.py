@@ -143,6 +143,8 @@ class StartChild(msgspec.Struct, frozen=True, gc=False):
     options: StartOptions | None = None
     # The program object, if the body has it: it may have been redefined since the engine got it.
     own: Any = None
+    # Whether `own` is a part of the program that starts it, which the engine need not know by name.
+    embedded: bool = False
 
 
 class CancelOp(msgspec.Struct, frozen=True, gc=False):

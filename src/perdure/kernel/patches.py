@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from msgspec import Raw
 
 from perdure.kernel.context import RunContext, run_context
 from perdure.kernel.events import (
@@ -10,6 +13,7 @@ from perdure.kernel.events import (
     Batch,
     CancelRequested,
     ChildFinished,
+    ChildStarted,
     OutcomeKept,
     RunFinished,
     RunForked,
@@ -34,7 +38,18 @@ LARGE = 4096
 class PatchHistory:
     """The recorded history of one execution: of a run, or of a child in its journal."""
 
-    __slots__ = ("_completed", "_forks", "_last", "_marks", "_path", "_retried", "_state", "_taken")
+    __slots__ = (
+        "_begun",
+        "_completed",
+        "_decided",
+        "_forks",
+        "_last",
+        "_marks",
+        "_path",
+        "_retried",
+        "_state",
+        "_taken",
+    )
 
     def __init__(
         self,
@@ -46,6 +61,8 @@ class PatchHistory:
         taken: frozenset[str] = frozenset(),
         retried: RunContext | None = None,
         completed: frozenset[str] = frozenset(),
+        decided: Mapping[str, Raw] = MappingProxyType({}),
+        begun: frozenset[str] = frozenset(),
     ) -> None:
         self._state, self._marks, self._last, self._path = state, marks, last, path
         # RunForked events by number: the events before each were recorded by the origin of a fork.
@@ -56,6 +73,8 @@ class PatchHistory:
         self._retried = retried
         # The executions that have completed, by the op path of the child; the run itself is "".
         self._completed = completed
+        # What the journal holds of decisions, by op; and the ops that have begun, for programs that decide.
+        self._decided, self._begun = decided, begun
 
     @property
     def replaying(self) -> bool:
@@ -73,6 +92,14 @@ class PatchHistory:
         """Whether the journal holds a large value of this op, which was within the limits when it was recorded."""
         return self._path + op in self._taken
 
+    def decided(self, op: str) -> Raw | None:
+        """The recorded decision of an op; None if there is none yet."""
+        return self._decided.get(self._path + op)
+
+    def began(self, op: str) -> bool:
+        """Whether the journal holds the beginning of an op."""
+        return self._path + op in self._begun
+
     @property
     def completed(self) -> bool:
         """Whether the journal says that this execution has completed."""
@@ -89,6 +116,8 @@ class PatchHistory:
             self._taken,
             self._retried,
             self._completed,
+            self._decided,
+            self._begun,
         )
 
     def context(self) -> RunContext | None:
@@ -100,15 +129,21 @@ class PatchHistory:
         return run_context(state, self._path[:-1], origin)
 
 
+# Kinds of recorded values that are decisions: which nodes run, and how often.
+DECISIONS = ("route", "when", "map")
 _COMMANDS = events_with(Trait.COMMAND)
 
 # For a run that has no journal yet.
 NO_HISTORY = PatchHistory()
 
 
-def patch_history(state: RunState, batches: Iterable[Batch]) -> PatchHistory:
-    """The history in `batches`, for the replay that folds them into `state`."""
+def patch_history(state: RunState, batches: Iterable[Batch], *, decides: bool = False) -> PatchHistory:
+    """The history in `batches`, for the replay that folds them into `state`.
+
+    `decides`: see Program; which ops in children have begun is always noted.
+    """
     marks, taken, completed, last, forks = set(), set(), set(), -1, []
+    decided, begun = dict[str, Raw](), set[str]()
     for batch in batches:
         for number, event in enumerate(batch.events, batch.seq):
             if commanded(event):
@@ -117,6 +152,8 @@ def patch_history(state: RunState, batches: Iterable[Batch]) -> PatchHistory:
                 type(event) is OutcomeKept and event.kind == PATCHED
             ):
                 marks.add(event.op)
+            elif type(event) is ValueRecorded and event.kind in DECISIONS:
+                decided[event.op] = event.value
             elif (type(event) is StateSet and len(event.value) > LARGE) or (
                 type(event) is WaitOpened and len(event.request) > LARGE
             ):
@@ -125,6 +162,8 @@ def patch_history(state: RunState, batches: Iterable[Batch]) -> PatchHistory:
                 completed.add(event.op if isinstance(event, ChildFinished) else "")
             elif type(event) is RunForked:
                 forks.append((number, event))
+            if isinstance(event, StepStarted | WaitOpened | ChildStarted) and (decides or "/" in event.op):
+                begun.add(event.op)
     retried = retried_as(batches) if forks else None
     return PatchHistory(
         state,
@@ -134,6 +173,8 @@ def patch_history(state: RunState, batches: Iterable[Batch]) -> PatchHistory:
         taken=frozenset(taken),
         retried=retried,
         completed=frozenset(completed),
+        decided=decided,
+        begun=frozenset(begun),
     )
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class Execution(Protocol):
     """One run of a program in memory: a state machine that takes events and returns commands.
 
-    `advance` must depend on nothing but the events it has received, in order.
+    `advance` must depend on nothing but the events it has received, in order. One that sets `by_data` to True has no
+    order among its ops but that of their values: new ones may begin beside those that the journal holds.
     """
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
@@ -71,8 +72,8 @@ class Program(Protocol):
 
     - `accepts`, `rules`, `defined`: runs of older versions, policies of its steps, a definition that replaces another.
     - `returns`, `errors`: results and exceptions of its runs come back as the types they were.
-    - `types`, `defaults`, `encode_input`, `check_input`, `takes`, `signature`: arguments are kept by name, bound to the
-      parameters of the day, and refused where they are wrong.
+    - `types`, `defaults`, `encode_input`, `check_input`, `call_signature`, `signature`: arguments are kept by name,
+      bound to the parameters of the day, and refused where they are wrong.
     - `step_names`, `source_map`, `lost_step`, `source`, `repairs`, `children`: what its code does, for explanations and
       tests.
     """
@@ -90,6 +91,8 @@ class Program(Protocol):
     errors: Mapping[str, type[BaseException]] = MappingProxyType({})
     # The policies of its steps.
     rules: Rules = NONE
+    # Whether its executions ask for recorded decisions, and which ops have begun.
+    decides: bool = False
     # Where and when it was defined, for a program that may be defined again in one process.
     defined: Defined | None = None
 
@@ -105,7 +108,7 @@ class Program(Protocol):
         """Raise NotDecodable for stored input that does not fit, if that is known."""
         return None
 
-    def takes(self, codec: Codec) -> Signature | None:
+    def call_signature(self, codec: Codec) -> Signature | None:
         """Its signature, for callers in other processes; None if it is not known."""
         return None
 

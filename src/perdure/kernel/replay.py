@@ -273,6 +273,8 @@ class Replay:
 
     def program(self, child: StartChild) -> Program:
         """The program of a child that is about to begin. Raises UnknownProgram or UnknownVersion."""
+        if child.embedded:
+            return child.own  # type: ignore[no-any-return]
         if child.own is not None:
             self._child_context.programs.renew(child.own)
         return self._child_context.programs.find(child.program, child.version)
@@ -359,7 +361,7 @@ class Replay:
         if event.refused:
             return
         child_context = self._child_context
-        program = child_context.programs.find(event.program, event.version)
+        program = command.own if command.embedded else child_context.programs.find(event.program, event.version)
         within = {op[len(event.op) + 1 :]: v for op, v in self._recorded.items() if op.startswith(f"{event.op}/")}
         exact = 0 if self.state.started is None else min(self.state.started.exact, 1)
         started = RunStarted(event.id, event.program, event.version, event.input, recorded=within or None, exact=exact)
@@ -436,6 +438,7 @@ class Replay:
         issued, wishes = self._issued, {**self._unrecorded, **self.wishes}
         if not issued or not wishes or self.state.kept is not None or self.state.finished is not None:
             return
+        wishes = {op: wish for op, wish in wishes.items() if not self._by_data(wish.op)}
         # Recorded values by scope and name: one more of a name shifts the others, and only that matters.
         values = {_numberless(op) for op in issued if op not in wishes}
         pending = {
@@ -467,6 +470,12 @@ class Replay:
         if found is not None:
             op, recorded = found
             self._diverge(OpView("op", recorded, op_name(recorded)), wished_op(wishes[op]))
+
+    def _by_data(self, op: str) -> bool:
+        """Whether an op belongs to an execution whose ops have no order but that of their values."""
+        path = self.state.child_of(op)
+        execution = self._children[path][0] if path in self._children else self.execution
+        return getattr(execution, "by_data", False)
 
     def _check_given_up(self, event: AnyEvent, at: float) -> None:
         """Check that the end of the run or child follows the cancellations that were recorded without a CancelOp."""
@@ -533,7 +542,7 @@ def open_replay(
     """
     program, state = programs.find(started.program, started.version), RunState(run_id)
     check_steps(programs, program, batches)
-    past = patch_history(state, batches)
+    past = patch_history(state, batches, decides=program.decides)
     execution = program.open(run_id, started, codec, past)
     return kind(state, execution, rules(program), ChildContext(programs, codec, rules, past))
 

@@ -77,7 +77,7 @@ class Replaying:
         state = RunState(self.capsule.run_id)
         whole = [Batch(0, 0.0, [event for _, _, event in self._events])]
         check_steps(programs, program, whole)
-        past = patch_history(state, whole)
+        past = patch_history(state, whole, decides=program.decides)
         execution = program.open(self.capsule.run_id, started, self.codec, past)
         self._replay = Replay(state, execution, child_context=ChildContext(programs, self.codec, past=past))
         self._next = 0

@@ -181,7 +181,7 @@ def taking(annotation: Any) -> Signature:
     async def taker(x: Any) -> None: ...
 
     taker.__annotations__["x"] = annotation
-    return workflow(taker).takes(Codec(CODECS))
+    return workflow(taker).call_signature(Codec(CODECS))
 
 
 @pytest.mark.parametrize("annotation", TYPES, ids=str)
@@ -262,9 +262,9 @@ def test_calls_are_bound_as_the_program_binds_them(program: Any, input: Any) -> 
     try:
         program.check_input(msgspec.Raw(data), codec)
     except NotDecodable:
-        assert program.takes(codec).misfit(data) is not None
+        assert program.call_signature(codec).misfit(data) is not None
     else:
-        assert program.takes(codec).misfit(data) is None
+        assert program.call_signature(codec).misfit(data) is None
 
 
 def test_what_cannot_be_compared_fits() -> None:
@@ -276,7 +276,7 @@ def test_what_cannot_be_compared_fits() -> None:
 
 def test_a_signature_is_shown_without_its_default_values() -> None:
     shown = "(a: int, /, b: int, c: int = ..., *rest: float, d: bool, e: bool = ..., **more: str)"
-    assert str(every.takes(Codec())) == shown
+    assert str(every.call_signature(Codec())) == shown
 
 
 def test_long_values_are_cut_in_the_reason() -> None:

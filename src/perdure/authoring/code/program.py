@@ -78,7 +78,7 @@ class CodeProgram(Program):
         """How it is called."""
         return str(self._signature).replace("'", "")
 
-    def takes(self, codec: Codec) -> Signature:
+    def call_signature(self, codec: Codec) -> Signature:
         """What it is called with, for callers that do not have it."""
         return Signature(
             tuple(

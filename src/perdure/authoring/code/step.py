@@ -147,7 +147,7 @@ def step(
     stream: str | StreamMode | None = None,
     queue: str | None = None,
     record_inputs: bool = False,
-) -> _StepDecorator: ...
+) -> StepDecorator: ...
 def step(
     fn: Callable[..., Any] | None = None,
     /,
@@ -175,11 +175,11 @@ def step(
     mode = None if stream is None else stream_mode(stream)
     for option, given in (("at_most_once", at_most_once), ("cpu", cpu), ("record_inputs", record_inputs)):
         _flag(option, given)
-    decorator = _StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, mode, queue, record_inputs)
-    return decorator if fn is None else decorator._make(fn, 2)
+    decorator = StepDecorator(name, _retry(retry), timeout, at_most_once, cpu, heartbeat, mode, queue, record_inputs)
+    return decorator if fn is None else decorator.make(fn, 2)
 
 
-class _StepDecorator:
+class StepDecorator:
     """`@step(...)` with its options, waiting for the function."""
 
     def __init__(
@@ -209,9 +209,9 @@ class _StepDecorator:
     @overload
     def __call__(self, fn: Callable[P, R], /) -> DefStep[P, R]: ...
     def __call__(self, fn: Callable[..., Any], /) -> Any:
-        return self._make(fn, 2)
+        return self.make(fn, 2)
 
-    def _make(self, fn: Callable[..., Any], depth: int) -> Step[..., Any]:
+    def make(self, fn: Callable[..., Any], depth: int) -> Step[..., Any]:
         if isinstance(fn, staticmethod):
             fn = fn.__func__
         refuse_method(fn, "step")

@@ -7,17 +7,14 @@ from collections.abc import Coroutine, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, get_origin, overload
 
-import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.body import Body, Wait, named, require_body, to_await
 from perdure.authoring.code.step import seconds
 from perdure.errors import SignalTimeout, UsageError
-from perdure.kernel.events import NULL
 from perdure.kernel.ids import INPUT, check_name, check_text
 
 T = TypeVar("T")
-_NO_SCHEMA = Raw(b"{}")
 
 
 @overload
@@ -41,7 +38,7 @@ async def _wait_signal(name: str, timeout: float | timedelta | None, type: Any) 
     body = require_body("wait_signal()")
     check_name(name, "the name of a signal")
     wait = Wait("signal", name, Any if _checked(type, "wait_signal(type=...)") is None else type)
-    question = {} if type is None else {"schema": _schema(body, type)}
+    question = {} if type is None else {"schema": body.codec.question_schema(type)}
     return await body.wait(wait, _deadline(body, timeout), **question)
 
 
@@ -142,7 +139,7 @@ async def _approval(
     check_name(name, "the name of an approval")
     question: dict[str, Any] = {
         "request": Raw(body.codec.encode(request, f"the request of {name!r}")),
-        "schema": _schema(body, _checked(schema, "approval(schema=...)")),
+        "schema": body.codec.question_schema(_checked(schema, "approval(schema=...)")),
         "approvers": _people(approvers, "approvers"),
     }
     if escalate is not None:
@@ -183,12 +180,3 @@ def _checked(given: Any, where: str) -> Any:
     if given is not None and not isinstance(given, type) and get_origin(given) is None and not alias:
         raise UsageError(f"{where} takes a type, such as int or a dataclass, not {given!r:.80}")
     return given
-
-
-def _schema(body: Body, type: Any) -> Raw:
-    """The JSON Schema of a type; null if none is known, and then only the body checks answers."""
-    of_model = getattr(type, "model_json_schema", None)
-    if of_model is not None:
-        return Raw(msgspec.json.encode(of_model()))
-    schema = NULL if type is None else body.codec.schema(type, described=True)
-    return NULL if schema == _NO_SCHEMA else schema

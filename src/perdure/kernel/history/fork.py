@@ -49,7 +49,7 @@ from perdure.kernel.values.failures import Failure
 
 _SHARED = events_with(Trait.FORKED)
 # Kinds of recorded values that the body has computed with, and that replay must return again.
-USED = ("now", "uuid", "random")
+USED = ("now", "uuid", "random", "route", "when", "map")
 
 
 class Value(msgspec.Struct, frozen=True):

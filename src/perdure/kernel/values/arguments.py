@@ -266,20 +266,27 @@ def _encoded(default: Any, name: str) -> Raw:
 
 def recorded_call(names: Sequence[str], inputs: bytes) -> str:
     """The record of a call, from the names of its arguments and their encoded list."""
+    values = _with_rest(names, _values(inputs))
+    text = recorded_values({name: (value, None) for name, value in values.items()})
+    return text + versions_in(inputs) if VERSION_KEY in inputs else text
+
+
+def recorded_values(values: Mapping[str, tuple[bytes | Raw, str | None]]) -> str:
+    """The record of a call with these encoded values by name; each with its digest, if that is known."""
     shown: list[str] = []
     small: list[Raw] = []
-    values = _with_rest(names, _values(inputs))
-    for name, value in values.items():
-        name = name if name.lstrip("*").isidentifier() or name.isdecimal() else f"?{_digest(name.encode())}"
-        if len(data := bytes(value)) > SMALL:
-            shown.append(f"{name}#{_digest(data)}")
+    for name, (value, digest) in values.items():
+        name = name if name.lstrip("*").isidentifier() or name.isdecimal() else f"?{digest_of(name.encode())}"
+        if len(value) > SMALL:
+            shown.append(f"{name}#{digest or digest_of(bytes(value))}")
         else:
             shown.append(name)
-            small.append(value)
+            small.append(Raw(value))
     text = f"{','.join(shown)}{msgspec.json.encode(small).decode()}"
     if len(text) > _LONGEST:
-        text = f"{ALL}#{_digest(msgspec.json.encode(dict(sorted(values.items(), key=itemgetter(0)))))}[]"
-    return text + versions_in(inputs) if VERSION_KEY in inputs else text
+        every = {name: Raw(value) for name, (value, _) in sorted(values.items(), key=itemgetter(0))}
+        text = f"{ALL}#{digest_of(msgspec.json.encode(every))}[]"
+    return text
 
 
 def _with_rest(names: Sequence[str], values: Sequence[Raw]) -> dict[str, Raw]:
@@ -289,7 +296,8 @@ def _with_rest(names: Sequence[str], values: Sequence[Raw]) -> dict[str, Raw]:
     return found | {name: Raw(msgspec.json.encode(rest)) for name in found if name.startswith("*")} if rest else found
 
 
-def _digest(data: bytes) -> str:
+def digest_of(data: bytes) -> str:
+    """The short digest of a value in the record of a call."""
     return urlsafe_b64encode(blake2b(data, digest_size=6).digest()).decode()
 
 
@@ -434,7 +442,7 @@ def _parameters(command: RunStep | StartChild) -> tuple[set[str], Callable[[str]
 
 
 def _record(data: bytes) -> str:
-    return data.decode() if len(data) <= SMALL else f"#{_digest(data)}"
+    return data.decode() if len(data) <= SMALL else f"#{digest_of(data)}"
 
 
 def defaults_of(fn: Callable[..., Any]) -> Mapping[str, Any]:

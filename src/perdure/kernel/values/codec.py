@@ -36,7 +36,16 @@ from perdure.kernel.values.value_versions import CannotMigrate, Versions
 
 __all__ = ["Codec", "TypeCodec"]
 
+_NULL, _NO_SCHEMA = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 Decode = Callable[[bytes | msgspec.Raw], Any]
+
+
+class OwnDecoder:
+    """An annotation that decodes its values itself, part by part."""
+
+    def decoder(self, codec: Codec) -> Decode:
+        """The function that decodes them. It raises what a decoder of msgspec raises."""
+        raise NotImplementedError
 
 
 class Codec:
@@ -195,6 +204,14 @@ class Codec:
             info = None
         return msgspec.Raw(b"{}" if info is None else msgspec.json.encode(schema_of(info, described)))
 
+    def question_schema(self, type: Any) -> msgspec.Raw:
+        """The JSON Schema of an answer or a signal of this type; null if none is known, and only the program checks."""
+        of_model = getattr(type, "model_json_schema", None)
+        if of_model is not None:
+            return msgspec.Raw(msgspec.json.encode(of_model()))
+        schema = _NULL if type is None else self.schema(type, described=True)
+        return _NULL if schema == _NO_SCHEMA else schema
+
     def _decoder(self, type: Any, what: str) -> Decode:
         try:
             if type in self._decoders:
@@ -207,6 +224,8 @@ class Codec:
     def _new_decoder(self, annotation: Any, what: str) -> Decode:
         if is_plain(annotation):
             return msgspec.json.Decoder().decode
+        if isinstance(annotation, OwnDecoder):
+            return annotation.decoder(self)
         reason = self._annotations.unfit(annotation)
         if reason is not None:
             raise NotDecodable(what, name_of(annotation), reason)

@@ -1,0 +1,700 @@
+"""Make a plan of nodes that name the values they take: wire, check, number. Finds every problem before it gives up.
+
+Everything here is iterative, and linear in the number of nodes and edges: a graph may have 10,000 nodes in one chain.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perdure.authoring.dataflow.plan import (
+    Argument,
+    Carried,
+    Collect,
+    Const,
+    Decision,
+    FirstOf,
+    Gate,
+    Input,
+    Node,
+    OnFailure,
+    Output,
+    Path,
+    Plan,
+    Region,
+    Slot,
+    Source,
+)
+from perdure.errors import GraphInvalid, GraphProblem, InvalidName
+from perdure.kernel.ids import check_name
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A parameter, and the names of the values that it takes: several of them, `joined`, are a list."""
+
+    name: str
+    values: tuple[str, ...]
+    joined: bool = False
+    required: bool = True
+    keyword: bool = False
+    type: Any = Any
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A value that a node makes. A `weak` name gives way to the same name elsewhere: that of a value in a child."""
+
+    name: str
+    path: Path = ()
+    type: Any = Any
+    weak: bool = False
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A node before it is wired. Of `node`, everything is set that does not depend on other nodes."""
+
+    node: Node
+    wants: tuple[Wanted, ...] = ()
+    makes: tuple[Made, ...] = ()
+    after: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    many: bool = False
+    condition: tuple[Callable[..., Any], tuple[Wanted, ...]] | None = None
+    # What is wrong with the node by itself.
+    problems: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> Iterable[Wanted]:
+        """Its parameters, and those of its condition."""
+        return self.wants if self.condition is None else (*self.wants, *self.condition[1])
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """An input of the program."""
+
+    type: Any = Any
+    required: bool = True
+
+
+class Built(msgspec.Struct, frozen=True):
+    """A plan with the inputs that it needs and the values that its nodes make, with their types."""
+
+    plan: Plan
+    inputs: dict[str, Needed]
+    values: dict[str, Any]
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a program says beside its nodes."""
+
+    where: str = ""
+    loops: tuple[str, ...] = ()
+    bound: Mapping[str, Any] = {}
+    # The values of the result; None: those that no node takes. `single`: there is one, and it is the result itself.
+    results: tuple[str, ...] | None = None
+    single: bool = False
+    # Results besides those that no node takes.
+    selected: tuple[str, ...] = ()
+    on_failure: OnFailure = "stop"
+    max_rounds: int = 1000
+    patches: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
+    renamed: dict[str, str] = {}
+    # Whether a value of the first type can be given to a parameter of the second.
+    fits: Callable[[Any, Any], bool] = lambda made, wanted: True
+
+
+RESERVED = "END"
+
+
+def build(drafts: Sequence[Draft], options: Options) -> Built:
+    """The plan of these nodes. Raises GraphInvalid with all problems."""
+    return _Builder(drafts, options).build()
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint for a name that does not exist: the one that it is close to, or all of them."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, 1, 0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return f"there is {shown}" if names else "there is none"
+
+
+class _Builder:
+    def __init__(self, drafts: Sequence[Draft], options: Options) -> None:
+        self._drafts, self._options = drafts, options
+        self._problems: list[GraphProblem] = []
+        self._numbers = {draft.node.name: number for number, draft in enumerate(drafts)}
+        # By value name: the nodes that make it, with how and as what.
+        self._makers: dict[str, list[tuple[int, Made]]] = {}
+        # By node: what it waits for by data, by gates and by order; itself left out.
+        self._data: list[set[int]] = [set() for _ in drafts]
+        self._gates: list[list[int]] = [[] for _ in drafts]
+        self._after: list[list[int]] = [[] for _ in drafts]
+        self._own: set[int] = set()
+        # Regions as they are found: parent, entry, body.
+        self._parents, self._entries, self._bodies = [-1], [-1], [frozenset(range(len(drafts)))]
+        self._region = [0] * len(drafts)
+        self._slots: list[Slot] = []
+        self._slot_region: list[int] = []
+        self._slot_numbers: dict[tuple[int, str], int] = {}
+        self._inputs: dict[str, Needed] = {}
+        self._used_bounds: set[str] = set()
+
+    def build(self) -> Built:
+        self._check_names()
+        self._wire()
+        self._find_loops()
+        self._check_exclusive()
+        nodes = [self._node(number, draft) for number, draft in enumerate(self._drafts)]
+        results = self._results()
+        self._check_bounds()
+        self._stop_at_problems()
+        return Built(
+            self._plan(nodes, results),
+            self._inputs,
+            {name: makers[0][1].type for name, makers in self._makers.items()},
+        )
+
+    def _problem(self, where: str, message: str) -> None:
+        self._problems.append(GraphProblem(where, message))
+
+    def _stop_at_problems(self) -> None:
+        if self._problems:
+            raise GraphInvalid(self._problems)
+
+    def _where(self, number: int) -> str:
+        return self._drafts[number].node.where
+
+    def _name(self, number: int) -> str:
+        return self._drafts[number].node.name
+
+    # --- names ----------------------------------------------------------------------------------------------------
+
+    def _check_names(self) -> None:
+        seen: dict[str, int] = {}
+        for number, draft in enumerate(self._drafts):
+            node = draft.node
+            for problem in draft.problems:
+                self._problem(node.where, problem)
+            for name in dict.fromkeys((node.name, *(made.name for made in draft.makes))):
+                try:
+                    check_name(name, f"the name of {'a node' if name == node.name else 'a value'}")
+                except InvalidName as error:
+                    self._problem(node.where, str(error))
+                if name == RESERVED:
+                    self._problem(node.where, "END is what a gate chooses to end a branch; give the node another name")
+            if (first := seen.setdefault(node.name, number)) != number:
+                self._problem(
+                    node.where,
+                    f"two nodes are named {node.name!r}; the other one is at {self._where(first)}. Give one another "
+                    f'name, as in node({node.name}, name="...")',
+                )
+        if len(seen) < len(self._drafts):
+            self._stop_at_problems()
+        for number, draft in enumerate(self._drafts):
+            own = set[str]()
+            for made in draft.makes:
+                named = self._numbers.get(made.name, number)
+                if made.weak and named != number:
+                    continue
+                if made.name in own:
+                    self._problem(draft.node.where, f"{draft.node.name!r} makes the value {made.name!r} twice")
+                elif named != number:
+                    self._problem(
+                        draft.node.where,
+                        f"{draft.node.name!r} makes the value {made.name!r}, which is the name of another node, at "
+                        f'{self._where(named)}; call the value otherwise with outputs="..."',
+                    )
+                else:
+                    self._makers.setdefault(made.name, []).append((number, made))
+                own.add(made.name)
+        for name, makers in self._makers.items():
+            strong = [one for one in makers if not one[1].weak]
+            if strong and len(strong) < len(makers):
+                self._makers[name] = strong
+
+    # --- wiring ---------------------------------------------------------------------------------------------------
+
+    def _wire(self) -> None:
+        nodes = self._numbers
+        for number, draft in enumerate(self._drafts):
+            where, name = draft.node.where, draft.node.name
+            for wanted in draft.reads:
+                for value in wanted.values:
+                    for maker, made in self._makers.get(value, ()):
+                        self._check_type(number, wanted, maker, made)
+                        if maker == number:
+                            self._own.add(number)
+                        else:
+                            self._data[number].add(maker)
+            for before in draft.after:
+                if before not in nodes:
+                    hint = did_you_mean(before, nodes)
+                    self._problem(where, f"{name!r} comes after {before!r}, which is no node of this graph; {hint}")
+                elif nodes[before] == number:
+                    self._problem(where, f"{name!r} comes after itself; leave it out of `after`")
+                else:
+                    self._after[number].append(nodes[before])
+            for target in draft.targets:
+                if target == name:
+                    self._problem(where, f"the gate {name!r} has itself as a target; a gate chooses other nodes")
+                elif target in nodes:
+                    self._gates[nodes[target]].append(number)
+                elif draft.node.gate is None or draft.node.gate.targets.get(target, -1) == -1:
+                    hint = did_you_mean(target, (other for other in nodes if other != name))
+                    self._problem(where, f"the gate {name!r} has the target {target!r}, which is no node; {hint}")
+
+    def _check_type(self, number: int, wanted: Wanted, maker: int, made: Made) -> None:
+        if not self._options.fits(made.type, wanted.type):
+            node = self._drafts[number].node
+            self._problem(
+                node.where,
+                f"{node.name!r} takes {wanted.name}: {_shown(wanted.type)}, and gets {made.name!r}, which is "
+                f"{_shown(made.type)}, of {self._name(maker)!r} at {self._where(maker)}; change one of the annotations",
+            )
+
+    def _before(self, number: int) -> set[int]:
+        """The nodes that one comes after, in every way; without itself."""
+        return self._data[number].union(self._gates[number], self._after[number])
+
+    # --- loops ----------------------------------------------------------------------------------------------------
+
+    def _find_loops(self) -> None:
+        options, nodes = self._options, self._numbers
+        unknown = [name for name in options.loops if name not in nodes]
+        for name in unknown:
+            self._problem(options.where, f"loops=[{name!r}] names no node of this graph; {did_you_mean(name, nodes)}")
+        if unknown:
+            return  # the cycles that these loops were to explain would be reported, too
+        declared = [nodes[name] for name in options.loops]
+        cyclic = set[int]()
+        work = [0]
+        while work:
+            region = work.pop()
+            entry, body = self._entries[region], self._bodies[region]
+            edges = {n: [] if n == entry else self._before(n) & body if region else self._before(n) for n in body}
+            for part in _components(edges):
+                alone = len(part) == 1
+                first = part[0]
+                if alone and (first not in self._own or first == entry):
+                    continue
+                cyclic.update(part)
+                entries = [n for n in declared if n in set(part)]
+                if not entries:
+                    if alone and region:
+                        continue  # it takes its own value of the last round
+                    self._cycle(part, edges)
+                    continue
+                chosen = self._outermost(part, entries, edges)
+                self._parents.append(region)
+                self._entries.append(chosen)
+                self._bodies.append(frozenset(part))
+                for n in part:
+                    self._region[n] = len(self._bodies) - 1
+                work.append(len(self._bodies) - 1)
+        for number in declared:
+            if number not in cyclic:
+                self._problem(
+                    self._where(number),
+                    f"loops=[{self._name(number)!r}], and nothing leads back to {self._name(number)!r}: no gate behind "
+                    "it has it as a target, and it takes no value of a node behind it",
+                )
+
+    def _outermost(self, part: Sequence[int], entries: list[int], edges: Mapping[int, Collection[int]]) -> int:
+        """Where a loop begins that has other loops in it: at the entry without which the others are still loops."""
+        if len(entries) > 1:
+            inside = set(part)
+            for entry in entries:
+                rest = {n: [] if n == entry else [p for p in edges[n] if p in inside] for n in part}
+                loops = {n for found in _components(rest) if len(found) > 1 or found[0] in self._own for n in found}
+                if all(other in loops for other in entries if other != entry):
+                    return entry
+        return entries[0]
+
+    def _cycle(self, part: Sequence[int], edges: Mapping[int, Collection[int]]) -> None:
+        inside = set(part)
+        start = min(part)
+        way, seen = [start], {start: 0}
+        while True:
+            before = min((p for p in edges[way[-1]] if p in inside), default=start)
+            if before in seen:
+                way = way[seen[before] :]
+                break
+            seen[before] = len(way)
+            way.append(before)
+        way = [*way[:1], *reversed(way[1:])]
+        first = way.index(min(way))
+        names = [self._name(n) for n in (*way[first:], *way[:first], way[first])]
+        self._problem(
+            self._where(way[first]),
+            f"there is a cycle: {' → '.join(names)}. If it is a loop, name the node where a round begins, as in "
+            f"loops=[{names[0]!r}]; if it is not, rename a value with outputs= or inputs=",
+        )
+
+    def _loops_of(self, number: int) -> list[int]:
+        """The loops that a node is in, the innermost first."""
+        found, region = [], self._region[number]
+        while region:
+            found.append(region)
+            region = self._parents[region]
+        return found
+
+    def _back(self, number: int) -> frozenset[int]:
+        """The nodes from which edges lead to this one in the next round only."""
+        region = self._region[number]
+        if region and self._entries[region] == number:
+            return self._bodies[region]
+        return frozenset([number])
+
+    def _waits_for(self, number: int) -> set[int]:
+        """The nodes that must have had their turn in this round before this one has it."""
+        return self._before(number) - self._back(number)
+
+    # --- exclusive producers and gates ------------------------------------------------------------------------------
+
+    def _check_exclusive(self) -> None:
+        several = {name: makers for name, makers in self._makers.items() if len(makers) > 1}
+        back: dict[int, list[int]] = {}
+        for region in range(1, len(self._bodies)):
+            entry, body = self._entries[region], self._bodies[region]
+            back[entry] = [gate for gate in self._gates[entry] if gate in body]
+        if not several and all(len(gates) < 2 for gates in back.values()):
+            return
+        guards = self._guards()
+        for name, makers in several.items():
+            clash = _clash([number for number, _ in makers], guards)
+            if clash is None:
+                continue
+            weak = any(made.weak for _, made in makers)
+            if weak and not any(name in wanted.values for draft in self._drafts for wanted in draft.reads):
+                del self._makers[name]  # each is found under the name of its node
+                continue
+            one, other = clash
+            fix = "take it by the name of its node" if weak else 'rename one, as in outputs="..."'
+            self._problem(
+                self._where(other),
+                f"two nodes make the value {name!r}: {self._name(one)!r} at {self._where(one)}, and "
+                f"{self._name(other)!r}. No gate chooses between them, so both may run; {fix}",
+            )
+        for entry, gates in back.items():
+            clash = _clash(gates, guards)
+            if clash is not None:
+                one, other = clash
+                self._problem(
+                    self._where(one),
+                    f"two gates lead back to {self._name(entry)!r}: {self._name(one)!r}, and {self._name(other)!r} at "
+                    f"{self._where(other)}. They may disagree; let one gate decide, or choose between them by a gate",
+                )
+
+    def _guards(self) -> list[frozenset[tuple[int, int]]]:
+        """By node: the choices, as gate and target, without which it does not run."""
+        found: list[frozenset[tuple[int, int]]] = [frozenset()] * len(self._drafts)
+        for number in self._in_order():
+            back, parts = self._back(number), list[frozenset[tuple[int, int]]]()
+            gates = [gate for gate in self._gates[number] if gate not in back]
+            if gates:
+                ways = [found[g] if self._drafts[g].many else found[g] | {(g, number)} for g in gates]
+                parts.append(ways[0].intersection(*ways[1:]))
+            for wanted in self._drafts[number].reads:
+                for value in wanted.values if wanted.required else ():
+                    makers = [maker for maker, _ in self._makers.get(value, ())]
+                    if makers and not back.intersection(makers) and value not in self._options.bound:
+                        ways = [found[maker] for maker in makers]
+                        parts.append(ways[0].intersection(*ways[1:]))
+            parts = [part for part in parts if part]
+            if parts:
+                found[number] = parts[0].union(*parts[1:]) if len(parts) > 1 else parts[0]
+        return found
+
+    def _in_order(self) -> Iterable[int]:
+        """The nodes, each after all that it waits for."""
+        waits = [self._waits_for(number) for number in range(len(self._drafts))]
+        left = [len(before) for before in waits]
+        behind: list[list[int]] = [[] for _ in waits]
+        for number, before in enumerate(waits):
+            for one in before:
+                behind[one].append(number)
+        ready = [number for number, count in enumerate(left) if not count]
+        while ready:
+            number = ready.pop()
+            yield number
+            for other in behind[number]:
+                left[other] -= 1
+                if not left[other]:
+                    ready.append(other)
+
+    # --- sources --------------------------------------------------------------------------------------------------
+
+    def _node(self, number: int, draft: Draft) -> Node:
+        node, back = draft.node, self._back(number)
+        condition = draft.condition
+        gate = node.gate
+        if gate is not None:
+            numbers = {target: self._numbers.get(target) for target in draft.targets}
+            gate = Gate(numbers, gate.choose)
+        return msgspec.structs.replace(
+            node,
+            arguments=tuple(self._argument(number, wanted) for wanted in draft.wants),
+            when=None
+            if condition is None
+            else Decision(condition[0], tuple(self._argument(number, wanted) for wanted in condition[1])),
+            gate=gate,
+            gates=tuple(one for one in dict.fromkeys(self._gates[number]) if one not in back),
+            after=tuple(self._after[number]),
+        )
+
+    def _argument(self, number: int, wanted: Wanted) -> Argument:
+        parts = [self._source(number, wanted, value) for value in wanted.values]
+        source = Collect(tuple(parts)) if wanted.joined else parts[0]
+        return Argument(wanted.name, source, wanted.required, wanted.keyword, wanted.type)
+
+    def _source(self, number: int, wanted: Wanted, value: str) -> Source:
+        back = self._back(number)
+        found: list[Source] = []
+        makers = self._makers.get(value, ())
+        carried = [Output(maker, made.path) for maker, made in makers if maker in back]
+        forward = [Output(maker, made.path) for maker, made in makers if maker not in back]
+        bound = value in self._options.bound
+        if carried:
+            found.append(Carried(self._slot(number, value, tuple(carried))))
+        found += forward
+        if not forward:
+            asked = any(self._drafts[maker].node.kind == "wait" for maker, _ in makers)
+            if not asked:
+                found.append(Input(value))
+                self._need(value, wanted, bound)
+            elif wanted.required and not bound:
+                self._problem(
+                    self._where(number),
+                    f"{self._name(number)!r} takes {value!r}, which its loop makes, and has no value for it in the "
+                    f"first round; give the parameter {wanted.name} a default, or bind({value}=...)",
+                )
+        if bound:
+            found.append(Const(self._options.bound[value]))
+            self._used_bounds.add(value)
+        return found[0] if len(found) == 1 else FirstOf(tuple(found))
+
+    def _need(self, value: str, wanted: Wanted, bound: bool) -> None:
+        known = self._inputs.get(value)
+        type = wanted.type if not wanted.joined else Any
+        required = wanted.required and not bound
+        if known is None:
+            self._inputs[value] = Needed(type, required)
+        else:
+            self._inputs[value] = Needed(type if known.type is Any else known.type, required or known.required)
+
+    def _slot(self, number: int, value: str, producers: tuple[Output, ...]) -> int:
+        region = self._region[number]
+        key = (region, value)
+        if key not in self._slot_numbers:
+            self._slot_numbers[key] = len(self._slots)
+            self._slots.append(Slot(value, producers))
+            self._slot_region.append(region)
+        return self._slot_numbers[key]
+
+    # --- results --------------------------------------------------------------------------------------------------
+
+    def _results(self) -> list[tuple[str, Source]]:
+        options = self._options
+        taken = {value for draft in self._drafts for wanted in draft.reads for value in wanted.values}
+        if options.results is None:
+            parts = {made.name for draft in self._drafts for made in draft.makes if made.weak}
+            whole = {
+                draft.node.name
+                for draft in self._drafts
+                if any(made.weak and made.name in self._makers for made in draft.makes)
+            }
+            names = [name for name in self._makers if name not in taken and (name not in whole or name in parts)]
+            names += [name for name in options.selected if name not in names]
+        else:
+            names = list(options.results)
+        found: list[tuple[str, Source]] = []
+        for name in names:
+            makers = self._makers.get(name)
+            if makers is None:
+                hint = did_you_mean(name, self._makers)
+                self._problem(options.where, f"the output {name!r} is no value of this graph; {hint}")
+                continue
+            outputs = tuple(Output(maker, made.path) for maker, made in makers)
+            found.append((name, outputs[0] if len(outputs) == 1 else FirstOf(outputs)))
+        return found
+
+    def _check_bounds(self) -> None:
+        for name in self._options.bound:
+            if name not in self._used_bounds:
+                known = {value for draft in self._drafts for wanted in draft.reads for value in wanted.values}
+                self._problem(
+                    self._options.where, f"bind({name}=...): no node takes {name!r}; {did_you_mean(name, known)}"
+                )
+
+    # --- the whole ------------------------------------------------------------------------------------------------
+
+    def _plan(self, nodes: list[Node], results: list[tuple[str, Source]]) -> Plan:
+        count = len(nodes)
+        consumers: list[list[int]] = [[] for _ in range(count)]
+        reads: list[list[int]] = [[] for _ in range(count)]
+        kept = {part.node for _, source in results for part in _outputs(source)}
+        kept |= {output.node for slot in self._slots for output in slot.producers}
+        exports: list[list[tuple[int, int]]] = [[] for _ in self._bodies]
+        bodies: list[list[tuple[int, int]]] = [[] for _ in self._bodies]
+        loops = [self._loops_of(number) for number in range(count)]
+        waits: list[int] = []
+        for number in range(count):
+            before = self._waits_for(number)
+            waits.append(len(before))
+            for one in sorted(before):
+                left = [loop for loop in loops[one] if loop not in loops[number]]
+                if left:
+                    exports[left[-1]].append((one, number))
+                    kept.add(one)
+                else:
+                    consumers[one].append(number)
+                    if one in self._data[number]:
+                        reads[number].append(one)
+            for loop in loops[number]:
+                bodies[loop].append((number, len(before & self._bodies[loop])))
+        regions = []
+        for region, body in enumerate(self._bodies):
+            entry = self._entries[region]
+            slots = tuple(slot for slot, of in enumerate(self._slot_region) if of == region)
+            taken = nodes[entry].arguments if region else ()
+            feeds = {part.slot for argument in taken for part in _carried(argument)}
+            regions.append(
+                Region(
+                    parent=self._parents[region],
+                    entry=entry,
+                    nodes=tuple(sorted(n for n in body if self._region[n] == region)),
+                    inner=tuple(loop for loop, parent in enumerate(self._parents) if parent == region),
+                    body=tuple(bodies[region]),
+                    within=tuple(loop for loop in range(1, len(self._bodies)) if self._is_within(loop, region)),
+                    gates=tuple(gate for gate in self._gates[entry] if gate in body) if region else (),
+                    slots=slots,
+                    feeds=tuple(slot for slot in slots if slot in feeds),
+                    exports=tuple(exports[region]),
+                )
+            )
+        options = self._options
+        return Plan(
+            nodes=tuple(nodes),
+            regions=tuple(regions),
+            slots=tuple(self._slots),
+            region=tuple(self._region),
+            consumers=tuple(map(tuple, consumers)),
+            waits=tuple(waits),
+            reads=tuple(map(tuple, reads)),
+            kept=frozenset(kept),
+            results=tuple(results),
+            single=options.single,
+            on_failure=options.on_failure,
+            max_rounds=options.max_rounds,
+            patches=options.patches,
+            retired=options.retired,
+            renamed=options.renamed,
+        )
+
+    def _is_within(self, loop: int, region: int) -> bool:
+        while (loop := self._parents[loop]) > 0:
+            if loop == region:
+                return True
+        return region == 0
+
+
+def _shown(type: Any) -> str:
+    return getattr(type, "__name__", "") if not getattr(type, "__args__", None) else str(type)
+
+
+def _clash(numbers: Sequence[int], guards: Sequence[frozenset[tuple[int, int]]]) -> tuple[int, int] | None:
+    """Two of these nodes that may both run."""
+    for i, other in enumerate(numbers):
+        for one in numbers[:i]:
+            choices = dict(guards[one])
+            if not any(gate in choices and (gate, target) not in guards[one] for gate, target in guards[other]):
+                return one, other
+    return None
+
+
+def _outputs(source: Source) -> Iterable[Output]:
+    if isinstance(source, Output):
+        yield source
+    elif isinstance(source, Collect | FirstOf):
+        for part in source.parts:
+            yield from _outputs(part)
+
+
+def _carried(argument: Argument) -> Iterable[Carried]:
+    source = argument.source
+    for part in source.parts if isinstance(source, Collect) else (source,):
+        for one in part.parts if isinstance(part, FirstOf) else (part,):
+            if isinstance(one, Carried):
+                yield one
+
+
+def _components(edges: Mapping[int, Collection[int]]) -> list[list[int]]:
+    """The strongly connected components of a graph (Tarjan's algorithm, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    found: list[list[int]] = []
+    for root in sorted(edges):
+        if root in index:
+            continue
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        work = [(root, iter(edges[root]))]
+        while work:
+            node, rest = work[-1]
+            for other in rest:
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    stack.append(other)
+                    on_stack.add(other)
+                    work.append((other, iter(edges[other])))
+                    break
+                if other in on_stack:
+                    low[node] = min(low[node], index[other])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    part = []
+                    while True:
+                        other = stack.pop()
+                        on_stack.discard(other)
+                        part.append(other)
+                        if other == node:
+                            break
+                    found.append(sorted(part))
+    return found
+
+
+def reached(drafts: Sequence[Draft], names: Iterable[str], *, behind: bool) -> set[str]:
+    """The nodes that others need (`behind=False`) or lead to (`behind=True`), with those themselves."""
+    makers: dict[str, list[str]] = {}
+    for draft in drafts:
+        for made in draft.makes:
+            makers.setdefault(made.name, []).append(draft.node.name)
+    edges: dict[str, set[str]] = {draft.node.name: set() for draft in drafts}
+    for draft in drafts:
+        name = draft.node.name
+        before = {maker for wanted in draft.reads for value in wanted.values for maker in makers.get(value, ())}
+        for one in (before | set(draft.after)) & edges.keys():
+            edges[one if behind else name].add(name if behind else one)
+        for target in draft.targets:
+            if target in edges:
+                edges[name if behind else target].add(target if behind else name)
+    found, work = set(names), list(names)
+    while work:
+        for other in edges.get(work.pop(), ()):
+            if other not in found:
+                found.add(other)
+                work.append(other)
+    return found

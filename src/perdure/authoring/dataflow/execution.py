@@ -1,0 +1,623 @@
+"""One run of a plan: a state machine that takes events and returns commands.
+
+Each node counts the nodes that it still waits for. An outcome lowers the counters of the nodes behind it; those at zero
+have their turn, in the order of their numbers. A turn ends in a command, or at once: a gate decides, a node is skipped.
+The cost of an event is the number of nodes behind the one that ended. Nothing here depends on anything but the events.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from perdure.authoring.dataflow.plan import (
+    Argument,
+    Carried,
+    Collect,
+    Const,
+    Decision,
+    FirstOf,
+    Input,
+    Node,
+    Output,
+    Plan,
+    Source,
+)
+from perdure.authoring.dataflow.values import Value, as_object, joined, record
+from perdure.errors import (
+    ApprovalRejected,
+    LoopLimit,
+    NotDecodable,
+    PayloadTooLarge,
+    RunCancelled,
+    SignalTimeout,
+    UsageError,
+)
+from perdure.kernel.commands import (
+    UNDECODED,
+    CancelOp,
+    Command,
+    Finish,
+    OpenWait,
+    RecordValue,
+    RunStep,
+    StartChild,
+)
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    CancelRequested,
+    ChildFinished,
+    RunClaimed,
+    RunStarted,
+    RunStatus,
+    StepFailed,
+    StepSkipped,
+    StepStatus,
+    StepSucceeded,
+    WaitResolved,
+)
+from perdure.kernel.patches import PATCH, PatchHistory
+from perdure.kernel.values.arguments import ALL_SMALL, named_input
+from perdure.kernel.values.codec import Codec
+from perdure.kernel.values.failures import Failure, describe
+from perdure.kernel.values.value_versions import VERSION_KEY
+
+# What has become of a node in this round. From FAILED on, nodes that need it cannot run.
+WAITING, OPEN, DONE, SKIPPED, FAILED, BLOCKED = range(6)
+# Under this key, the result of a program tells which values it has not, and why.
+SKIPS = "$skipped"
+_NONE = Value(b"null")
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A turn of a node that did not run: skipped, or blocked by a failure. `by` is the op that is the reason."""
+
+    op: str
+    status: StepStatus
+    by: str
+    reason: str
+    source: str
+
+
+class AnswerReader(msgspec.Struct, frozen=True):
+    """Decodes the answer to a question. Equal for equal questions: two replays of a journal ask for the same."""
+
+    codec: Codec
+    type: Any
+    name: str
+    op: str
+
+    def __call__(self, value: Raw, *, exact: bool = False) -> Any:
+        decode = self.codec.decode_exact if exact else self.codec.decode
+        return decode(value, self.type, f"the answer to the approval {self.name!r} taken by {self.op}")
+
+
+class DataflowExecution:
+    """One run of a plan."""
+
+    # Its ops are asked for when their values are there, in whatever order that is: see `Execution`.
+    by_data = True
+
+    def __init__(
+        self,
+        plan: Plan,
+        started: RunStarted,
+        codec: Codec,
+        past: PatchHistory,
+        check_input: Callable[[Raw], object] = lambda input: None,
+    ) -> None:
+        self._plan, self._started, self._codec, self._past = plan, started, codec, past
+        self._check_input = check_input
+        self._recorded = started.recorded or {}
+        self._at = 0.0
+        self._commands: list[Command] = []
+        count = len(plan.nodes)
+        # By node: what has become of it in this round, its value, what it still waits for, and its turns so far.
+        self._status = [WAITING] * count
+        self._values: list[Value | None] = [None] * count
+        self._unmet = list(plan.waits)
+        self._turns = [0] * count
+        # By node: how many nodes have yet to take its value in this round.
+        self._readers = self._all_readers = _readers(plan)
+        self._readers = list(self._all_readers)
+        # What gates chose in this round, and why nodes did not run in it: the node to blame, and the words.
+        self._chosen: dict[int, frozenset[int]] = {}
+        self._reasons: dict[int, tuple[str, str]] = {}
+        # By region: how many nodes and loops in it have not ended, and the rounds before this one.
+        self._left = [len(region.nodes) + len(region.inner) for region in plan.regions]
+        self._rounds = [0] * len(plan.regions)
+        self._carry: list[Value | None] = [None] * len(plan.slots)
+        self._ready: list[int] = []
+        self._input: dict[str, Value] = {}
+        # Open ops, by path; and how many of them end by themselves: steps and children.
+        self._open: dict[str, int] = {}
+        self._running = 0
+        self._lost: list[int] = []
+        # The first failure; whether nothing new begins because of it; the cancellation.
+        self._failure: Failure | None = None
+        self._stopping = False
+        self._cancelled: CancelRequested | None = None
+        self._finished = False
+        self.patches: dict[str, bool] = {}
+        # Turns that did not run, for those who set this to a list.
+        self.noted: list[Turn] | None = None
+
+    # --- Execution ------------------------------------------------------------------------------------------------
+
+    def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:
+        """Apply one fact, and return the commands of the nodes whose turn it is."""
+        apply = _APPLY.get(type(event))
+        if apply is None or self._finished:
+            return ()
+        self._at = at
+        apply(self, event)
+        while self._ready and not self._stopping:
+            self._turn(heapq.heappop(self._ready))
+        self._check_end()
+        commands, self._commands = self._commands, []
+        return commands
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+    def _apply_run_claimed(self, event: RunClaimed) -> None:
+        input = named_input(self._started.input, event.names)
+        if not self._past.replaying:
+            self._check_input(input)
+        given = msgspec.json.decode(input, type=dict[str, Raw])
+        self._input = {name: Value(value) for name, value in given.items()}
+        for patch in self._plan.patches:
+            op = f"{PATCH}:{patch}"
+            known = self._past.marked(op)
+            if not known and not self._past.replaying:
+                known = True
+                self._commands.append(RecordValue(op, PATCH))
+            self.patches[patch] = known
+        self._ready = [node for node, unmet in enumerate(self._unmet) if not unmet]
+
+    def _apply_step_succeeded(self, event: StepSucceeded) -> None:
+        number = self._open.pop(event.op, None)
+        if number is not None:
+            self._running -= 1
+            self._done(number, Value(event.value))
+
+    def _apply_step_skipped(self, event: StepSkipped) -> None:
+        number = self._open.pop(event.op, None)
+        if number is not None:
+            self._running -= 1
+            self._done(number, _NONE)
+
+    def _apply_step_failed(self, event: StepFailed) -> None:
+        number = self._open.pop(event.op, None)
+        if number is None:
+            return
+        self._running -= 1
+        if event.bailed:
+            self._finish(Finish(RunStatus.BAILED, bytes(event.output), reason=event.error.message))
+        else:
+            self._failed(number, event.error)
+
+    def _apply_wait_resolved(self, event: WaitResolved) -> None:
+        number = self._open.pop(event.op, None)
+        if number is None:
+            return
+        question = self._plan.nodes[number].question
+        assert question is not None
+        error: Exception
+        try:
+            if event.by == "timeout" and question.has_default:
+                self._done(number, Value(self._codec.encode(question.on_timeout, f"on_timeout of {question.name}")))
+            elif event.by == "timeout":
+                raise SignalTimeout("approval", question.name)
+            elif event.is_rejection:
+                raise ApprovalRejected(question.name, event.person, msgspec.json.decode(event.value, type=str))
+            else:
+                AnswerReader(self._codec, question.answer, question.name, event.op)(event.value)
+                self._done(number, Value(event.value))
+        except (SignalTimeout, ApprovalRejected, NotDecodable) as error:
+            self._failed(number, describe(error, self._codec))
+
+    def _apply_child_finished(self, event: ChildFinished) -> None:
+        number = self._open.pop(event.op, None)
+        if number is None:
+            return
+        self._running -= 1
+        if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
+            self._done(number, Value(event.value))
+        elif event.error is not None:
+            self._failed(number, event.error)
+        else:
+            error = RunCancelled(f"{self._started.id}/{event.op}", event.reason or None)
+            self._failed(number, describe(error, self._codec))
+
+    def _apply_cancel_requested(self, event: CancelRequested) -> None:
+        self._cancelled, self._stopping = event, True
+        for op, number in self._open.items():
+            if self._plan.nodes[number].kind == "child":
+                self._commands.append(CancelOp(op, event.reason or "the run is cancelled"))
+
+    # --- turns ----------------------------------------------------------------------------------------------------
+
+    def _turn(self, number: int) -> None:
+        node = self._plan.nodes[number]
+        op = f"{node.name}:{self._turns[number]}"
+        self._turns[number] += 1
+        if node.gates and not self._is_chosen(node, number, op):
+            return
+        self._lost.clear()
+        arguments = self._gather(node.arguments)
+        condition = None if node.when is None else self._gather(node.when.arguments)
+        for producer in self._plan.reads[number]:
+            self._taken(producer)
+        for lost in self._lost:
+            if self._status[lost] >= FAILED:
+                self._not_run(number, op, BLOCKED, lost, f"{self._op(lost)} failed")
+                return
+        if arguments is None or (node.when is not None and condition is None):
+            lost = self._lost[-1]
+            self._not_run(number, op, SKIPPED, lost, self._why_missing(lost))
+            return
+        if node.when is not None and condition is not None and not self._holds(number, op, node.when, condition):
+            return
+        self._begin(number, node, op, arguments)
+
+    def _is_chosen(self, node: Node, number: int, op: str) -> bool:
+        """Whether a gate chose this node."""
+        for gate in node.gates:
+            if number in self._chosen.get(gate, ()):
+                return True
+        for producer in self._plan.reads[number]:
+            self._taken(producer)
+        failed = next((gate for gate in node.gates if self._status[gate] >= FAILED), None)
+        if failed is not None:
+            self._not_run(number, op, BLOCKED, failed, f"{self._op(failed)} failed")
+        else:
+            gate = node.gates[0]
+            words = "was skipped" if self._status[gate] == SKIPPED else f"chose {self._shown(gate)}"
+            self._not_run(number, op, SKIPPED, gate, f"{self._op(gate)} {words}")
+        return False
+
+    def _shown(self, gate: int) -> str:
+        chosen = self._chosen.get(gate, frozenset())
+        return ", ".join(self._plan.nodes[one].name for one in sorted(chosen)) or "none of its targets"
+
+    def _why_missing(self, lost: int) -> str:
+        if self._status[lost] == SKIPPED:
+            return f"{self._op(lost)} was skipped"
+        return f"{self._op(lost)} has no such value"
+
+    def _op(self, number: int) -> str:
+        """The path of the last turn of a node."""
+        return f"{self._plan.nodes[number].name}:{max(0, self._turns[number] - 1)}"
+
+    def _gather(self, arguments: Iterable[Argument]) -> dict[str, Value] | None:
+        """The values of arguments by name; None if one that is required has none."""
+        found: dict[str, Value] = {}
+        missing = None
+        for argument in arguments:
+            before = len(self._lost)
+            value = self._find(argument.source)
+            if value is not None:
+                found[argument.name] = value
+            elif argument.required and missing is None:
+                if len(self._lost) == before:
+                    what = f"the input of run {self._started.id!r}"
+                    raise NotDecodable(what, f"{self._started.program}(...)", f"{argument.name} is not given")
+                missing = self._lost[before]
+        if missing is None:
+            return found
+        self._lost.append(missing)  # the first one that is missing is the reason
+        return None
+
+    def _find(self, source: Source) -> Value | None:
+        kind = type(source)
+        if kind is Output:
+            assert isinstance(source, Output)
+            if self._status[source.node] == DONE:
+                value = self._values[source.node]
+                assert value is not None
+                if not source.path:
+                    return value
+                if value.data == b"null":
+                    return value  # a step that was skipped by its policy
+                if (part := value.part(source.path)) is not None:
+                    return part
+            self._lost.append(source.node)
+            return None
+        if kind is Input:
+            assert isinstance(source, Input)
+            return self._input.get(source.name)
+        if isinstance(source, Carried):
+            return self._carry[source.slot]
+        if isinstance(source, Const):
+            return Value(self._codec.encode_inputs(source.value, "a bound value"))
+        if isinstance(source, Collect):
+            found = [self._find(one) for one in source.parts]
+            every = [value for value in found if value is not None]
+            return Value(joined(every)) if len(every) == len(found) else None
+        assert isinstance(source, FirstOf)
+        return next((value for one in source.parts if (value := self._find(one)) is not None), None)
+
+    def _taken(self, producer: int) -> None:
+        """A node has had the value of another: forget it after the last one."""
+        self._readers[producer] -= 1
+        if not self._readers[producer] and producer not in self._plan.kept:
+            self._values[producer] = _NONE
+
+    # --- what a turn comes to -------------------------------------------------------------------------------------
+
+    def _begin(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        if node.kind == "step":
+            self._status[number] = OPEN
+            self._open[op] = number
+            self._running += 1
+            self._commands.append(self._run_step(node, op, arguments))
+        elif node.kind == "gate":
+            self._decide(number, node, op, arguments)
+        elif node.kind == "wait":
+            self._ask(number, node, op, arguments)
+        else:
+            assert node.program is not None
+            self._status[number] = OPEN
+            self._open[op] = number
+            self._running += 1
+            program = node.program
+            self._commands.append(
+                StartChild(
+                    op,
+                    program.name,
+                    program.version,
+                    as_object(arguments),
+                    record(arguments),
+                    source=node.where,
+                    own=program,
+                    embedded=True,
+                )
+            )
+
+    def _run_step(self, node: Node, op: str, arguments: dict[str, Value]) -> RunStep:
+        spec = node.spec
+        assert spec is not None
+        data = joined(list(arguments.values()))
+        given = len(arguments)
+        keywords: tuple[str, ...] = ()
+        if given < len(node.arguments) or (given and node.arguments[-1].keyword):
+            # What follows an argument that is left out is given by name.
+            given = next((n for n, one in enumerate(node.arguments) if one.keyword or one.name not in arguments), given)
+            keywords = tuple(arguments)[given:]
+        if not keywords and len(data) <= ALL_SMALL and given < len(spec.prefixes) and VERSION_KEY not in data:
+            text = spec.prefixes[given] + data.decode()
+        else:
+            text = record(arguments)
+        patches = dict(self.patches) if spec.queue and self.patches else None
+        return RunStep(op, spec, data, text, given, keywords, node.where, patches=patches)
+
+    def _decide(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        gate = node.gate
+        assert gate is not None
+        known = self._decision(op)
+        chosen: list[str | None]
+        if known is not None:
+            chosen = msgspec.json.decode(known, type=dict[str, list[str | None]]).get("chose", [])
+        else:
+            try:
+                assert node.function is not None
+                chosen = list(gate.choose(node.function(**self._decoded(node.arguments, arguments, op))))
+            except Exception as error:
+                self._failed(number, describe(error, self._codec))
+                return
+        skips = [target for target in gate.targets if target not in chosen]
+        value = msgspec.json.encode({"chose": chosen, "skips": skips})
+        self._commands.append(RecordValue(op, "route", Raw(value), node.where))
+        found = (gate.targets.get(target) for target in chosen if target is not None)
+        self._chosen[number] = frozenset(target for target in found if target is not None)
+        self._done(number, _NONE)
+
+    def _holds(self, number: int, op: str, when: Decision, arguments: dict[str, Value]) -> bool:
+        """Whether the condition of a node holds; if not, the node is skipped."""
+        known = self._decision(op)
+        if known is None and not self._past.began(op):
+            try:
+                holds = when.call(**self._decoded(when.arguments, arguments, op))
+                if not isinstance(holds, bool):
+                    raise UsageError(f"`when` of {op} returned {holds!r:.80}; it must return True or False")
+            except Exception as error:
+                self._failed(number, describe(error, self._codec))
+                return False
+            if holds:
+                return True
+        elif known is None or msgspec.json.decode(known) is not False:
+            return True
+        self._commands.append(RecordValue(op, "when", Raw(b"false"), self._plan.nodes[number].where))
+        self._not_run(number, op, SKIPPED, number, "its `when` is false")
+        return False
+
+    def _decision(self, op: str) -> Raw | None:
+        known = self._past.decided(op)
+        return known if known is not None else self._recorded.get(op)
+
+    def _decoded(self, of: Iterable[Argument], arguments: Mapping[str, Value], op: str) -> dict[str, Any]:
+        return {
+            one.name: self._codec.decode(arguments[one.name].data, one.type, f"the argument {one.name} of {op}")
+            for one in of
+            if one.name in arguments
+        }
+
+    def _ask(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        question = node.question
+        assert question is not None
+        if node.outputs[0] in self._input:
+            self._done(number, self._input[node.outputs[0]])  # answered before it is asked
+            return
+        request = NULL
+        try:
+            if question.shows is not None:
+                request = Raw(arguments[question.shows].data)
+            elif not self._past.began(op):
+                assert node.function is not None
+                shown = node.function(**self._decoded(node.arguments, arguments, op))
+                request = Raw(self._codec.encode(shown, f"the request of {question.name!r}"))
+            if len(request) > self._codec.limit and not self._past.took(op):
+                raise PayloadTooLarge(f"the request of {question.name!r}", len(request), self._codec.limit)
+        except Exception as error:
+            self._failed(number, describe(error, self._codec))
+            return
+        self._status[number] = OPEN
+        self._open[op] = number
+        self._commands.append(
+            OpenWait(
+                op,
+                "approval",
+                question.name,
+                None if question.timeout is None else self._at + question.timeout,
+                node.where,
+                request,
+                self._codec.question_schema(None if question.answer is Any else question.answer),
+                question.approvers,
+                reads=AnswerReader(self._codec, question.answer, question.name, op),
+            )
+        )
+
+    # --- outcomes -------------------------------------------------------------------------------------------------
+
+    def _done(self, number: int, value: Value) -> None:
+        self._status[number] = DONE
+        self._values[number] = value if self._readers[number] or number in self._plan.kept else _NONE
+        self._ended(number)
+
+    def _not_run(self, number: int, op: str, status: int, by: int, reason: str) -> None:
+        self._status[number] = status
+        self._reasons[number] = self._op(by), reason
+        if self.noted is not None:
+            shown = StepStatus.SKIPPED if status == SKIPPED else StepStatus.BLOCKED
+            self.noted.append(Turn(op, shown, self._op(by), reason, self._plan.nodes[number].where))
+        self._ended(number)
+
+    def _failed(self, number: int, failure: Failure) -> None:
+        self._status[number] = FAILED
+        if self._failure is None:
+            self._failure = failure
+        if self._plan.on_failure == "stop":
+            self._stopping = True
+        else:
+            self._ended(number)
+
+    def _ended(self, number: int) -> None:
+        """A node has had its turn: tell those behind it, and the region that it is in."""
+        for consumer in self._plan.consumers[number]:
+            self._meet(consumer)
+        region = self._plan.region[number]
+        while region >= 0:
+            self._left[region] -= 1
+            if self._left[region] or not region or self._begins_again(region):
+                return
+            region = self._plan.regions[region].parent
+
+    def _meet(self, number: int) -> None:
+        self._unmet[number] -= 1
+        if not self._unmet[number]:
+            heapq.heappush(self._ready, number)
+
+    # --- loops ----------------------------------------------------------------------------------------------------
+
+    def _begins_again(self, number: int) -> bool:
+        """A round is over. Whether another one begins, or the run fails; if not, those who wait for the loop go on."""
+        region, fed = self._plan.regions[number], False
+        for slot in region.slots:
+            for output in self._plan.slots[slot].producers:
+                if self._status[output.node] == DONE and (value := self._find(output)) is not None:
+                    self._carry[slot] = value
+                    fed |= slot in region.feeds
+        gate = next((one for one in region.gates if region.entry in self._chosen.get(one, ())), None)
+        if gate is not None or (fed and not region.gates):
+            self._rounds[number] += 1
+            if self._rounds[number] < self._plan.max_rounds:
+                self._next_round(number)
+                return True
+            entry, nodes = self._plan.nodes[region.entry].name, self._plan.nodes
+            error = LoopLimit(entry, "" if gate is None else nodes[gate].name, self._rounds[number])
+            self._failure = self._failure or describe(error, self._codec)
+            self._stopping = True
+            return True
+        self._reset(number)
+        for _, consumer in region.exports:
+            self._meet(consumer)
+        return False
+
+    def _next_round(self, number: int) -> None:
+        region = self._plan.regions[number]
+        for node, unmet in region.body:
+            self._status[node], self._unmet[node], self._values[node] = WAITING, unmet, None
+            self._readers[node] = self._all_readers[node]
+            self._chosen.pop(node, None)
+            self._reasons.pop(node, None)
+            if not unmet:
+                heapq.heappush(self._ready, node)
+        for loop in region.within:
+            self._reset(loop)
+            self._left[loop] = len(self._plan.regions[loop].nodes) + len(self._plan.regions[loop].inner)
+        self._left[number] = len(region.nodes) + len(region.inner)
+
+    def _reset(self, number: int) -> None:
+        self._rounds[number] = 0
+        for slot in self._plan.regions[number].slots:
+            self._carry[slot] = None
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _check_end(self) -> None:
+        if self._finished:
+            return
+        if self._cancelled is not None:
+            if not any(self._plan.nodes[number].kind == "child" for number in self._open.values()):
+                self._finish(Finish(RunStatus.CANCELLED, reason=self._cancelled.reason))
+        elif self._stopping or not self._left[0]:
+            if self._failure is None:
+                self._finish(Finish(RunStatus.COMPLETED, self._result()))
+            elif not self._running:
+                self._finish(Finish(RunStatus.FAILED, error=self._failure))
+
+    def _finish(self, finish: Finish) -> None:
+        self._finished = True
+        self._commands.append(finish)
+
+    def _result(self) -> bytes:
+        found: dict[str, Value] = {}
+        skipped: dict[str, str] = {}
+        for name, source in self._plan.results:
+            self._lost.clear()
+            value = self._find(source)
+            if value is not None:
+                found[name] = value
+            else:
+                lost = self._lost[0]
+                skipped[name] = self._reasons[lost][1] if lost in self._reasons else self._why_missing(lost)
+        if self._plan.single:
+            return next(iter(found.values()), _NONE).data
+        if skipped:
+            found[SKIPS] = Value(msgspec.json.encode(skipped))
+        return as_object(found)
+
+
+def _readers(plan: Plan) -> list[int]:
+    readers = [0] * len(plan.nodes)
+    for producers in plan.reads:
+        for producer in producers:
+            readers[producer] += 1
+    return readers
+
+
+_APPLY: dict[type[Any], Callable[[DataflowExecution, Any], None]] = {
+    RunClaimed: DataflowExecution._apply_run_claimed,
+    StepSucceeded: DataflowExecution._apply_step_succeeded,
+    StepSkipped: DataflowExecution._apply_step_skipped,
+    StepFailed: DataflowExecution._apply_step_failed,
+    WaitResolved: DataflowExecution._apply_wait_resolved,
+    ChildFinished: DataflowExecution._apply_child_finished,
+    CancelRequested: DataflowExecution._apply_cancel_requested,
+}

@@ -1,0 +1,199 @@
+"""The plan of a dataflow program: nodes, where their arguments come from, gates, loops. Frozen, never executed here.
+
+Nodes are numbered in the order in which they were written; everything refers to them by number. A plan is *regions*:
+region 0 is the program, every other one the body of a loop. A region ends when all of its nodes, and the loops directly
+inside it, have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from perdure.kernel.commands import StepSpec
+from perdure.kernel.program import Program
+
+Kind: TypeAlias = Literal["step", "gate", "wait", "child"]
+OnFailure: TypeAlias = Literal["stop", "continue"]
+OnError: TypeAlias = Literal["fail", "none", "skip"]
+# The way to a part of a value: keys of objects and positions in lists.
+Path: TypeAlias = tuple[str | int, ...]
+
+
+# --- where an argument comes from -----------------------------------------------------------------------------------
+
+
+class Input(msgspec.Struct, frozen=True):
+    """A value of the run's input."""
+
+    name: str
+
+
+class Output(msgspec.Struct, frozen=True):
+    """The value of another node, or a part of it."""
+
+    node: int
+    path: Path = ()
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """The value that the last round of a loop left for the next one; none in the first round."""
+
+    slot: int
+
+
+class Const(msgspec.Struct, frozen=True):
+    """A fixed value."""
+
+    value: Any
+
+
+class Collect(msgspec.Struct, frozen=True):
+    """Several values as one list, in this order; none if one of them is missing."""
+
+    parts: tuple[Source, ...]
+
+
+class FirstOf(msgspec.Struct, frozen=True):
+    """The first of several values that exists."""
+
+    parts: tuple[Source, ...]
+
+
+Source: TypeAlias = Input | Output | Carried | Const | Collect | FirstOf
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """A parameter and its source. One that is not `required` is left out if the source has no value."""
+
+    name: str
+    source: Source
+    required: bool = True
+    # Whether it can only be given by name.
+    keyword: bool = False
+    type: Any = Any
+
+
+# --- what a node does -----------------------------------------------------------------------------------------------
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A pure function that the orchestrator calls: a gate, a condition, or what a question is made by."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Argument, ...]
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """Chooses which of its targets run. `targets` are names, with the numbers of those that the plan has.
+
+    `choose` turns what the function returned into names, and raises UsageError for anything that is no target.
+    """
+
+    targets: dict[str, int | None]
+    choose: Callable[[Any], list[str]]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What people are asked: the types of the request and the answer, who may answer, and until when."""
+
+    name: str
+    answer: Any = Any
+    request: Any = Any
+    # The parameter whose value is the request; otherwise the function of the node makes it.
+    shows: str | None = None
+    timeout: float | None = None
+    approvers: tuple[str, ...] = ()
+    # Whether a timeout gives `on_timeout` in place of a failure.
+    has_default: bool = False
+    on_timeout: Any = None
+
+
+class Mapped(msgspec.Struct, frozen=True):
+    """A node that runs once for each item of its arguments `over`."""
+
+    over: tuple[str, ...]
+    limit: int | None = None
+    on_error: OnError = "fail"
+    tolerate: float | None = None
+    chunk: int = 500
+    until: Callable[[Any], bool] | None = None
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One node. `outputs` are the names of its values: of several, each is an element of what it returns."""
+
+    name: str
+    kind: Kind
+    arguments: tuple[Argument, ...] = ()
+    outputs: tuple[str, ...] = ()
+    where: str = ""
+    spec: StepSpec | None = None
+    program: Program | None = None
+    # The function of a gate or a question.
+    function: Callable[..., Any] | None = None
+    gate: Gate | None = None
+    question: Question | None = None
+    when: Decision | None = None
+    mapped: Mapped | None = None
+    # The gates that have it as a target, except for those that lead back to it; and the nodes that it only comes after.
+    gates: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+# --- loops and the whole --------------------------------------------------------------------------------------------
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A value that is carried from one round to the next, and the nodes that produce it."""
+
+    name: str
+    producers: tuple[Output, ...]
+
+
+class Region(msgspec.Struct, frozen=True):
+    """The nodes of the program (region 0), or of the body of a loop.
+
+    `nodes` and `inner` are those directly in it; `body` are all of its nodes, with how many others in the body each
+    waits for.
+    """
+
+    parent: int = -1
+    entry: int = -1
+    nodes: tuple[int, ...] = ()
+    inner: tuple[int, ...] = ()
+    body: tuple[tuple[int, int], ...] = ()
+    # All loops inside it, at any depth.
+    within: tuple[int, ...] = ()
+    # The gates that lead back to the entry, the slots of the body, and those of them that the entry takes.
+    gates: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
+    feeds: tuple[int, ...] = ()
+    # Nodes outside that wait for nodes of the body: they are told when the loop has ended.
+    exports: tuple[tuple[int, int], ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A dataflow program."""
+
+    nodes: tuple[Node, ...]
+    regions: tuple[Region, ...]
+    slots: tuple[Slot, ...] = ()
+    # By node: its region; the nodes that wait for it and are told when it ends; how many nodes it waits for itself.
+    region: tuple[int, ...] = ()
+    consumers: tuple[tuple[int, ...], ...] = ()
+    waits: tuple[int, ...] = ()
+    # By node: the nodes whose values it takes, except for those that leave a loop. The values of `kept` nodes are
+    # needed until the end, others until the last node has taken them.
+    reads: tuple[tuple[int, ...], ...] = ()
+    kept: frozenset[int] = frozenset()
+    # The result: names with their sources. A `single` one is the result itself.
+    results: tuple[tuple[str, Source], ...] = ()
+    single: bool = False
+    on_failure: OnFailure = "stop"
+    max_rounds: int = 1000
+    patches: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
+    renamed: dict[str, str] = {}

@@ -1,0 +1,69 @@
+"""The values of a dataflow program in memory: encoded, and handed from node to node without decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from perdure.authoring.dataflow.plan import Path
+from perdure.kernel.values.arguments import SMALL, digest_of, recorded_values
+from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
+
+_list = msgspec.json.Decoder(list[Raw]).decode
+_object = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class Value:
+    """An encoded value. Its digest and its elements are computed once, however many nodes take it."""
+
+    __slots__ = ("_digest", "_items", "data")
+
+    def __init__(self, data: bytes | Raw) -> None:
+        self.data = bytes(data)
+        self._digest: str | None = None
+        self._items: list[Value] | None = None
+
+    def digest(self) -> str | None:
+        """The digest in the record of a call; None for a value that the record shows."""
+        if self._digest is None and len(self.data) > SMALL:
+            self._digest = digest_of(self.data)
+        return self._digest
+
+    def items(self) -> list[Value]:
+        """The elements of a list. Raises msgspec.MsgspecError for anything else."""
+        if self._items is None:
+            self._items = [Value(item) for item in _list(self.data)]
+        return self._items
+
+    def part(self, path: Path) -> Value | None:
+        """A part of the value; None if there is none."""
+        value = self
+        for key in path:
+            try:
+                if isinstance(key, int):
+                    value = value.items()[key]
+                else:
+                    value = Value(_object(value.data)[key])
+            except (msgspec.MsgspecError, LookupError):
+                return None
+        return value
+
+
+def joined(values: Sequence[Value]) -> bytes:
+    """Values as one list."""
+    return b"[%b]" % b",".join([value.data for value in values])
+
+
+def as_object(values: Mapping[str, Value]) -> bytes:
+    """Values as one object."""
+    return b"{%b}" % b",".join([b"%b:%b" % (msgspec.json.encode(name), value.data) for name, value in values.items()])
+
+
+def record(values: Mapping[str, Value]) -> str:
+    """The record of a call with these arguments: see kernel/values/arguments.py."""
+    text = recorded_values({name: (value.data, value.digest()) for name, value in values.items()})
+    if any(VERSION_KEY in value.data for value in values.values()):
+        text += versions_in(joined(list(values.values())))
+    return text
