@@ -1,0 +1,246 @@
+"""Graphs as data, made by hypothesis, and the graphs of `perdure.graph` that they describe."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from perdure.graph import END, Graph, interrupt, node, route
+from tests.graph.reference import Plan, Spec, Take, choice_of, fails, value_of
+
+INPUTS = {"x": 4, "y": 7}
+
+
+class Boom(Exception):
+    """What a node raises that fails."""
+
+
+def build(plan: Plan, name: str = "model") -> Graph[..., Any]:
+    """The graph that a plan describes."""
+    output: Any = plan.output
+    return Graph(
+        [_node(spec) for spec in plan.nodes],
+        name=name,
+        loops=plan.loops,
+        max_rounds=plan.max_rounds,
+        on_failure=plan.on_failure,
+        output=output,
+    )
+
+
+def _node(spec: Spec) -> Any:
+    options: dict[str, Any] = {}
+    if spec.after:
+        options["after"] = list(spec.after)
+    if spec.when is not None:
+        take = Take(spec.when, (spec.when,))
+        options["when"] = _function("when", (take,), lambda given: given[take.name] % 2 == 0)
+    renames = {take.name: list(take.values) if take.join else take.values[0] for take in spec.takes if _renamed(take)}
+    if renames:
+        options["inputs"] = renames
+    if spec.kind == "gate":
+        targets = [END if target is None else target for target in spec.targets]
+        return route(targets=targets, many=spec.many, **options)(_function(spec.name, spec.takes, _choice(spec)))
+    if spec.kind == "interrupt":
+        ask = _function(spec.name, spec.takes, lambda given: given)
+        return interrupt(answer=int, **options)(ask)
+    if spec.inner is not None:
+        made = node(build(spec.inner, spec.name), name=spec.name, **options)
+    else:
+        outputs = spec.outputs[0] if len(spec.outputs) == 1 else spec.outputs or None
+        made = node(_step(spec), name=spec.name, outputs=outputs, **options)
+    return made.map_over(*spec.over, on_error=spec.on_error) if spec.over else made
+
+
+def _renamed(take: Take) -> bool:
+    return take.join or take.values != (take.name,)
+
+
+def _choice(spec: Spec) -> Callable[[Mapping[str, Any]], Any]:
+    def choose(given: Mapping[str, Any]) -> Any:
+        chosen = [END if target is None else target for target in choice_of(spec, given)]
+        return chosen if spec.many else chosen[0]
+
+    return choose
+
+
+def _step(spec: Spec) -> Callable[..., Any]:
+    def act(given: Mapping[str, Any]) -> Any:
+        if fails(spec, given):
+            raise Boom(spec.name)
+        return value_of(spec, given)
+
+    return _function(spec.name, spec.takes, act, is_async=True)
+
+
+def _function(
+    name: str, takes: tuple[Take, ...], act: Callable[[Mapping[str, Any]], Any], is_async: bool = False
+) -> Callable[..., Any]:
+    """A function with these parameters, which gives its arguments by name to another."""
+    empty = inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(take.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=empty) for take in takes
+    ]
+    parameters = [
+        parameter if take.default is None else parameter.replace(default=take.default)
+        for parameter, take in zip(parameters, takes, strict=True)
+    ]
+    parameters.sort(key=lambda parameter: parameter.default is not empty)
+    signature = inspect.Signature(parameters)
+
+    def given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return act(given(args, kwargs))
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        return act(given(args, kwargs))
+
+    made: Any = slow if is_async else plain
+    made.__name__ = made.__qualname__ = name
+    made.__signature__ = signature
+    made.__annotations__ = {take.name: Any for take in takes}
+    return made  # type: ignore[no-any-return]
+
+
+# --- any plan -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
+    """Graphs of up to `size` nodes with joins, order, defaults, conditions and gates.
+
+    `features`: "failures", "loops", "maps", "nested", "interrupts".
+    """
+    count = draw(st.integers(1, size))
+    names = [f"n{i}" for i in range(count)]
+    values: list[str] = []
+    lists: set[str] = set()
+    specs: list[Spec] = []
+    kinds: list[Any] = ["step"] * 6 + ["gate"] * 3 + ["fork"]
+    kinds += ["interrupt"] * ("interrupts" in features) + ["graph"] * (2 * ("nested" in features))
+    for i, name in enumerate(names):
+        kind: Any = draw(st.sampled_from(kinds)) if i < count - 1 else "step"
+        after = tuple(draw(st.lists(st.sampled_from(names[:i]), unique=True, max_size=1))) if i else ()
+        known = [*values, *INPUTS]
+        single = [value for value in known if value not in lists]
+        when = draw(st.sampled_from([None, None, None, *single])) if kind in ("step", "graph") else None
+        if kind == "fork":
+            specs += draw(_fork(name, single))
+            values.append(f"{name}_one")
+            continue
+        spec = Spec(name, kind, after=after, when=when)
+        if kind == "gate":
+            later = draw(st.lists(st.sampled_from(names[i + 1 :]), unique=True, min_size=1, max_size=3))
+            chosen = draw(st.lists(st.sampled_from(single), unique=True, max_size=2))
+            takes = tuple(Take(value, (value,)) for value in chosen)
+            many = draw(st.booleans())
+            specs.append(replace(spec, takes=takes, targets=(*later, *([] if many else [None])), many=many))
+            continue
+        if kind == "graph":
+            inner = _with_end(draw(plans(size=3)))
+            takes = tuple(Take(name, (draw(st.sampled_from(known)),)) for name in sorted(_inputs_of(inner)))
+            spec = replace(spec, takes=takes, inner=inner, outputs=(name,))
+        else:
+            takes = tuple(draw(_takes(known, number, kind)) for number in range(draw(st.integers(0, 2))))
+            spec = replace(spec, takes=takes, outputs=(name,))
+        if kind == "step":
+            spec = replace(spec, fails="failures" in features and draw(st.integers(0, 3)) == 0)
+            spec = replace(spec, outputs=draw(st.sampled_from([(name,), (name,), (f"v{i}",), (f"v{i}", f"w{i}"), ()])))
+        if "maps" in features:
+            if kind == "step" and len(spec.outputs) == 1 and draw(st.booleans()):
+                spec = replace(spec, many=True)
+                lists |= set(spec.outputs)
+            over = [take.name for take in spec.takes if not take.join and take.values[0] in lists]
+            if over and len(spec.outputs) == 1 and not spec.many and all(take.default is None for take in spec.takes):
+                spec = replace(spec, over=tuple(over[:1]), on_error=draw(st.sampled_from(["fail", "none", "skip"])))
+                lists |= set(spec.outputs)
+        specs.append(spec)
+        values += spec.outputs
+    loops: tuple[str, ...] = ()
+    if "loops" in features:
+        specs, loops = draw(_with_a_loop(specs))
+    on_failure: Any = draw(st.sampled_from(["stop", "continue"])) if "failures" in features else "stop"
+    return Plan(tuple(draw(st.permutations(specs))), loops, on_failure=on_failure)
+
+
+@st.composite
+def _takes(draw: st.DrawFn, known: list[str], number: int, kind: str) -> Take:
+    default = draw(st.sampled_from([None, None, -number - 1])) if kind == "step" else None
+    if len(known) > 1 and draw(st.integers(0, 4)) == 0:
+        joined = draw(st.lists(st.sampled_from(known), min_size=2, max_size=3, unique=True))
+        return Take(f"p{number}", tuple(joined), True, default)
+    value = draw(st.sampled_from(known))
+    # Two parameters may take the same value, so they are not called like it.
+    return Take(f"p{number}", (value,), False, default)
+
+
+def _inputs_of(plan: Plan) -> set[str]:
+    made = {value for spec in plan.nodes for value in spec.outputs}
+    taken = {value for spec in plan.nodes for take in spec.takes for value in take.values}
+    return (taken | {spec.when for spec in plan.nodes if spec.when}) - made
+
+
+def _with_end(plan: Plan) -> Plan:
+    """The same graph with a node that takes everything and is never skipped, and whose value is its output."""
+    values = [value for spec in plan.nodes for value in spec.outputs]
+    end = Spec(
+        "end", takes=tuple(Take(value, (value,), default=-1) for value in dict.fromkeys(values)), outputs=("end",)
+    )
+    return replace(plan, nodes=(*plan.nodes, end), output="end")
+
+
+@st.composite
+def _fork(draw: st.DrawFn, name: str, known: list[str]) -> list[Spec]:
+    """A gate and two producers of one value, of which it chooses one: its targets, or nodes behind them."""
+    gate = Spec(name, "gate", takes=draw(st.sampled_from([(Take(value, (value,)),) for value in known])))
+    made: list[Spec] = [replace(gate, targets=(f"{name}a", f"{name}b", *draw(st.sampled_from([(), (None,)]))))]
+    for side in ("a", "b"):
+        first = Spec(f"{name}{side}", outputs=(f"{name}{side}",))
+        if draw(st.booleans()):
+            behind = Spec(f"{name}{side}{side}", takes=(Take("p0", first.outputs),), outputs=(f"{name}_one",))
+            made += [first, behind]
+        else:
+            made.append(replace(first, outputs=(f"{name}_one",)))
+    return made
+
+
+@st.composite
+def _with_a_loop(draw: st.DrawFn, specs: list[Spec]) -> tuple[list[Spec], tuple[str, ...]]:
+    """Let a gate lead back to a node before it, or let a node take a value of one behind it."""
+    entries = [spec for spec in specs if spec.kind == "step" and not spec.over]
+    for entry in draw(st.permutations(entries)):
+        behind = _descendants(specs, entry.name)
+        gates = [spec for spec in specs if spec.name in behind and spec.kind == "gate"]
+        makers = [
+            spec for spec in specs if spec.name in behind and spec.outputs and not spec.outputs[0].endswith("_one")
+        ]
+        if not gates and not makers:
+            continue
+        changed = {spec.name: spec for spec in specs}
+        if gates:
+            gate = draw(st.sampled_from(gates))
+            changed[gate.name] = replace(gate, targets=(entry.name, *gate.targets))
+        if makers and (not gates or draw(st.booleans())):
+            value = draw(st.sampled_from(makers)).outputs[0]
+            takes = (*changed[entry.name].takes, Take("again", (value,), default=0))
+            changed[entry.name] = replace(changed[entry.name], takes=takes)
+        return [changed[spec.name] for spec in specs], (entry.name,)
+    return specs, ()
+
+
+def _descendants(specs: list[Spec], name: str) -> set[str]:
+    found: set[str] = set()
+    for spec in specs:  # in the order of a topological sort
+        values = {value for take in spec.takes for value in take.values} | {spec.when}
+        before = {other.name for other in specs if set(other.outputs) & values or spec.name in other.targets}
+        if (before | set(spec.after)) & (found | {name}):
+            found.add(spec.name)
+    return found

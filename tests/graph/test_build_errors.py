@@ -1,0 +1,237 @@
+"""A graph that cannot work is refused when it is built: every problem at once, with its place and how to fix it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from perdure.errors import GraphInvalid
+from perdure.graph import END, Graph, ifelse, interrupt, node, route
+
+
+@node
+def a(x: int) -> int:
+    return x
+
+
+@node
+def b(a: int) -> int:
+    return a
+
+
+@node(outputs="v")
+def one_v(x: int) -> int:
+    return x
+
+
+@node(outputs="v")
+def other_v(x: int) -> int:
+    return x
+
+
+@node
+def text(x: int) -> str:
+    return str(x)
+
+
+@node
+def number(text: int) -> int:
+    return text
+
+
+@node
+def items(*x: int) -> int:
+    return len(x)
+
+
+@node
+def options(**x: int) -> int:
+    return len(x)
+
+
+@node
+def positional(x: int, /) -> int:
+    return x
+
+
+@node
+def left(right: int) -> int:
+    return right
+
+
+@node
+def right(left: int) -> int:
+    return left
+
+
+@node
+def ask(told: str) -> str:
+    return told
+
+
+@interrupt(answer=str)
+def told(ask: str) -> str:
+    return ask
+
+
+@route(targets=["ask", END])
+def again(told: str) -> object:
+    return END
+
+
+@route(targets=["b", END])
+def gate(a: int) -> object:
+    return END
+
+
+@route(targets=["bb", END])
+def to_nowhere(a: int) -> object:
+    return END
+
+
+@ifelse(when_true="b", when_false="c")
+def to_half(a: int) -> bool:
+    return True
+
+
+@route(targets=["again_in", END])
+def again_in(a: int) -> object:
+    return END
+
+
+@route(targets=["a", END])
+def back(b: int) -> object:
+    return END
+
+
+@route(targets=["a", END])
+def back_too(b: int) -> object:
+    return END
+
+
+def problems(make: Callable[[], object]) -> list[str]:
+    """What is wrong with a graph."""
+    with pytest.raises(GraphInvalid) as caught:
+        make()
+    found = [str(problem) for problem in caught.value.problems]
+    assert all(problem in str(caught.value) for problem in found)
+    return found
+
+
+def line(made: Any) -> str:
+    """Where a node is written."""
+    fn = made.fn if hasattr(made, "fn") else made
+    return f"test_build_errors.py:{fn.__code__.co_firstlineno}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph, and what the problem with it says: where, and which words."""
+
+    make: Callable[[], object]
+    says: tuple[str, ...]
+    at: Any = None
+
+
+CASES = {
+    "unknown target": Case(lambda: Graph([a, b, to_nowhere], name="g"), ("'bb'", "did you mean 'b'"), to_nowhere),
+    "unknown target of an ifelse": Case(lambda: Graph([a, b, to_half], name="g"), ("'c'",), to_half),
+    "gate that targets itself": Case(lambda: Graph([a, again_in], name="g"), ("again_in",), again_in),
+    "unknown after": Case(lambda: Graph([a, node(b, after=["aa"])], name="g"), ("'aa'", "did you mean 'a'"), b),
+    "unknown renamed parameter": Case(
+        lambda: Graph([a, node(b, inputs={"aa": "x"})], name="g"), ("'aa'", "did you mean 'a'"), b
+    ),
+    "two producers": Case(lambda: Graph([one_v, other_v], name="g"), ("'v'", "one_v", "outputs="), other_v),
+    "one name for two nodes": Case(lambda: Graph([a, node(b, name="a")], name="g"), ("'a'",)),
+    "cycle without loops": Case(lambda: Graph([left, right], name="g"), ("left", "right", "loops="), left),
+    "carried parameter without an initial value": Case(
+        lambda: Graph([ask, told, again], name="g", loops=["ask"]), ("'told'", "first round", "default"), ask
+    ),
+    "two gates back to one entry": Case(
+        lambda: Graph([a, b, back, back_too], name="g", loops=["a"]), ("back", "back_too", "'a'"), back
+    ),
+    "unknown loop": Case(lambda: Graph([a, b, back], name="g", loops=["aa"]), ("'aa'", "did you mean 'a'")),
+    "types that do not fit": Case(lambda: Graph([text, number], name="g"), ("str", "int", "text", "number"), number),
+    "a parameter of any number of values": Case(lambda: Graph([items], name="g"), ("*x",), items),
+    "a parameter of any number of names": Case(lambda: Graph([options], name="g"), ("**x",), options),
+    "a positional-only parameter": Case(lambda: Graph([positional], name="g"), ("x", "positional"), positional),
+    "a node called like a value": Case(
+        lambda: Graph([a, node(b, name="score"), node(text, outputs="score")], name="g"), ("'score'",)
+    ),
+    "unused bind": Case(lambda: Graph([a, b], name="g").bind(xx=3), ("'xx'", "did you mean 'x'")),
+    "END as a name": Case(lambda: Graph([a, node(b, name="END")], name="g"), ("END",), b),
+    "unknown output": Case(lambda: Graph([a, b], name="g", output="bb"), ("'bb'", "did you mean 'b'")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_graph_that_cannot_work_is_refused(case: str) -> None:
+    found = problems(CASES[case].make)
+    assert len(found) == 1, found
+    for word in CASES[case].says:
+        assert word in found[0]
+    if CASES[case].at is not None:
+        assert line(CASES[case].at) in found[0]
+
+
+def test_all_problems_are_found_at_once() -> None:
+    found = problems(
+        lambda: Graph(
+            [a, one_v, other_v, node(b, after=["aa"]), text, number, left, right, items, to_nowhere],
+            name="g",
+            output="bb",
+        ).bind(xx=1)
+    )
+    for words in ("two nodes make", "'aa'", "str", "cycle", "*x", "'bb'", "output"):
+        assert any(words in problem for problem in found), (words, found)
+    assert len(found) >= 7
+
+
+def _named(name: str) -> object:
+    return Graph([node(b, name=name)], name="g")
+
+
+def test_a_name_with_a_character_of_op_paths_is_refused() -> None:
+    for name in ("a/b", "a:b", "a[0]"):
+        assert repr(name) in problems(partial(_named, name))[0]
+
+
+def test_a_signature_that_does_not_fit_is_refused() -> None:
+    def sig(y: int) -> None: ...
+
+    def wrong_type(x: str) -> None: ...
+
+    found = problems(lambda: Graph([a], name="g").takes(sig))
+    assert any("'x'" in problem for problem in found)
+    assert any("'y'" in problem for problem in found)
+    assert "str" in problems(lambda: Graph([a], name="g").takes(wrong_type))[0]
+
+
+def test_fields_of_an_output_that_no_node_makes_are_refused() -> None:
+    @dataclass
+    class Report:
+        a: int
+        c: str
+
+    assert "'c'" in problems(lambda: Graph([a, b], name="g", output=Report))[0]
+
+
+def test_an_unknown_name_in_select_or_with_entrypoint_is_refused() -> None:
+    graph = Graph([a, b], name="g")
+    assert "did you mean 'b'" in problems(lambda: graph.select("bb"))[0]
+    assert "did you mean 'b'" in problems(lambda: graph.with_entrypoint("bb"))[0]
+    assert "did you mean 'x'" in problems(lambda: graph.rename_inputs(xx="y"))[0]
+    assert "did you mean 'b'" in problems(lambda: graph.rename_outputs(bb="y"))[0]
+
+
+def test_exclusive_producers_and_declared_loops_are_fine() -> None:
+    @ifelse(when_true="one_v", when_false="other_v")
+    def one_of_them(x: int) -> bool:
+        return True
+
+    Graph([one_v, other_v, one_of_them], name="g")
+    Graph([a, b, back], name="g", loops=["a"])

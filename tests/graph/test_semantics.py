@@ -1,0 +1,460 @@
+"""What a graph does, sentence by sentence: turns, skips, gates, producers, loops, names and failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from perdure import Engine, RunStatus, patched, step
+from perdure.graph import END, Graph, ifelse, node, route
+from tests.graph.running import run
+
+# --- turns ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_quick_branch_does_not_wait_for_a_slow_sibling() -> None:
+    quick_is_done = asyncio.Event()
+
+    @node
+    async def slow(x: int) -> int:
+        await quick_is_done.wait()
+        return x
+
+    @node
+    def quick(x: int) -> int:
+        return x
+
+    @node
+    async def after_quick(quick: int) -> int:
+        quick_is_done.set()
+        return quick + 1
+
+    @node
+    def both(slow: int, after_quick: int) -> int:
+        return slow + after_quick
+
+    ran = await run(Graph([slow, quick, after_quick, both], name="g", output=both), x=1)
+    assert ran.output == 3
+
+
+async def test_a_join_of_branches_of_unequal_length_runs_once() -> None:
+    calls: list[tuple[int, int]] = []
+
+    @node
+    def a(x: int) -> int:
+        return x + 1
+
+    @node
+    def b(a: int) -> int:
+        return a + 1
+
+    @node
+    def c(b: int) -> int:
+        return b + 1
+
+    @node
+    def join(a: int, c: int) -> int:
+        calls.append((a, c))
+        return a + c
+
+    ran = await run(Graph([join, c, b, a], name="g", output=join), x=0)
+    assert ran.output == 4
+    assert calls == [(1, 3)]
+    assert ran.paths() == ["a:0", "b:0", "c:0", "join:0"]
+
+
+async def test_a_join_gives_its_values_in_the_order_written() -> None:
+    @node
+    def left(x: int) -> str:
+        return f"left {x}"
+
+    @node
+    async def right(x: int) -> str:
+        await asyncio.sleep(0)
+        return f"right {x}"
+
+    def merge(parts: list[str]) -> str:
+        return ", ".join(parts)
+
+    merged = node(merge, inputs={"parts": ["right", "left", "right"]})
+    assert (await run(Graph([left, right, merged], name="g", output=merged), x=1)).output == "right 1, left 1, right 1"
+
+
+async def test_after_orders_nodes_without_a_value() -> None:
+    order: list[str] = []
+
+    async def first(x: int) -> None:
+        await asyncio.sleep(0.01)
+        order.append("first")
+
+    def second(x: int) -> None:
+        order.append("second")
+
+    await run(Graph([node(second, after=["first"]), node(first)], name="g"), x=1)
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("given", "bound", "wanted"),
+    [({}, {}, "made 5"), ({"k": 7}, {}, "made 7"), ({}, {"k": 6}, "made 6"), ({"k": 7}, {"k": 6}, "made 7")],
+)
+async def test_a_value_comes_from_an_edge_before_what_is_given_bound_or_the_default(
+    given: dict[str, Any], bound: dict[str, int], wanted: str
+) -> None:
+    @node
+    def made(query: str) -> str:
+        return query
+
+    @node
+    def answer(made: str = "default", k: int = 5) -> str:
+        return f"{made} {k}"
+
+    graph = Graph([made, answer], name="g", output=answer).bind(**bound)
+    assert (await run(graph, query="made", **given)).output == wanted
+
+
+def test_inputs_says_what_is_required_optional_and_bound() -> None:
+    @node
+    def made(query: str, k: int = 5, top: int = 1) -> str:
+        return query
+
+    inputs = Graph([made], name="g").bind(top=3).inputs
+    assert (set(inputs.required), set(inputs.optional), set(inputs.bound)) == ({"query"}, {"k"}, {"top"})
+
+
+# --- skips ----------------------------------------------------------------------------------------------------------
+
+
+@node
+def odd(x: int) -> int:
+    return x
+
+
+@node
+def even(x: int) -> int:
+    return x
+
+
+@route(targets=["odd", "even", END])
+def parity(x: int) -> object:
+    return END if x == 0 else odd if x % 2 else "even"
+
+
+@node
+def half(even: int) -> int:
+    return even // 2
+
+
+@node
+def quarter(half: int) -> int:
+    return half // 2
+
+
+@node
+def stands_in(half: int = -1) -> int:
+    return half
+
+
+BRANCHES = Graph([odd, even, half, quarter, stands_in, parity], name="branches")
+
+
+async def test_an_output_that_is_not_there_says_why() -> None:
+    outputs = (await run(BRANCHES, x=3)).output
+    with pytest.raises(KeyError, match=r"(?s)quarter.*skipped"):
+        outputs["quarter"]
+    with pytest.raises(KeyError, match=r"(?s)half.*select"):
+        outputs["half"]
+    with pytest.raises(KeyError, match=r"(?s)quater.*did you mean 'quarter'"):
+        outputs["quater"]
+    with pytest.raises(KeyError, match="skipped"):
+        outputs[quarter]
+    assert outputs[odd] == outputs["odd"] == 3
+    assert "quarter" not in outputs
+
+
+async def test_after_a_skipped_node_is_satisfied() -> None:
+    def last(x: int) -> int:
+        return x
+
+    ran = await run(Graph([odd, even, parity, node(last, after=["even"])], name="g"), x=3)
+    assert ran.paths() == ["last:0", "odd:0"]
+
+
+async def test_a_condition_that_returns_no_bool_fails_the_run() -> None:
+    def refund(x: int) -> int:
+        return x
+
+    ran = await run(Graph([node(refund, when=lambda x: x)], name="g"), x=3)
+    assert ran.result.status is RunStatus.FAILED
+    assert "True or False" in str(ran.result.error)
+
+
+# --- gates ----------------------------------------------------------------------------------------------------------
+
+
+def gate_of(choose: Callable[[int], object], **options: Any) -> Graph[..., Any]:
+    @route(targets=["odd", "even", END], **options)
+    def gate(x: int) -> object:
+        return choose(x)
+
+    return Graph([odd, even, gate], name="g")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "options", "ran"),
+    [
+        ("odd", {}, ["odd:0"]),
+        (odd, {}, ["odd:0"]),
+        (END, {}, []),
+        (None, {}, []),
+        (None, {"fallback": "even"}, ["even:0"]),
+        (["odd", even], {"many": True}, ["even:0", "odd:0"]),
+        ([], {"many": True}, []),
+    ],
+)
+async def test_a_gate_chooses(chosen: object, options: dict[str, Any], ran: list[str]) -> None:
+    assert (await run(gate_of(lambda _: chosen, **options), x=1)).paths() == ran
+
+
+@pytest.mark.parametrize(
+    ("chosen", "options"),
+    [("nowhere", {}), (3, {}), (["odd"], {}), (3, {"many": True}), (["odd", "nowhere"], {"many": True}), ("END", {})],
+)
+async def test_a_gate_that_returns_nonsense_fails_the_run_and_lists_its_targets(
+    chosen: object, options: dict[str, Any]
+) -> None:
+    result = (await run(gate_of(lambda _: chosen, **options), x=1)).result
+    assert result.status is RunStatus.FAILED
+    assert all(word in str(result.error) for word in ("'odd'", "'even'", "gate"))
+
+
+async def test_a_gate_that_was_mended_is_asked_again_by_a_retry() -> None:
+    chosen = "nowhere"
+    graph = gate_of(lambda _: chosen)
+    async with Engine("memory://", [graph]) as engine:
+        assert (await engine.run(graph(x=1), id="r")).status is RunStatus.FAILED
+        chosen = "odd"
+        await (await engine.retry("r")).outcome()
+        assert [done.path for done in await engine.steps("r") if done.status == "succeeded"] == ["odd:0"]
+
+
+@pytest.mark.parametrize(("answer", "ran"), [(True, ["odd:0"]), (False, ["even:0"])])
+async def test_an_ifelse_has_two_ways(answer: bool, ran: list[str]) -> None:
+    @ifelse(when_true="odd", when_false=even)
+    def gate(x: int) -> bool:
+        return answer
+
+    assert (await run(Graph([odd, even, gate], name="g"), x=1)).paths() == ran
+
+
+@pytest.mark.parametrize("answer", [1, 0, None, "yes"])
+async def test_an_ifelse_takes_nothing_but_a_bool(answer: Any) -> None:
+    @ifelse(when_true="odd", when_false=END)
+    def gate(x: int) -> bool:
+        return answer  # type: ignore[no-any-return]
+
+    result = (await run(Graph([odd, gate], name="g"), x=1)).result
+    assert result.status is RunStatus.FAILED
+    assert "True or False" in str(result.error)
+
+
+def test_end_is_no_string() -> None:
+    assert not isinstance(END, str)
+    assert repr(END) == "END"
+
+
+# --- several producers ------------------------------------------------------------------------------------------------
+
+
+async def test_exclusive_producers_of_one_value_stand_in_for_each_other() -> None:
+    @node(outputs="answer")
+    def short(x: int) -> str:
+        return f"short {x}"
+
+    @node
+    def research(x: int) -> int:
+        return x * 10
+
+    @node(outputs="answer")
+    def long(research: int) -> str:
+        return f"long {research}"
+
+    @node
+    def send(answer: str) -> str:
+        return f"sent {answer}"
+
+    @ifelse(when_true="short", when_false="research")
+    def simple(x: int) -> bool:
+        return x < 5
+
+    graph = Graph([send, short, research, long, simple], name="g", output=send)
+    assert (await run(graph, x=1)).output == "sent short 1"
+    assert (await run(graph, x=7)).output == "sent long 70"
+
+
+# --- loops ------------------------------------------------------------------------------------------------------------
+
+
+@node
+def draft(topic: str, feedback: str = "") -> str:
+    return f"{topic}{feedback}"
+
+
+@node(outputs="score")
+def review(draft: str) -> int:
+    return len(draft)
+
+
+@node(outputs="feedback")
+def advise(draft: str, score: int) -> str:
+    return "!" * score
+
+
+@route(targets=["draft", END])
+def good_enough(score: int, feedback: str) -> object:
+    return END if score > 8 else draft
+
+
+@node
+def publish(draft: str, score: int) -> str:
+    return f"{draft} ({score})"
+
+
+WRITE: list[Any] = [draft, review, advise, good_enough, publish]
+
+
+async def test_a_loop_goes_round_until_its_gate_chooses_otherwise_and_what_is_behind_it_sees_the_last_round() -> None:
+    ran = await run(Graph(WRITE, name="write", loops=["draft"]), topic="ab")
+    # "ab" (2), "ab!!" (4), "ab!!!!" (6), "ab!!!!!!" (8), "ab!!!!!!!!" (10)
+    assert dict(ran.output) == {"publish": "ab!!!!!!!! (10)"}
+    assert [path for path in ran.paths() if path.startswith(("draft", "publish"))] == [
+        *(f"draft:{i}" for i in range(5)),
+        "publish:0",
+    ]
+
+
+@node
+def agent(question: str, tool: int = 0) -> int:
+    return tool + 1
+
+
+@node
+def tool(agent: int) -> int:
+    return agent * 2
+
+
+@route(targets=["tool", END])
+def needs_a_tool(agent: int) -> object:
+    return tool if agent < 10 else END
+
+
+@node
+def report(agent: int, tool: int = -1) -> str:
+    return f"{agent} {tool}"
+
+
+async def test_a_node_that_takes_its_own_output_carries_it_over_rounds() -> None:
+    @node
+    def total(agent: int, total: int = 100) -> int:
+        return total + agent
+
+    @route(targets=["agent", END])
+    def again(agent: int, total: int) -> object:
+        return agent_node if total < 105 else END
+
+    agent_node = node(agent, inputs={"tool": "total"})
+    # agent 1, total 101; agent 102, total 203
+    ran = await run(Graph([agent_node, total, again], name="g", loops=["agent"]).select("total"), question="?")
+    assert dict(ran.output) == {"total": 203}
+
+
+async def test_a_loop_of_exactly_as_many_rounds_as_it_may_have_ends_well() -> None:
+    assert dict((await run(Graph(WRITE, name="write", loops=["draft"], max_rounds=5), topic="ab")).output)
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+@node
+def breaks(x: int) -> int:
+    raise ValueError("broken")
+
+
+@node
+def needs_it(breaks: int) -> int:
+    return breaks
+
+
+@node
+def needs_that(needs_it: int = 0) -> int:
+    return needs_it
+
+
+@node
+def apart(x: int) -> int:
+    return x
+
+
+@node
+def behind(apart: int) -> int:
+    return apart
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("annotation", [tuple[int, int], Any])
+async def test_a_tuple_of_outputs_is_taken_apart_and_a_wrong_one_fails(annotation: Any) -> None:
+    def split(x: int) -> Any:
+        return (x, x + 1) if x else (x,)
+
+    split.__annotations__["return"] = annotation
+    graph = Graph([node(split, outputs=("low", "high"))], name="g")
+    assert dict((await run(graph, x=1)).output) == {"low": 1, "high": 2}
+    result = (await run(graph, x=0)).result
+    assert result.status is RunStatus.FAILED
+    assert all(word in str(result.error) for word in ("split", "2"))
+
+
+async def test_one_at_a_time_loses_nothing() -> None:
+    nodes = [node(_square, name=f"s{i}") for i in range(20)]
+    ran = await run(Graph(nodes, name="g"), {"max_concurrency": 1}, x=3)
+    assert dict(ran.output) == {f"s{i}": 9 for i in range(20)}
+
+
+def _square(x: int) -> int:
+    return x * x
+
+
+async def test_a_step_is_a_node_and_may_be_used_twice() -> None:
+    @step
+    def charge(order: str, amount: int) -> str:
+        return f"{order} {amount}"
+
+    fee = node(charge, name="charge_fee", inputs={"amount": "fee"})
+    ran = await run(Graph([charge, fee], name="g"), order="o", amount=3, fee=1)
+    assert dict(ran.output) == {"charge": "o 3", "charge_fee": "o 1"}
+
+
+async def test_a_patch_marks_new_runs() -> None:
+    @node
+    def either(x: int) -> str:
+        return "new" if patched("v2") else "old"
+
+    assert (await run(Graph([either], name="g", output=either, patches=["v2"]), x=1)).output == "new"
+    result = (await run(Graph([either], name="g", output=either), x=1)).result
+    assert result.status is RunStatus.FAILED or result.output == "old"
+
+
+@pytest.mark.parametrize("call", [{}, {"x": 1, "y": 2}])
+def test_a_call_is_checked_against_the_inputs(call: dict[str, int]) -> None:
+    with pytest.raises(TypeError, match=r"'[xy]'"):
+        _ = Graph([odd], name="g")(**call)
+
+
+def test_an_unknown_option_is_an_error() -> None:
+    with pytest.raises(TypeError, match="max_concurency"):
+        Graph([odd], name="g", max_concurency=1)  # type: ignore[call-overload]
