@@ -268,7 +268,7 @@ unsafe(
     "another step into a gather, before what follows it",
     "inserted",
     """
-    await asyncio.gather(charge(n), ship(n))
+    await asyncio.gather(charge(n), ship(n))  #!
     await mail(n)  #!
     """,
     """
@@ -1068,7 +1068,7 @@ unsafe(
     "more in a gather",
     "more",
     """
-    await asyncio.gather(*(resize(i) for i in range(2)))
+    await asyncio.gather(*(resize(i) for i in range(2)))  #!
     await mail(n)  #!
     """,
     """

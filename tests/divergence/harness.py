@@ -53,6 +53,12 @@ class Code:
     def source(self) -> str:
         return f"{self.file}:{self.line}" if self.line else ""
 
+    @property
+    def sources(self) -> list[str]:
+        """All marked lines; an empty one if there is none."""
+        lines = enumerate(self.file.read_text().splitlines(), 1)
+        return [f"{self.file}:{number}" for number, line in lines if "#!" in line] or [""]
+
 
 def programs_of(loaded: ModuleType) -> dict[str, Program]:
     found = [value for value in vars(loaded).values() if isinstance(value, CodeProgram)]
@@ -66,7 +72,7 @@ def recorded(code: Code, max_concurrency: int | None = None) -> tuple[MemoryStor
     async def scenario() -> str:
         async with sim.engine(code.programs.values()) as engine:
             run = await engine.start(code.order(), id="it", max_concurrency=max_concurrency)
-            for signal in ("paid", "settled"):
+            for signal in ("paid", "settled", "late"):
                 await engine.signal("it", signal, 1)
             while (await run.status()) not in (RunStatus.COMPLETED, RunStatus.FAILED):
                 await sim.advance(20)
@@ -110,9 +116,9 @@ async def journal(store: MemoryStore, run_id: str) -> Sequence[Batch]:
 class Change:
     """A run that was recorded with one version of the code, and another version."""
 
-    def __init__(self, folder: Path, before: str, after: str) -> None:
+    def __init__(self, folder: Path, before: str, after: str, limit: int | None = None) -> None:
         self.before, self.after = Code(folder / "before", before), Code(folder / "after", after)
-        self.store, self.run_id = recorded(self.before)
+        self.store, self.run_id = recorded(self.before, limit)
         self.cuts = cuts(asyncio.run(journal(self.store, self.run_id)))
         shop.executed.clear()
 

@@ -50,7 +50,7 @@ class Story:
         if found is None or found.change != self.case.change:
             return False
         now = found.current.source if found.current is not None else ""
-        return found.recorded.source == self.before.source and (now == self.after.source or not self.after.line)
+        return found.recorded.source in self.before.sources and (now == self.after.source or not self.after.line)
 
 
 @pytest.fixture(scope="module")

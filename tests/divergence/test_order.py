@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perdure import Engine, RunStatus
-from perdure.kernel.events import ValueRecorded
+from perdure.kernel.events import AnyEvent, Batch, RunClaimed, StepsHeld, ValueRecorded
 from tests.divergence import shop
 from tests.divergence.harness import Change, Code, cuts, events, journal, recorded, replay
 from tests.engine.harness import AT_ONCE, FakeClock, eventually
@@ -138,6 +139,14 @@ SAFE = {
         'set_state("a", 1)\nawait charge(n)\nawait ship(n)',
         'set_state("a", "one")\nawait charge(n)\nawait ship(n)',
     ),
+    "steps side by side that came one after the other": (
+        "await charge(n)\nawait ship(n)\nawait mail(n)",
+        "await asyncio.gather(charge(n), ship(n))\nawait mail(n)",
+    ),
+    "all steps side by side, with the time and a timeout": (
+        "now()\nasync with asyncio.timeout(500):\n    await charge(n)\n    await ship(n)\n    await mail(n)",
+        "now()\nasync with asyncio.timeout(500):\n    await asyncio.gather(charge(n), ship(n), mail(n))",
+    ),
     "a draw of another kind": (
         "a = random()\nawait charge(n)\nawait ship(n)",
         "a = random()\nb = uuid4()\nawait charge(n)\nawait ship(n)",
@@ -180,23 +189,78 @@ def test_code_that_did_not_change_fits_at_every_point(case: str, tmp_path: Path)
             assert set(Change(tmp_path, text, text).verdicts()) == {None}
 
 
-def test_a_task_more_is_found_as_soon_as_a_later_step_is_recorded(tmp_path: Path) -> None:
-    made = Change(
-        tmp_path,
+# By name: the code before and after. The branch was added beside others, at the end.
+BRANCHES = {
+    "a task of a group": (
         "async def one(n):\n    await charge(n)\n    await ship(n)\n"
         "async with asyncio.TaskGroup() as group:\n    for i in range(2):\n        group.create_task(one(i))",
         "async def one(n):\n    await charge(n)  #!\n    await ship(n)\n"
         "async with asyncio.TaskGroup() as group:\n    for i in range(3):\n        group.create_task(one(i))",
-    )
-    # At first it looks like a step that waits for a concurrency limit.
-    first, *others = made.verdicts()
-    assert first is None
-    assert others
-    for why in others:
+    ),
+    "a step of a gather": (
+        "await asyncio.gather(charge(n), ship(n))\nawait mail(n)",
+        "await asyncio.gather(charge(n), ship(n), audit(n))  #!\nawait mail(n)",
+    ),
+    "a step of as_completed": (
+        "for done in asyncio.as_completed([charge(i) for i in range(2)]):\n    await ship(await done)",
+        "for done in asyncio.as_completed([charge(i) for i in range(3)]):  #!\n    await ship(await done)",
+    ),
+    "a step of a race": (
+        "race = [asyncio.ensure_future(one) for one in (charge(n), ship(n))]\n"
+        "await asyncio.wait(race, return_when=asyncio.FIRST_COMPLETED)\nawait mail(n)",
+        "race = [asyncio.ensure_future(one) for one in (charge(n), ship(n), audit(n))]  #!\n"
+        "await asyncio.wait(race, return_when=asyncio.FIRST_COMPLETED)\nawait mail(n)",
+    ),
+    "a step that loses a race": (
+        "race = [asyncio.ensure_future(one) for one in (charge(n), sleep(500))]\n"
+        "await asyncio.wait(race, return_when=asyncio.FIRST_COMPLETED)\nrace[1].cancel()\nawait sleep(5)",
+        "race = [asyncio.ensure_future(one) for one in (charge(n), sleep(500), audit(n))]  #!\n"
+        "await asyncio.wait(race, return_when=asyncio.FIRST_COMPLETED)\nrace[1].cancel()\nrace[2].cancel()\n"
+        "await sleep(5)",
+    ),
+    "a step beside a child": (
+        "await asyncio.gather(settle(n), charge(n))",
+        "await asyncio.gather(settle(n), charge(n), audit(n))  #!",
+    ),
+    "a branch with a child": (
+        "async def one(n):\n    await settle(n)\nawait asyncio.gather(one(0), charge(n))",
+        "async def one(n):\n    await settle(n)  #!\nawait asyncio.gather(one(0), charge(n), one(1))",
+    ),
+    "a branch inside a child": (
+        "@workflow\nasync def pair(n: int) -> None:\n    await asyncio.gather(charge(n), ship(n))\n\n"
+        "@workflow\nasync def order(n: int = 7) -> int:\n    await asyncio.gather(pair(n), mail(n))\n    return n",
+        "@workflow\nasync def pair(n: int) -> None:\n    await asyncio.gather(charge(n), ship(n), audit(n))  #!\n\n"
+        "@workflow\nasync def order(n: int = 7) -> int:\n    await asyncio.gather(pair(n), mail(n))\n    return n",
+    ),
+    "a step beside a wait": (
+        'await asyncio.gather(charge(n), wait_signal("late"))',
+        'await asyncio.gather(charge(n), wait_signal("late"), audit(n))  #!',
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2])
+@pytest.mark.parametrize("case", BRANCHES)
+def test_one_more_branch_is_found_from_the_first_round_on(case: str, limit: int | None, tmp_path: Path) -> None:
+    made = Change(tmp_path, *BRANCHES[case], limit=limit)
+    for why in made.verdicts():
         assert why is not None
         assert why.current is not None
         assert why.change in ("inserted", "more")
-        assert (why.current.path, why.current.source) == ("one:2/charge:0", made.after.source)
+        # Of steps that wait for a limit the journal has only the number, which does not say which one is new.
+        assert why.current.source == made.after.source or (case, limit) == ("a step beside a child", 1)
+
+
+def test_a_run_with_one_more_branch_is_parked_before_the_branch_begins(tmp_path: Path) -> None:
+    made = Change(tmp_path, *BRANCHES["a task of a group"])
+    left, clock = made.left(0), FakeClock(made.cuts[0][-1].at + 3600)
+
+    async def deploy() -> None:
+        async with Engine(left, made.after.programs.values(), recovery=AT_ONCE, clock=clock):
+            await eventually(lambda: left.journal.rows[made.run_id].status is RunStatus.PARKED)
+
+    asyncio.run(deploy())
+    assert shop.executed == []
 
 
 # A lock that ends earlier than it did.
@@ -290,10 +354,29 @@ def test_published_states_are_those_of_the_code_of_now(
         "steps = [charge(i) for i in range(3)]\nrandom()\nawait ship(n)\nawait asyncio.gather(*steps)",
         "await asyncio.gather(*[charge(i) for i in range(3)], sleep(5), settle(n))\nawait ship(n)",
         "async with asyncio.timeout(500):\n    await asyncio.gather(*[charge(i) for i in range(4)])\nawait ship(n)",
+        "race = [asyncio.ensure_future(charge(i)) for i in range(4)]\n"
+        "await asyncio.wait(race, return_when=asyncio.FIRST_COMPLETED)\nfor one in race:\n    one.cancel()\n"
+        "await ship(n)\nawait mail(n)",
+        "async def one(i):\n    await charge(i)\n    await ship(i)\n    await settle(i)\n"
+        "await asyncio.gather(*[one(i) for i in range(4)])\nawait mail(n)",
     ],
 )
-def test_steps_that_wait_for_a_limit_are_no_insertions(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [1, 2])
+def test_steps_that_wait_for_a_limit_are_no_insertions(text: str, limit: int, tmp_path: Path) -> None:
     code = Code(tmp_path / "code", text)
-    store, run_id = recorded(code, max_concurrency=1)
+    store, run_id = recorded(code, max_concurrency=limit)
     for batches in cuts(asyncio.run(journal(store, run_id))):
         assert replay(code, batches, run_id) is None
+        # Owners of before did not say that steps wait while others run.
+        assert replay(code, [_as_before(batch) for batch in batches], run_id) is None
+
+
+def _as_before(batch: Batch) -> Batch:
+    """The same events, of an owner that does not count what it holds back. Their numbers stay."""
+    return Batch(batch.seq, batch.at, [_uncounted(event) for event in batch.events])
+
+
+def _uncounted(event: AnyEvent) -> AnyEvent:
+    if isinstance(event, RunClaimed):
+        return msgspec.structs.replace(event, counts=False)
+    return StepsHeld() if isinstance(event, StepsHeld) else event

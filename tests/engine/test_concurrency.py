@@ -377,7 +377,7 @@ async def test_a_step_that_found_no_room_is_begun_by_whoever_takes_over() -> Non
     await replay(waits_beside, handle.run_id, found)
 
 
-async def test_it_costs_nothing_where_the_run_looks_busy_anyway() -> None:
+async def test_steps_that_wait_together_are_counted_once_and_down() -> None:
     gates, recorded = Gates(), Recorded()
     blocking = blocker(gates)
     flow = fan_out(Meter(), 20, False)
@@ -388,7 +388,7 @@ async def test_it_costs_nothing_where_the_run_looks_busy_anyway() -> None:
         gates.open("room")
         assert [await h.result(PATIENCE) for h in handles] == [190] * 3
         await first.result(PATIENCE)
-    assert not any(isinstance(event, StepsHeld) for event in recorded.events)
+    assert [event.count for event in recorded.events if isinstance(event, StepsHeld)] == [20] * 3
 
 
 async def test_it_is_written_with_what_led_to_it_and_once() -> None:

@@ -131,6 +131,9 @@ def test_what_could_not_begin_is_kept_only_while_it_could_not() -> None:
     begin: list[AnyEvent] = [RunStarted("a", "p", "1", Raw(b"[]")), RunClaimed("m1", 1), StepStarted("a:0")]
     failed = AttemptFailed("a:0", 1, Failure("E", "no"), 3.0)
     again: list[AnyEvent] = [failed, StepsHeld(1), StepStarted("a:0", 2), StepSucceeded("a:0", Raw(b"1"))]
-    for events in ([*begin, failed, StepsHeld(1)], [*begin, *again], [*begin, *again, StepsHeld(3)]):
+    counts = RunClaimed("m1", 2, counts=True)
+    counted: list[AnyEvent] = [*begin, counts, StepsHeld(9), StepsHeld(3), StepStarted("b:0")]
+    counted += [StepSucceeded("b:0", Raw(b"1")), failed, StepStarted("a:0", 2)]
+    for events in ([*begin, failed, StepsHeld(1)], [*begin, *again], [*begin, *again, StepsHeld(3)], counted):
         journal = [Batch(0, 1.0, events)]
         assert fold("r1", needed(journal)).held == fold("r1", journal).held

@@ -197,6 +197,7 @@ def test_events_of_one_batch_share_a_moment() -> None:
     assert (state.created_at, state.finished_at, state.next_seq) == (7.0, 8.0, 3)
 
 
+COUNTS = RunClaimed("host-2", 2, counts=True)
 WAITS: list[AnyEvent] = [CLAIMED, WaitOpened("wait:0", "signal", None, name="go")]
 
 
@@ -209,6 +210,10 @@ WAITS: list[AnyEvent] = [CLAIMED, WaitOpened("wait:0", "signal", None, name="go"
         ([StepsHeld(2), StepStarted("a:0")], 0, RunStatus.RUNNING),
         ([StepsHeld(2), StepStarted("a:0"), StepSucceeded("a:0", Raw(b"1"))], 0, RunStatus.WAITING),
         ([StepsHeld(2), RunClaimed("host-2", 2)], 2, RunStatus.RUNNING),
+        ([COUNTS, StepsHeld(2), StepStarted("a:0")], 1, RunStatus.RUNNING),
+        ([COUNTS, StepsHeld(1), StepStarted("a:0"), StepSucceeded("a:0", Raw(b"1"))], 0, RunStatus.WAITING),
+        ([COUNTS, StepsHeld(2), StepStarted("a:0", 2)], 2, RunStatus.RUNNING),
+        ([COUNTS, StepsHeld(2), RunClaimed("host-2", 3), StepStarted("a:0")], 0, RunStatus.RUNNING),
         ([StepsHeld(2), RunFinished(RunStatus.CANCELLED)], 0, RunStatus.CANCELLED),
     ],
 )

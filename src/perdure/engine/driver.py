@@ -456,9 +456,9 @@ class Driver:
             self.services.loop.call_soon(self.broke, self._unreadable)
 
     def _note_held(self, count: int) -> None:
-        """Record StepsHeld, if the journal would otherwise look as if the run only waited."""
+        """Record StepsHeld, if the journal would otherwise look as if nothing waited to begin."""
         state = self.state
-        if count and not state.advancing and state.paused is None and state.finished is None:
+        if count and not state.held and state.paused is None and state.finished is None:
             self._fold(event := StepsHeld(count), event)
         elif state.held and not count:
             self._fold(event := StepsHeld(), event)

@@ -152,6 +152,8 @@ class RunClaimed(Event, frozen=True, tag=True, omit_defaults=True):
     names: tuple[str, ...] = ()
     # The source that this owner executes the run with, by the id of its stored text; empty: as before.
     code: str = ""
+    # Its owner records StepsHeld also while steps run: what was asked for and neither begun nor counted is new.
+    counts: bool = False
 
 
 class RunReleased(Event, frozen=True, tag=True, omit_defaults=True):
@@ -179,10 +181,11 @@ class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepsHeld(Event, frozen=True, tag=True, omit_defaults=True):
-    """`count` commands cannot begin yet, while the run otherwise only waits; 0: none any more.
+    """`count` commands cannot begin yet; 0: none any more. Each step that begins is one less.
 
     Because of a concurrency limit, because their values are being offloaded, or because the engine is closing. After a
-    crash no other event would tell the next owner that the run has work to do.
+    crash no other event would tell the next owner that the run has work to do, or which steps were not there before.
+    Recorded again only when this number is used up; steps that were held back since come on top of it.
     """
 
     count: int = 0

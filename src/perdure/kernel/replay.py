@@ -47,6 +47,7 @@ from perdure.kernel.events import (
     RunStatus,
     StateSet,
     StepFailed,
+    StepsHeld,
     StepSkipped,
     StepStarted,
     StepSucceeded,
@@ -93,15 +94,18 @@ class Replay:
     """A run in memory: its folded state, its program, and the pending commands of the program."""
 
     __slots__ = (
+        "_begun",
         "_child_context",
         "_children",
         "_given_up",
         "_inputs",
         "_issued",
         "_last_begun",
+        "_outcomes",
         "_published",
         "_recorded",
         "_rules",
+        "_uncounted",
         "_unrecorded",
         "bulky",
         "execution",
@@ -144,8 +148,13 @@ class Replay:
         self._published: dict[str, str] = {}
         # Commands that were given up, and not recorded although later ones were.
         self._unrecorded: Wishes = {}
+        # Steps that had not begun when a StepsHeld was recorded, and that it did not count.
+        self._uncounted: set[str] = set()
         # The number of the last event that began an op.
         self._last_begun = -1
+        # How many outcomes the program has got; while a whole journal is folded, how many it had when each op began.
+        self._outcomes = 0
+        self._begun: dict[str, int] = {}
 
     def fold(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> None:
         """Fold one event. Raises Diverged if the program did not command what was recorded.
@@ -224,6 +233,9 @@ class Replay:
             self._inputs.update(event.inputs or {})
             for op in self._inputs.keys() & self.wishes.keys():
                 self.wishes[op] = with_inputs(self.wishes[op], self._inputs[op])
+        elif isinstance(event, StepsHeld):
+            if self._issued is not None and self.state.counted_from >= 0:
+                self._count(event)
         elif isinstance(event, RunFinished):
             self.wishes.clear()
             self.held.clear()
@@ -246,7 +258,8 @@ class Replay:
 
     def fold_parts(self, parts: Iterable[Iterable[Batch]]) -> Iterator[None]:
         """As `fold_whole`, with a pause after each part of the journal."""
-        self._issued, self._published, self._unrecorded, self._last_begun = {}, {}, {}, -1
+        self._issued, self._published, self._unrecorded, self._uncounted, self._last_begun = {}, {}, {}, set(), -1
+        self._begun = {}
         for part in parts:
             self.fold_all(part)
             yield
@@ -288,6 +301,7 @@ class Replay:
 
     def _advance(self, event: OfOp, at: float, decoded: Any = UNDECODED) -> None:
         """Advance the program or child that commanded an op with its outcome."""
+        self._outcomes += 1
         path = self.state.child_of(event.op) if self._children else ""
         if path:
             child, rules = self._children[path]
@@ -324,8 +338,8 @@ class Replay:
         # Commanded and cancelled in the same round: neither is recorded.
         wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
         if self._issued is not None and wished is not None:
-            number = self._issued.get(command.op, (self.state.next_seq, False))[0]
-            if number < self.state.next_seq and number <= self._last_begun:
+            number, local = self._issued.get(command.op, (self.state.next_seq, False))
+            if number < self.state.next_seq and self._comes_late(command.op, number, local):
                 self._unrecorded[command.op] = wished
             else:
                 self._issued.pop(command.op, None)
@@ -354,6 +368,8 @@ class Replay:
             self._diverge(recorded_op(event))
         del self.wishes[event.op]
         self._last_begun = self.state.next_seq - 1
+        if self._issued is not None:
+            self._begun[event.op] = self._outcomes
         self.bulky.discard(event.op)
         if event.detached:
             self._advance(event, at)
@@ -410,6 +426,8 @@ class Replay:
             command = replace(command, inputs_hash=event.inputs)  # as its worker gets it
         self.open_steps[event.op] = command
         self._last_begun = self.state.next_seq - 1
+        if self._issued is not None:
+            self._begun[event.op] = self._outcomes
 
     def _match(self, event: WaitOpened | ValueRecorded) -> Command | None:
         command = self.wishes.get(event.op)
@@ -418,10 +436,12 @@ class Replay:
         del self.wishes[event.op]
         if type(command) is not Checkpoint:  # what was asked for together with it is recorded after it
             self._last_begun = self.state.next_seq - 1
+        if self._issued is not None and isinstance(event, WaitOpened) and op_name(event.op) != "timer":
+            self._begun[event.op] = self._outcomes
         return command
 
     def _note(self, issued: dict[str, tuple[int, bool]], command: Command) -> None:
-        issued[command.op] = self.state.next_seq, isinstance(command, RunStep) and not command.spec.queue
+        issued[command.op] = self.state.next_seq, _is_local(command)
         if isinstance(command, SetState):
             self._published[command.key] = command.op
 
@@ -430,7 +450,8 @@ class Replay:
 
         In each scope ops are recorded in the order in which they are asked for; only a local step may wait for a
         concurrency limit, and then later steps of all scopes wait too. Anything else, and the end of a lock, is
-        recorded before what begins after it, in any scope: new work beside work under way comes too late, too.
+        recorded before what begins after it, in any scope: new work beside work under way comes too late, too, and so
+        does a local step that no StepsHeld counts.
         """
         for key, wish in list(self.wishes.items()):
             if isinstance(wish, SetState) and self._published.get(wish.key, wish.op) != wish.op:
@@ -459,7 +480,9 @@ class Replay:
             scope = op.rpartition("/")[0]
             if op in pending:
                 recorded = step if local else after.get(scope, "")
-                if not recorded and not local and _at_once(wishes[op]) and number <= self._last_begun:
+                if not recorded and _at_once(wishes[op]) and self._comes_late(op, number, local):
+                    if local and op not in self._uncounted and not self._beside_others(scope, number):
+                        continue
                     recorded, first = nearest, "" if nearest else op
                 found = (op, recorded) if recorded else found
             elif op not in wishes:
@@ -476,6 +499,33 @@ class Replay:
         path = self.state.child_of(op)
         execution = self._children[path][0] if path in self._children else self.execution
         return getattr(execution, "by_data", False)
+
+    def _beside_others(self, scope: str, number: int) -> bool:
+        """Whether the run began several branches at once where the code asks for one more.
+
+        If not, a step that came after another one may be asked for beside it by now.
+        """
+        assert self._issued is not None
+        known, branches = False, set()
+        for op, outcomes in self._begun.items():
+            if op in self._issued and self._issued[op][0] == number:
+                within = op.rpartition("/")[0]
+                known |= within == scope
+                branch = op if within == scope else within
+                if branch.rpartition("/")[0] == scope:
+                    branches.add((outcomes, branch))
+        return not known or len({outcomes for outcomes, _ in branches}) < len(branches)
+
+    def _count(self, event: StepsHeld) -> None:
+        """Note which steps an owner that counts them did not hold back: the last of them."""
+        waiting = [wish.op for wish in self.wishes.values() if _is_local(wish) and wish.op not in self._uncounted]
+        self._uncounted.update(waiting[event.count :])
+
+    def _comes_late(self, op: str, number: int, local: bool) -> bool:
+        """Whether a command, made after this many events, would have begun before others that did."""
+        if local and (self.state.held or not 0 <= self.state.counted_from < self._last_begun):
+            return op in self._uncounted  # else it may wait for a concurrency limit
+        return number <= self._last_begun
 
     def _check_given_up(self, event: AnyEvent, at: float) -> None:
         """Check that the end of the run or child follows the cancellations that were recorded without a CancelOp."""
@@ -570,9 +620,15 @@ def _begins(wish: Command) -> bool:
     return not isinstance(wish, SetState | CancelOp | Finish)
 
 
+def _is_local(wish: Command) -> bool:
+    return isinstance(wish, RunStep) and not wish.spec.queue
+
+
 def _at_once(wish: Command) -> bool:
     """Whether a command is recorded together with others of its round, whatever their scopes."""
-    return not isinstance(wish, RecordValue | Checkpoint) or (isinstance(wish, RecordValue) and wish.kind == "unlock")
+    if isinstance(wish, RecordValue):
+        return wish.kind == "unlock"
+    return not isinstance(wish, SetState | Checkpoint)
 
 
 def _asks_for(command: Command | None, event: WaitOpened | ValueRecorded) -> bool:

@@ -40,8 +40,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 def needed(batches: Sequence[Batch]) -> list[Batch]:
     """The events that the state of a run and its replay depend on."""
     ended = {event.op for batch in batches for event in batch.events if isinstance(event, StepOutcome)}
-    last = max((n for n, event in _numbered(batches) if isinstance(event, RunClaimed)), default=0)
+    last, counts = max(((n, e.counts) for n, e in _numbered(batches) if isinstance(e, RunClaimed)), default=(0, False))
     begun = max((n for n, event in _numbered(batches) if isinstance(event, StepStarted)), default=0)
+    held = max((n for n, event in _numbered(batches) if isinstance(event, StepsHeld)), default=0)
 
     def keep(number: int, event: AnyEvent) -> bool:
         if type(event) in _OF_ATTEMPTS:
@@ -51,7 +52,8 @@ def needed(batches: Sequence[Batch]) -> list[Batch]:
         if isinstance(event, RunReleased):
             return number > last
         if isinstance(event, StepsHeld):
-            return number > begun  # before, it is over, and the attempt that ended it may be left out
+            # An attempt that may be left out ended one that is not counted.
+            return number == held and (counts or number > begun)
         return not isinstance(event, SnapshotTaken)
 
     return _kept(batches, keep)

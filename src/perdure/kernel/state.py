@@ -219,6 +219,7 @@ class RunState:
         "child_values",
         "children",
         "code",
+        "counted_from",
         "created_at",
         "ended",
         "epoch",
@@ -263,8 +264,10 @@ class RunState:
         self.code = ""
         self.ops: dict[str, OpenOp] = {}
         self.running = 0
-        # How many commands are held back (StepsHeld): the run is not only waiting.
+        # How many commands are held back (StepsHeld), at least: the run is not only waiting.
         self.held = 0
+        # The number of the claim since which every owner counts them; -1 if this one does not.
+        self.counted_from = -1
         self.steps = 0
         self.parked: RunParked | None = None
         self.paused: RunPaused | None = None
@@ -415,6 +418,10 @@ class RunState:
             self.inherited = {name: len(signals) for name, signals in self.inbox.items() if signals}
         self.owner, self.epoch, self.session = event.owner, event.epoch, event.session
         self._pin(event.version)
+        if not event.counts:
+            self.counted_from = -1
+        elif self.counted_from < 0:
+            self.counted_from = self.next_seq
         if event.code:
             self.code = event.code
         if event.epoch == 1:
@@ -431,7 +438,10 @@ class RunState:
             op.name = event.queue
             if self.children and event.queue:
                 self._moved(event.op, 0, 1)
-        self.held = 0
+        if self.held and self.counted_from < 0:
+            self.held = 0
+        elif self.held and event.attempt == 1 and not event.queue:
+            self.held -= 1
         if self.kept is not None and event.attempt == 1:
             self.kept.consume(event)
         if not op.running and op.kind == "step":

@@ -64,7 +64,7 @@ class Owner:
     ) -> RunClaimed:
         """The event by which this process becomes the owner of a run, or shows that it survived it."""
         code = "" if self.sources is None else self.sources.changed(state)
-        return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried, names, code)
+        return RunClaimed(self.name, state.epoch + 1, self.session, version, early, tried, names, code, counts=True)
 
     def acknowledge(self, driver: Driver) -> None:
         """Record that external events were processed, if no other pending event shows it."""
