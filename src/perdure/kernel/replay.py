@@ -459,7 +459,6 @@ class Replay:
         issued, wishes = self._issued, {**self._unrecorded, **self.wishes}
         if not issued or not wishes or self.state.kept is not None or self.state.finished is not None:
             return
-        wishes = {op: wish for op, wish in wishes.items() if not self._by_data(wish.op)}
         # Recorded values by scope and name: one more of a name shifts the others, and only that matters.
         values = {_numberless(op) for op in issued if op not in wishes}
         pending = {
@@ -467,6 +466,7 @@ class Replay:
             for op, wish in wishes.items()
             if isinstance(op, str)
             and _begins(wish)
+            and not self._by_data(op)
             and (not isinstance(wish, RecordValue) or wish.kind == "unlock" or _numberless(op) in values)
         }
         if not pending:
