@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from perdure.authoring.code.lazy import lazy_programs
 from perdure.authoring.code.step import Step
@@ -45,7 +45,8 @@ from perdure.kernel.policies.rule_names import check_program, unknown_rule_names
 from perdure.kernel.policies.rules import RulesLike, rules_of
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
-from perdure.kernel.projection import RunRow
+from perdure.kernel.projection import RunRow, child_path
+from perdure.kernel.step_records import op_statuses
 from perdure.kernel.streams import StreamMode, stream_mode
 from perdure.kernel.values.codec import TypeCodec
 from perdure.kernel.values.signatures import Signature
@@ -372,6 +373,19 @@ class Engine(Client):
                 # Its time is up: what it has under way is handed over at once.
                 await self._close(0.0)
                 self._local.counts, self._scheduled.may_fire = None, lambda run: True
+
+    async def diagram(self, id: str, *, format: Literal["mermaid", "dot"] = "mermaid", depth: int | None = None) -> str:
+        """A run of a graph as mermaid or dot text: its nodes coloured by status, and the edges marked that were taken.
+
+        The graph must be among the programs of this engine. Takes the options of `Graph.diagram`.
+        """
+        run, _ = await self._base.require(id)
+        inside = f"{child_path(run)}/" if run.root else ""
+        statuses = op_statuses(await self.store.journal.read(run.root or run.run_id))
+        # What did not run has no event.
+        statuses |= {step.path: step.status for step in await self.steps(id) if step.path not in statuses}
+        own = {path.removeprefix(inside): status for path, status in statuses.items() if path.startswith(inside)}
+        return self._programs.find(run.program, run.version).drawn(own, format, depth)
 
     def _committed(self, id: str, append: Append) -> None:
         if self._base.followers.followed:

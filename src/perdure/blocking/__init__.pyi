@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from perdure.assembly import run as run
 from perdure.authoring.code.step import Step
@@ -398,6 +398,8 @@ class Engine(Client):
         until: float | timedelta | datetime | None = None,
     ) -> SweepReport:
         """Do what is due and return, for hosts without a long-lived process; the Engine need not be open."""
+    def diagram(self, id: str, *, format: Literal["mermaid", "dot"] = "mermaid", depth: int | None = None) -> str:
+        """A run of a graph as mermaid or dot text: its nodes coloured by status, and the edges marked that were taken."""
 
 def connect(
     store: str | os.PathLike[str] | Store = ...,

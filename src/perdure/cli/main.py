@@ -49,6 +49,7 @@ COMMANDS = {
     "compact": ("perdure.cli.capsules:compact", "Leave out of a finished run's journal what its steps showed."),
     "upgrade-check": ("perdure.cli.upgrade:upgrade_check", "Tell whether open runs fit the code of a module."),
     "check": ("perdure.cli.check:check", "Look for what a workflow body must not do."),
+    "graph": ("perdure.cli.graph:app", "Draw graphs: show."),
     "prune": ("perdure.cli.upkeep:prune", "Remove runs that ended long ago, and what only they needed."),
     "rebuild": ("perdure.cli.upkeep:rebuild", "Compute what is known about runs from their journals anew."),
     "backup": ("perdure.cli.backup:backup", "Copy an SQLite store while engines work on it."),

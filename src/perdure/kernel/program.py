@@ -74,8 +74,8 @@ class Program(Protocol):
     - `returns`, `errors`: results and exceptions of its runs come back as the types they were.
     - `types`, `defaults`, `encode_input`, `check_input`, `call_signature`, `signature`: arguments are kept by name,
       bound to the parameters of the day, and refused where they are wrong.
-    - `step_names`, `source_map`, `lost_step`, `source`, `repairs`, `children`: what its code does, for explanations and
-      tests.
+    - `step_names`, `source_map`, `lost_step`, `source`, `repairs`, `children`, `drawn`: what its code does, for
+      explanations, diagrams and tests.
     """
 
     name: str
@@ -139,6 +139,10 @@ class Program(Protocol):
     def repairs(self, recorded: Source, divergence: Divergence) -> Iterable[Repair]:
         """Changes of its source that may let a run continue which was executed with the source `recorded`."""
         return ()
+
+    def drawn(self, statuses: Mapping[str, str], format: str, depth: int | None) -> str:
+        """A run as a diagram, given the statuses of its ops by path. Raises UsageError for a program without one."""
+        raise UsageError(f"{self.name!r} is a workflow in code, which has no diagram; only runs of graphs are drawn")
 
     def children(self) -> Sequence[Program]:
         """The programs that its code runs as children."""

@@ -11,6 +11,8 @@ from perdure.kernel.events import (
     NULL,
     AttemptFailed,
     Batch,
+    ChildFinished,
+    ChildStarted,
     ChunkAppended,
     RunClaimed,
     RunFinished,
@@ -21,6 +23,9 @@ from perdure.kernel.events import (
     StepStarted,
     StepStatus,
     StepSucceeded,
+    ValueRecorded,
+    WaitOpened,
+    WaitResolved,
 )
 from perdure.kernel.values.failures import Failure
 
@@ -120,3 +125,27 @@ def _end(record: StepRecord, status: StepStatus, at: float, error: Failure | Non
     last = record.attempts[-1]
     last.status, last.finished_at, last.error = status, at, error
     record.status, record.finished_at, record.error = status, at, error
+
+
+def op_statuses(batches: Iterable[Batch]) -> dict[str, str]:
+    """What a journal says of each op: of steps, gates, questions, conditions and child runs."""
+    found: dict[str, str] = {}
+    for event in (event for batch in batches for event in batch.events):
+        match event:
+            case StepStarted() | ChildStarted():
+                found[event.op] = "running"
+            case WaitOpened():
+                found[event.op] = "waiting"
+            case StepSucceeded() | WaitResolved():
+                found[event.op] = "succeeded"
+            case StepSkipped() | ValueRecorded(kind="when"):
+                found[event.op] = "skipped"
+            case StepFailed():
+                found[event.op] = "unknown" if event.unknown else "failed"
+            case ChildFinished():
+                found[event.op] = "succeeded" if event.error is None else "failed"
+            case ValueRecorded(kind="route"):
+                found[event.op] = "succeeded"
+            case _:
+                pass
+    return found

@@ -22,6 +22,7 @@ from perdure.authoring.dataflow.build import Built, Draft, Needed, Options, buil
 from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import OnError, Plan
+from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.authoring.graph.fits import fits
 from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, name_of
 from perdure.authoring.graph.outputs import Outputs, OutputsForm
@@ -383,6 +384,24 @@ class Graph(Program, Generic[P, R]):
                 problems.append(f"takes(): the signature lacks {name!r}, which the graph needs")
         if problems:
             raise GraphInvalid([GraphProblem(self._options.where, problem) for problem in problems])
+
+    # --- pictures -------------------------------------------------------------------------------------------------
+
+    def diagram(self, *, format: Format = "mermaid", depth: int | None = None) -> str:
+        """The graph as text that mermaid, or Graphviz with `format="dot"`, draws.
+
+        Nested graphs are open, `depth` levels of them; all, unless the graph is large.
+        """
+        return diagram(self.plan, format=format, depth=depth)
+
+    def drawn(self, statuses: Mapping[str, str], format: Any, depth: int | None) -> str:
+        """The graph with its nodes coloured by the statuses of their ops, and the edges marked that were taken."""
+        return diagram(self.plan, format=format, depth=depth, statuses=turns_of(statuses))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: the diagram, where it can draw one."""
+        text = self.diagram()
+        return {"text/plain": repr(self), "text/vnd.mermaid": text, "text/markdown": f"```mermaid\n{text}```"}
 
     # --- Program --------------------------------------------------------------------------------------------------
 

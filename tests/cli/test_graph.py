@@ -1,0 +1,41 @@
+"""`perdure graph show`."""
+
+from __future__ import annotations
+
+from tests.cli.conftest import Cli
+
+GRAPHS = """
+from perdure import workflow
+from perdure.graph import Graph, node
+
+
+@node
+def embed(query: str) -> int:
+    return len(query)
+
+
+@node
+def answer(query: str, embed: int) -> str:
+    return query * embed
+
+
+rag = Graph([embed, answer], name="rag", output=answer)
+outer = Graph([rag], name="outer")
+
+
+@workflow
+async def plain() -> int:
+    return 1
+"""
+
+
+def test_a_graph_of_a_module_is_drawn(cli: Cli) -> None:
+    (cli.folder / "graphs.py").write_text(GRAPHS, encoding="utf-8")
+    shown = cli("graph", "show", "graphs.py:rag")
+    assert (shown.code, shown.out.splitlines()[0]) == (0, "flowchart TD")
+    assert "n0 --> n1" in shown.out
+    assert cli("graph", "show", "graphs.py:outer", "--format", "dot").out.startswith("digraph {")
+    assert "cluster" not in cli("graph", "show", "graphs.py:outer", "--format", "dot", "--depth", "0").out
+    refused = cli("graph", "show", "graphs.py:plain")
+    assert refused.code != 0
+    assert "only graphs are drawn" in refused.err
