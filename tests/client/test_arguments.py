@@ -35,6 +35,7 @@ from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE
+from tests.services.plugin import on_two_stores
 
 
 @dataclass
@@ -189,6 +190,7 @@ MISFITS: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
+@on_two_stores
 @pytest.mark.parametrize(("invocation", "error", "told"), MISFITS, ids=range(len(MISFITS)))
 async def test_a_client_refuses_what_no_worker_takes_and_says_who_said_so(
     any_store: Store, beside: Store, invocation: Any, error: type[Exception], told: str

@@ -10,6 +10,7 @@ import pytest
 from perdure import DeadlineExceeded, Engine, Queue, RunStatus, step, wait_signal, workflow
 from perdure.ports.store import Store
 from tests.engine.harness import PATIENCE
+from tests.services.plugin import on_two_stores
 
 called: list[str] = []
 
@@ -25,6 +26,7 @@ async def waiting() -> None:
     await work()
 
 
+@on_two_stores
 @pytest.mark.parametrize("how", ["delayed", "queued", "paused", "waiting"])
 async def test_a_run_that_does_not_get_on_is_failed_at_its_deadline(any_store: Store, how: str) -> None:
     kinds: dict[str, dict[str, Any]] = {"delayed": {"delay": 3600}, "queued": {"queue": "one"}}

@@ -34,6 +34,7 @@ from perdure import (
 from perdure.kernel.events import SnapshotTaken
 from perdure.ports.store import Store
 from tests.engine.harness import PATIENCE, Gates
+from tests.services.plugin import on_two_stores
 
 
 @dataclass
@@ -63,6 +64,7 @@ async def account(balance: int = 0, most: int = 100) -> int:
 # --- inputs ---------------------------------------------------------------------------------------------------------
 
 
+@on_two_stores
 async def test_a_run_takes_its_inputs_in_order_and_shows_what_it_has(any_store: Store) -> None:
     async with Engine(any_store, [account]) as engine:
         run = await engine.start(account(), id="a")

@@ -31,6 +31,7 @@ from perdure import (
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, Gates
+from tests.services.plugin import on_two_stores
 
 
 class Declined(Exception):
@@ -311,6 +312,7 @@ async def inner() -> str:
     return await wait_signal("go", type=str)
 
 
+@on_two_stores
 async def test_a_handle_by_id_does_all_that_one_of_a_start_does(any_store: Store) -> None:
     async with Engine(any_store, [two_signals]) as engine:
         started = await engine.start(two_signals(), id="r")

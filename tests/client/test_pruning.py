@@ -34,6 +34,7 @@ from perdure.client.subscriptions import SubscriptionsConfig
 from perdure.kernel.history.capsule import decode_capsule
 from perdure.ports.store import Store
 from tests.engine.harness import FakeClock
+from tests.services.plugin import on_two_stores
 
 DAY = 86400.0
 
@@ -157,6 +158,7 @@ async def test_statuses_say_what_else_goes(engine: Engine) -> None:
         ({"older_than": 1, "archive": "/dev/null/x"}, "is no directory to write to"),
     ],
 )
+@on_two_stores
 async def test_what_makes_no_sense_is_refused(engine: Engine, arguments: dict[str, Any], message: str) -> None:
     await engine.run(large("a"), id="a")
     pass_time(engine, DAY)

@@ -32,6 +32,7 @@ from perdure import (
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import PATIENCE, Gates, eventually
+from tests.services.plugin import on_two_stores
 
 
 @dataclass
@@ -67,6 +68,7 @@ async def inner() -> str:
     return await approval("left", "of the child", schema=str)
 
 
+@on_two_stores
 async def test_a_run_that_asks_comes_back_and_goes_on_with_the_answer(any_store: Store) -> None:
     async with Engine(any_store, [ship]) as engine:
         result = await engine.run(ship(3), id="r", until="rest")

@@ -26,6 +26,7 @@ from perdure.kernel.events import StepStarted, WaitOpened
 from perdure.ports.store import Store
 from tests.engine.harness import AT_ONCE, FakeClock, Recorded
 from tests.patience import PATIENCE
+from tests.services.plugin import on_two_stores
 
 
 @step
@@ -58,6 +59,7 @@ async def fulfil(order: str) -> str:
 RECORDED = {"order": "o1", "to": {"city": "Köln"}}
 
 
+@on_two_stores
 async def test_inputs_are_told_by_replay_where_the_code_is_at_hand(any_store: Store) -> None:
     async with Engine(any_store, [fulfil, pack]) as engine:
         await engine.run(fulfil("o1"), id="it")
@@ -71,6 +73,7 @@ async def test_inputs_are_told_by_replay_where_the_code_is_at_hand(any_store: St
         assert [view.inputs for view in await engine.steps("it", inputs=False)] == [None, None, None, RECORDED]
 
 
+@on_two_stores
 async def test_inputs_that_are_recorded_are_there_without_the_code(any_store: Store) -> None:
     async with Engine(any_store, [fulfil, pack]) as engine:
         await engine.run(fulfil("o1"), id="it")
@@ -137,12 +140,13 @@ async def speaks() -> list[str]:
     return await tokens()
 
 
+@on_two_stores
 async def test_a_step_shows_its_chunks_and_how_its_stream_stands(any_store: Store) -> None:
     recorded = Recorded()
     async with Engine(any_store, [speaks], on_commit=recorded, recovery=AT_ONCE, name="w") as engine:
         _ = await engine.start(speaks(), id="it")
         while (found := await engine.steps("it")) == [] or len(found[0].chunks) < 2:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
         [view] = found
         assert view.chunks == ("a", "b")
         assert view.stream == StreamView(next=2, restarts=0, open=True)
@@ -162,6 +166,7 @@ async def waits(n: int) -> int:
     return first + await charge("o", n)
 
 
+@on_two_stores
 async def test_steps_are_marked_as_replayed_when_another_owner_took_them_from_the_journal(any_store: Store) -> None:
     clock, recorded = FakeClock(), Recorded()
     async with Engine(any_store, [waits], clock=clock, on_commit=recorded, name="w1") as engine:

@@ -30,6 +30,7 @@ from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from perdure.stores.open import open_store
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Recorded, eventually
+from tests.services.plugin import on_two_stores
 
 
 @workflow
@@ -105,7 +106,7 @@ async def registered(client: Any, name: str) -> None:
     """Wait until an orchestrator has said which programs it has; no start waits for that."""
     async with asyncio.timeout(PATIENCE):
         while not await client.store.leases.live(REGISTRATION + name, client.clock.now()):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
 
 async def said(client: Any, id: str) -> str:
@@ -124,6 +125,7 @@ async def said(client: Any, id: str) -> str:
         (parent, "for signal `go` in waits:0"),
     ],
 )
+@on_two_stores
 async def test_a_run_that_waits_says_what_for(any_store: Store, program: Any, text: str) -> None:
     recorded = Recorded()
     async with Engine(any_store, ALL, on_commit=recorded) as engine:

@@ -52,7 +52,7 @@ async def parked(engine: Engine, id: str = "it") -> RunParked:
     async with asyncio.timeout(PATIENCE):
         while (view := await engine.get(id)) is None or view.status is not RunStatus.PARKED:
             assert view is None or not view.status.finished, view
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
     return next(e.event for e in reversed(await engine.journal(id)) if isinstance(e.event, RunParked))
 
 

@@ -127,7 +127,7 @@ async def test_a_run_that_has_begun_and_lost_its_engine(store: Callable[[], Stor
         _ = await engine.start(program(1), id="r", deadline=100)
         async with asyncio.timeout(PATIENCE * 4):
             while not (await engine.get("r")).waits:  # type: ignore[union-attr]
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.01)
     async with stranger(store(), clock), connect(store(), clock=clock) as client:
         await is_late(client, clock, "r", 100)
         view = await client.get("r")

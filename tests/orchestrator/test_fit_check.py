@@ -30,6 +30,7 @@ from perdure.orchestrator.fit_check import FitCheck, FitReport
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
+from tests.services.plugin import on_two_stores
 
 called: list[str] = []
 failed: list[int] = []
@@ -135,7 +136,7 @@ def engine_of(store: Store, clock: FakeClock, *programs: Workflow[..., Any], nam
 async def until(condition: Callable[[], Awaitable[Any]]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await condition():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
 
 async def has(engine: Engine, status: RunStatus, id: str = "it") -> bool:
@@ -363,6 +364,7 @@ async def test_300_runs_are_replayed_in_short_turns_and_read_once() -> None:
     assert called == []
 
 
+@on_two_stores
 async def test_the_next_process_with_the_same_code_reads_no_journal_that_fits(any_store: Store) -> None:
     clock = FakeClock()
     async with engine_of(any_store, clock, listening) as engine:
@@ -490,6 +492,7 @@ async def test_runs_show_tells_when_and_why_a_parked_run_went_on() -> None:
         assert _unparked(await store.journal.read(view.run_id)).endswith(": deployed code fits again")
 
 
+@on_two_stores
 async def test_a_sweep_tries_parked_runs_too(any_store: Store) -> None:
     clock = FakeClock()
     program = await waiting(any_store, clock, "sleep")

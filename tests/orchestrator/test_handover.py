@@ -313,7 +313,7 @@ async def test_signs_of_life_go_on_while_a_step_has_its_grace() -> None:
         closing = asyncio.create_task(engine.close())
         before = await expires()
         while await expires() == before:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
         assert store.journal.rows[run.run_id].owner == "w1"
         parts.gates.open("b")
         await closing

@@ -377,7 +377,7 @@ async def test_a_step_that_has_run_for_long_loses_owners_without_blame(
     async def heartbeat() -> None:
         while True:
             step_context().heartbeat()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
     long = {"coroutine": coroutine, "thread": thread, "heartbeat": heartbeat}[kind]
 

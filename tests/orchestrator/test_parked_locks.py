@@ -13,6 +13,7 @@ from perdure.kernel.events import RunClaimed, RunReleased
 from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.ports.store import Store
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
+from tests.services.plugin import on_two_stores
 
 called: list[str] = []
 
@@ -100,7 +101,7 @@ def engine_of(store: Store, clock: FakeClock, *programs: Workflow[..., Any], nam
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await condition():
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
 
 async def status(engine: Engine, id: str = "it") -> RunStatus:
@@ -148,6 +149,7 @@ async def events_of(engine: Engine, id: str = "it") -> Sequence[Any]:
     return [entry.event for entry in await engine.journal(id)]
 
 
+@on_two_stores
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("end", ["closed", "killed"])
 async def test_it_waits_in_line_for_its_lock_however_many_engines_end_meanwhile(
@@ -179,6 +181,7 @@ async def test_it_waits_in_line_for_its_lock_however_many_engines_end_meanwhile(
         await until(lambda: no_locks(engine))
 
 
+@on_two_stores
 async def test_two_engines_that_start_at_once_go_on_with_it_once(any_store: Store) -> None:
     clock = FakeClock()
     await parked_with_its_locks(any_store, clock, sale)
@@ -195,6 +198,7 @@ async def test_two_engines_that_start_at_once_go_on_with_it_once(any_store: Stor
     assert called == ["charge 1", "ship 1"]
 
 
+@on_two_stores
 async def test_a_signal_that_arrives_while_it_is_parked_or_waits_for_its_lock_is_kept(any_store: Store) -> None:
     clock = FakeClock()
     await parked_with_its_locks(any_store, clock, sale)
@@ -208,6 +212,7 @@ async def test_a_signal_that_arrives_while_it_is_parked_or_waits_for_its_lock_is
         assert await engine.handle("it").result(PATIENCE) == 2
 
 
+@on_two_stores
 async def test_one_that_was_cancelled_while_parked_ends_once_it_has_its_lock(any_store: Store) -> None:
     """What it cleans up belongs under the lock."""
     clock = FakeClock()
@@ -221,6 +226,7 @@ async def test_one_that_was_cancelled_while_parked_ends_once_it_has_its_lock(any
         await until(lambda: no_locks(engine))
 
 
+@on_two_stores
 async def test_one_that_is_failed_by_hand_while_it_waits_leaves_the_line(any_store: Store) -> None:
     clock = FakeClock()
     await parked_with_its_locks(any_store, clock, sale)

@@ -13,6 +13,7 @@ from perdure.orchestrator.parking import Parking
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, eventually
+from tests.services.plugin import on_two_stores
 
 
 @step
@@ -44,7 +45,7 @@ async def second() -> str:
 async def has(client: Client, status: RunStatus) -> None:
     async with asyncio.timeout(PATIENCE):
         while (view := await client.get("it")) is None or view.status is not status:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
 
 
 async def begun(store: Store) -> None:
@@ -86,6 +87,7 @@ RESOLVED: dict[str, dict[str, str]] = {
 }
 
 
+@on_two_stores
 @pytest.mark.parametrize("kind", ["engine", "client"])
 @pytest.mark.parametrize("how", [*RESOLVED, "a signal"])
 async def test_what_was_decided_before_a_run_was_resolved_is_not_told(

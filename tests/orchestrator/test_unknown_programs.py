@@ -185,7 +185,7 @@ async def test_a_schedule_of_a_program_that_no_engine_has() -> None:
             before = len(await engine.list(program="known", status=RunStatus.COMPLETED))
             async with asyncio.timeout(PATIENCE * 4):
                 while len(await engine.list(program="known", status=RunStatus.COMPLETED)) <= before:
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.01)
 
 
 async def test_thousands_of_them_keep_no_other_run_from_its_turn_and_an_idle_engine_idle() -> None:
@@ -218,7 +218,7 @@ async def left(store: Store, clock: FakeClock, owner: str) -> None:
             _ = await engine.start(program(1), id=program.name, tags={"of": owner})
         async with asyncio.timeout(PATIENCE * 4):
             while not all(view.waits for view in [await engine.get("patient"), await engine.get("holding")] if view):
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.01)
 
 
 @workflow
@@ -264,7 +264,7 @@ async def test_an_engine_that_comes_back_without_a_program_parks_its_runs_and_sa
     async with Engine(store(), [known], name="w1", recovery=AT_ONCE, clock=clock) as engine:
         async with asyncio.timeout(PATIENCE * 4):
             while not all(r.status is RunStatus.PARKED for r in await engine.list(tags={"of": "w1"})):
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.01)
         view = await engine.get("patient")
         assert view is not None
         assert view.parked == "no_program"

@@ -118,7 +118,16 @@ def redis_url(services: Shared) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["memory", "file", "sqlite", "postgres", "redis"])
+STORES = ("memory", "file", "sqlite", "postgres", "redis")
+# For tests of what lies above the stores: one in this process, one behind a network. `make soak` has the others.
+on_two_stores = pytest.mark.parametrize(
+    "any_url",
+    [pytest.param(kind, marks=() if kind in ("sqlite", "redis") else pytest.mark.soak) for kind in STORES],
+    indirect=True,
+)
+
+
+@pytest.fixture(params=STORES)
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where an empty store of each kind is."""
     urls = {"memory": "memory://", "file": f"file:///{tmp_path}/store", "sqlite": f"sqlite:///{tmp_path}/runs.db"}

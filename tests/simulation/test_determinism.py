@@ -59,7 +59,7 @@ def test_other_seeds_give_other_traces() -> None:
     assert len({trace(seed) for seed in range(4)}) == 4
 
 
-@search(10)
+@search(5)
 @given(trees, st.integers(0, 1000))
 def test_the_same_seed_gives_the_same_trace_of_any_workflow(tree: Tree, seed: int) -> None:
     assert trace(seed, tree) == trace(seed, tree)

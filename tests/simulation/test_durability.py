@@ -93,7 +93,7 @@ def test_a_wait_is_in_the_store_before_its_time_begins_to_count(mode: str | Dura
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-@search(8)
+@search(5)
 @given(tree=trees, seed=seeds, number=st.integers(0, 5))
 def test_every_mode_brings_any_workflow_to_its_end(mode: str | Durability, tree: Tree, seed: int, number: int) -> None:
     faults = Faults(delays=(0.0, 0.01), lost_replies=0.1, interference=0.1)

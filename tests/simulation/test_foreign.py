@@ -20,7 +20,7 @@ MODES: list[str | Durability] = ["sync", "relaxed", "async", "exit", "manual", e
 modes: st.SearchStrategy[str | Durability] = st.sampled_from(MODES)
 
 
-@search(8, SOAK * 2)
+@search(5, SOAK * 2)
 @given(trees, trees, seeds, modes)
 def test_a_run_that_is_told_things_loses_none_of_its_own(
     tree: Tree, other: Tree, seed: int, mode: str | Durability
@@ -43,7 +43,7 @@ def test_a_run_that_is_told_things_loses_none_of_its_own(
         )
 
 
-@search(8)
+@search(5)
 @given(trees, trees, seeds, modes, st.sampled_from([0.05, 0.5, 3.0, 20.0]))
 def test_no_run_completes_after_its_deadline(
     tree: Tree, other: Tree, seed: int, mode: str | Durability, deadline: float

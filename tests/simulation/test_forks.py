@@ -55,7 +55,7 @@ async def ended(engine: Engine, id: str) -> RunView:
     return view
 
 
-@search(30, SOAK)
+@search(15, SOAK)
 @given(trees, seeds)
 # A child that is given up while it compensates; a step that is given up, and shows more when its run has left memory.
 @example(["race", [["child", ["saga", ["retried", 8, 2], 5]], ["child", ["saga", ["retried", 8, 2], 5]]]], 939)

@@ -109,7 +109,7 @@ def delivered(invocation: Invocation[Any], seed: Any, faults: Faults, each: int,
     in_order(report)
 
 
-@search(12, SOAK // 4)
+@search(6, SOAK // 4)
 @given(seeds, st.booleans(), st.sampled_from([SLOW, STORM]), st.integers(1, 2))
 # The reply to a claim is lost, and what came before the claim waits to be delivered.
 @example(224, False, STORM, 2)

@@ -67,13 +67,13 @@ def survives_every_crash(tree: Tree, seed: int, mode: str | Durability = "sync")
         check(report)
 
 
-@search(6, SOAK)
+@search(3, SOAK)
 @given(trees, seeds)
 def test_a_run_survives_a_crash_at_every_append(tree: Tree, seed: int) -> None:
     survives_every_crash(tree, seed)
 
 
-@search(5, SOAK)
+@search(3, SOAK)
 @given(trees, seeds, modes)
 @example(
     ["sequence", [["saga", ["streamed", 4], 7], ["saga", ["sequence", [["timeout", 4, ["streamed", 4]]]], 1]]],
@@ -87,7 +87,7 @@ def test_a_run_survives_every_crash_in_a_mode_that_does_not_wait(tree: Tree, see
         check(Simulation(seed, faults=faults).run(interpret(tree), limit=LIMIT, durability=mode))
 
 
-@search(5, SOAK)
+@search(3, SOAK)
 @given(trees, seeds)
 def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree: Tree, seed: int) -> None:
     faults = Faults(delays=(0.0, 0.002, 0.3), interference=0.2)
@@ -95,7 +95,7 @@ def test_a_run_survives_every_crash_when_the_store_is_slow_and_others_write(tree
         check(report)
 
 
-@search(6, SOAK * 3)
+@search(3, SOAK * 3)
 @given(trees, trees, seeds)
 # An attempt that begins to show something after its run gave it up, which then is taken back: others wrote first.
 @example(
@@ -124,7 +124,7 @@ def test_runs_survive_lost_replies_refusals_interference_and_clocks_that_jump(
             check(simulation.run(interpret(tree), interpret(other), engines=engines, limit=LONG))
 
 
-@search(5, SOAK)
+@search(3, SOAK)
 @given(trees, seeds)
 def test_a_machine_paused_past_its_lease_at_any_append_writes_nothing_afterwards(tree: Tree, seed: int) -> None:
     calm = Simulation(seed, faults=Faults()).run(interpret(tree), engines=2)
@@ -134,7 +134,7 @@ def test_a_machine_paused_past_its_lease_at_any_append_writes_nothing_afterwards
             check(Simulation(seed, faults=Faults()).run(interpret(tree), engines=2, pauses=[pause], limit=LIMIT))
 
 
-@search(20)
+@search(12)
 @given(trees, seeds, st.integers(0, 8), st.integers(0, 4))
 def test_a_run_survives_a_crash_during_its_recovery(tree: Tree, seed: int, first: int, second: int) -> None:
     crashes = [Crash(first, "after"), Crash(first + second + 1)]

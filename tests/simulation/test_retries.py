@@ -58,7 +58,7 @@ def never_twice(tree: Tree, seed: int) -> bool:
     return bool(retried)
 
 
-@search(30, SOAK)
+@search(15, SOAK)
 @given(trees, seeds, st.sampled_from(["sequence", "gather", "group", "queue"]))
 def test_what_succeeded_is_not_executed_again_when_a_run_is_retried(tree: Tree, seed: int, around: str) -> None:
     never_twice([around, [tree, ["sequence", [["slow", 1], ["uncaught", 1]]], ["slow", 3]]], seed)

@@ -12,6 +12,7 @@ import pytest
 from perdure import Engine, Queue, Rate, connect, step, workflow
 from perdure.kernel.events import RunClaimed
 from perdure.ports.journal import Append, Outcome
+from perdure.stores.postgres import queues
 from perdure.stores.postgres.journal import PostgresJournal
 from perdure.stores.postgres.store import PostgresStore
 from perdure.testing.conformance.history import BEGAN, History, write_all
@@ -127,7 +128,11 @@ class Counting(PostgresJournal):
 
 
 @pytest.mark.parametrize("queue", [Queue("work"), Queue("work", concurrency=20)], ids=["unlimited", "limited"])
-async def test_engines_that_serve_one_queue_do_not_get_in_each_others_way(postgres_url: str, queue: Queue) -> None:
+async def test_engines_that_serve_one_queue_do_not_get_in_each_others_way(
+    postgres_url: str, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However long a busy machine takes to begin what was picked.
+    monkeypatch.setattr(queues, "OFFER_SECONDS", PATIENCE)
     outcomes: Counter[str] = Counter()
     async with opened(postgres_url), connect(postgres_url) as client:
         ids = [f"it-{number}" for number in range(200)]
@@ -140,5 +145,7 @@ async def test_engines_that_serve_one_queue_do_not_get_in_each_others_way(postgr
         engines = [Engine(store, [flow], name=f"n{n}", queues=[queue]) for n, store in enumerate(stores)]
         async with engines[0], engines[1]:
             assert await asyncio.gather(*(run.result(PATIENCE) for run in runs)) == [3] * 200
+    # They pick twenty at a time. Both may come upon the same ones once or twice; without notes of what others picked,
+    # 80 to 100 are refused under the limit.
     refused = outcomes["Conflict"] + outcomes["Full"]
-    assert refused < 20, outcomes
+    assert refused < 60, outcomes
