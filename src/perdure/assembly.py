@@ -552,7 +552,7 @@ async def _run(
             if line is not None and id is not None:
                 await line.recall(engine, id)
             before = await engine._tell_whose_it_is(id) if id is not None else None
-            result = await engine.run(invocation, id=id, **options)
+            result = await engine.run(invocation, id=id, **{"until": "end", **options})
             if result.error is not None:
                 if before is not None and before.status.finished and before.run_id == result.run_id:
                     result.error.add_note(ended_before(result.id, result.status))

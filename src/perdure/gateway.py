@@ -17,6 +17,7 @@ from perdure.kernel.invocation import EncodedInvocation, Invocation
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
+from perdure.kernel.step_records import NotRun
 from perdure.orchestrator.orchestrator import Orchestrator, Taken
 from perdure.orchestrator.residency import EntryRequest
 from perdure.orchestrator.sweep import Counts
@@ -219,8 +220,10 @@ class LocalGateway(StoreGateway):
             raise refused(id, error) from error
         return True
 
-    async def step_arguments(self, run: RunRow, batches: Sequence[Batch]) -> dict[str, dict[str, Any]]:
-        """Replay a run, and read the arguments of its steps."""
+    async def step_arguments(
+        self, run: RunRow, batches: Sequence[Batch], not_run: list[NotRun]
+    ) -> dict[str, dict[str, Any]]:
+        """Replay a run, and read the arguments of its steps, and which nodes of it did not run."""
         orchestrator = self.orchestrator
         found: dict[str, dict[str, Any]] = {}
         started = await self._base.payloads.with_input(batches)
@@ -229,7 +232,8 @@ class LocalGateway(StoreGateway):
         whole = await self._base.payloads.inflate(batches)
 
         def replay() -> None:
-            found.update(arguments(self.programs, self._base.codec, run.root or run.run_id, started, whole))
+            run_id = run.root or run.run_id
+            found.update(arguments(self.programs, self._base.codec, run_id, started, whole, not_run))
 
         await orchestrator.in_callback(replay)
         return found

@@ -81,6 +81,9 @@ class Locks:
 class RunHandle(Generic[R]):
     id: str
     @property
+    def program(self) -> Program | None:
+        """The program, if it is known here."""
+    @property
     def run_id(self) -> str:
         """The run that was started. A handle of `engine.handle(id)` has none: it follows the latest under its id."""
     def result(self, timeout: float | None = None) -> R:
@@ -217,9 +220,9 @@ class Client:
     def handle(self, id: str, program: Callable[..., Invocation[R]]) -> RunHandle[R]: ...
     def run(
         self,
-        invocation: Invocation[R],
+        invocation: Invocation[R] | Callable[..., Invocation[R]],
         *,
-        until: Until = "end",
+        until: Until | None = None,
         answers: Answers | None = None,
         by: str | None = None,
         **options: Any,
@@ -269,7 +272,7 @@ class Client:
         self, id: str, step: str, inputs: Mapping[str, Any] | None = None, new_id: str | None = None
     ) -> RunHandle[Any]:
         """Start a run that continues right before a step of another, with other arguments for that step."""
-    def retry(self, id: str) -> RunHandle[Any]:
+    def retry(self, id: str, *, max_rounds: int | None = None) -> RunHandle[Any]:
         """Continue a failed or cancelled run from where it failed, and keep all that succeeded."""
     def retry_many(
         self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]

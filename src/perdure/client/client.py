@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, Unpack, get_args, overload
+from typing import Any, TypeVar, Unpack, cast, get_args, overload
 
 from perdure.client.base import StoreClient
 from perdure.client.bulk import UNFINISHED, Bulk, BulkReport
@@ -122,22 +122,36 @@ class Client(Reader):
 
     async def run(
         self,
-        invocation: Invocation[R],
+        invocation: Invocation[R] | Callable[..., Invocation[R]],
         *,
-        until: Until = "end",
+        until: Until | None = None,
         answers: Answers | None = None,
         by: str | None = None,
         **options: Any,
     ) -> RunResult[R]:
         """Start a run and wait until it ends, however it ends. Takes the options of `start`.
 
-        With `until="rest"` it returns as soon as the run cannot continue without a person, and `.interrupts` lists what
-        the run asks for. Called again with the same id and `answers={name: answer}`, it answers, as `by`, and waits
-        again.
+        With `until="rest"`, the default for graphs, it returns as soon as the run cannot continue without a person, and
+        `.interrupts` lists what the run asks for. Called again with the same id and `answers={name: answer}`, it
+        answers, as `by`, and waits again: `run(graph, id=..., answers=...)`, the program without arguments, takes the
+        run that exists.
         """
-        if until not in get_args(Until):
+        if until is not None and until not in get_args(Until):
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
-        return await (await self.start(invocation, **options)).outcome(until=until, answers=answers, by=by)
+        handle: RunHandle[R]
+        if isinstance(invocation, Program) and options.get("id") is not None:
+            if len(options) > 1:
+                raise UsageError(
+                    f"run({invocation.name}) without arguments continues a run that exists, and takes its id and "
+                    f"nothing else of a start; to start one, write run({invocation.name}(...))"
+                )
+            program: Program | None = invocation
+            handle = self.handle(options["id"], invocation)
+        else:
+            handle = await self.start(cast("Invocation[R]", invocation), **options)
+            program = handle.program
+        rests = program is not None and program.rests
+        return await handle.outcome(until=until or ("rest" if rests else "end"), answers=answers, by=by)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

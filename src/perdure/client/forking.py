@@ -79,18 +79,29 @@ class Forks:
         given = {op.path: self._encoded(inputs)} if inputs else None
         return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
 
-    async def retry(self, id: str) -> RunHandle[Any]:
+    async def retry(self, id: str, *, max_rounds: int | None = None) -> RunHandle[Any]:
         """Continue a failed or cancelled run from where it failed, and keep all that succeeded.
 
         It continues under the same id as a new incarnation. What failed is tried again with its whole retry policy and
         the same idempotency key. Raises CannotRetry, before anything is executed, when the run would get no further.
+        `max_rounds`: how many rounds the loops of a graph may have from now on.
         """
+        if max_rounds is not None and (
+            isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1
+        ):
+            raise UsageError(f"retry({id!r}, max_rounds={max_rounds!r:.80}): it is a whole number from 1 on")
         run, batches = await self.origin(id)
         if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
             raise CannotRetry(run.id, run.status, _HINTS.get(run.status, "wait for its end, or fork it"))
         now = self._base.clock.now()
+        before = forks.started_of(batches)
         started = forks.beginning(
-            batches, run.run_id, now, incarnation=run.incarnation + 1, keys=forks.started_of(batches).keys or run.run_id
+            batches,
+            run.run_id,
+            now,
+            incarnation=run.incarnation + 1,
+            keys=before.keys or run.run_id,
+            max_rounds=max_rounds or before.max_rounds,
         )
         run_id = self._base.new_run_id(now)
         past = await self._retried(run.id, run_id, batches, started, now)

@@ -55,6 +55,11 @@ class RunHandle(Generic[R]):
         self._current = run_id
 
     @property
+    def program(self) -> Program | None:
+        """The program, if it is known here."""
+        return self._program
+
+    @property
     def run_id(self) -> str:
         """The run that was started. A handle of `engine.handle(id)` has none: it follows the latest under its id."""
         if not self._run_id:
@@ -92,7 +97,8 @@ class RunHandle(Generic[R]):
         async with asyncio.timeout(timeout):
             if until == "rest" or answers:
                 found = await self._latest() if self._run_id else (await self._by.base.require(self.id))[0]
-                resting = await Rest(self._by.base, self._by.messages, answers or {}, by).wait(found, until)
+                program = self._program or self._by.gateway.find_program(found.program)
+                resting = await Rest(self._by.base, self._by.messages, answers or {}, by, program).wait(found, until)
                 if resting is not None:
                     return resting
             return await self._end()

@@ -12,6 +12,7 @@ from perdure.client.views import Interrupt, RunResult, interrupts
 from perdure.errors import NoSuchRun, RunParked, UsageError
 from perdure.kernel.events import RunStatus
 from perdure.kernel.policies.resting import at_rest
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow
 from perdure.kernel.state import RunState
 
@@ -24,8 +25,11 @@ Answers: TypeAlias = Mapping[str, Any]
 class Rest:
     """One wait for a run to come to rest, with the answers that are still to be given."""
 
-    def __init__(self, base: StoreClient, messages: Messages, answers: Answers, by: str | None) -> None:
+    def __init__(
+        self, base: StoreClient, messages: Messages, answers: Answers, by: str | None, program: Program | None
+    ) -> None:
         self._base, self._messages, self._answers, self._by = base, messages, dict(answers), by
+        self._program = program
 
     async def wait(self, run: RunRow, until: Until) -> RunResult[Any] | None:
         """A run that rests, with its interrupts, or that is parked; None if it ended, or its end is awaited."""
@@ -47,7 +51,7 @@ class Rest:
                 error = RunParked(run.id, state.parked.reason)
                 tags = dict(run.tags)
                 return RunResult(run.id, run_id, RunStatus.PARKED, error=error, program=run.program, tags=tags)
-            asked = interrupts(state)
+            asked = interrupts(state, self._program, self._base.codec)
             if await self._answer(run_id, asked):
                 continue
             if self._answers and asked:

@@ -9,15 +9,18 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from perdure.errors import NotDecodable
 from perdure.kernel.divergence.model import Divergence
 from perdure.kernel.events import RunStatus, StepStatus, moment
 from perdure.kernel.ids import op_name
 from perdure.kernel.inbound import may_answer
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.policies.resting import questions
+from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import OpenOp, RunState
-from perdure.kernel.step_records import StepRecord
+from perdure.kernel.step_records import StepRecord, began
+from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure
 from perdure.ports.journal import Head
 from perdure.ports.leases import Lease, Registration, orchestrator_name
@@ -155,6 +158,11 @@ class StepView:
     """What it has shown so far and not taken back by a restart."""
     stream: StreamView | None = None
     """How its stream stands; None when it has shown nothing."""
+    skipped_by: str | None = None
+    """For a node of a graph that was skipped or blocked, which has no attempts: the op that is the reason, or `when`
+    for its own condition."""
+    reason: str = ""
+    """The same in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +192,8 @@ class Chunk:
 class Interrupt:
     """What a resting run asks for: an `approval` or a `signal`, by its `kind`.
 
-    `payload` is what people are shown, `schema` the JSON Schema of the answer. `path` tells it from others of the same
+    `payload` is what people are shown, `schema` the JSON Schema of the answer; for a graph that is known here, the
+    payload as the type that it was, and the type of the answer. `path` tells it from others of the same
     name; `id` is the run or the child that asks.
     """
 
@@ -236,7 +245,7 @@ class RunResult(Generic[R]):
 
     @property
     def resume_schema(self) -> Any:
-        """The JSON Schema of the answer to the first question, where it says one."""
+        """The type of the answer to the first question, or its JSON Schema, where it says one."""
         return self.interrupts[0].schema if self.interrupts else None
 
 
@@ -349,16 +358,25 @@ def _summary(loaded: Loaded, head: Head) -> dict[str, Any]:
     }
 
 
-def interrupts(state: RunState) -> tuple[Interrupt, ...]:
-    """What a run and its children ask for, in the order they asked."""
-    return tuple(_interrupt(state, path, state.ops[path]) for path in questions(state))
+def interrupts(state: RunState, program: Program | None, codec: Codec) -> tuple[Interrupt, ...]:
+    """What a run and its children ask for, in the order they asked; with the types that the program has for it."""
+    return tuple(_interrupt(state, path, state.ops[path], program, codec) for path in questions(state))
 
 
-def _interrupt(state: RunState, path: str, op: OpenOp) -> Interrupt:
+def _interrupt(state: RunState, path: str, op: OpenOp, program: Program | None, codec: Codec) -> Interrupt:
     wait, child = _wait_view(path, op), state.child_of(path)
     assert state.started is not None
     id = state.children[child].started.id or f"{state.started.id}/{child}" if child else state.started.id
-    return Interrupt(path, wait.name, wait.kind, id, wait.request, wait.schema, wait.deadline, wait.approvers)
+    payload, schema = wait.request, wait.schema
+    types = None if program is None else program.question_types(path)
+    if types is not None and op.opened is not None:
+        shown, answer = types
+        schema = schema if answer is Any else answer
+        try:
+            payload = codec.decode(op.opened.request, shown, f"the request of {wait.name!r}")
+        except NotDecodable:
+            pass  # the type has changed since; the value is shown all the same
+    return Interrupt(path, wait.name, wait.kind, id, payload, schema, wait.deadline, wait.approvers)
 
 
 def _wait_view(path: str, op: OpenOp) -> WaitView:
@@ -398,7 +416,12 @@ def step_view(
 ) -> StepView:
     """A step as callers see it. A step that runs without a living owner is unknown."""
     status = record.status
-    if status is StepStatus.RUNNING and not owner_lives and record.attempts[-1].status is StepStatus.RUNNING:
+    if (
+        status is StepStatus.RUNNING
+        and not owner_lives
+        and record.attempts
+        and record.attempts[-1].status is StepStatus.RUNNING
+    ):
         status = StepStatus.UNKNOWN
     attempts = tuple(
         AttemptView(
@@ -410,20 +433,22 @@ def step_view(
         path=record.path,
         name=op_name(record.path),
         status=status,
-        attempt=attempts[-1].number,
+        attempt=attempts[-1].number if attempts else 0,
         attempts=attempts,
         input_hash=record.inputs_hash,
         output=msgspec.json.decode(output),
         error=record.error,
         progress=msgspec.json.decode(record.progress),
         source=record.source,
-        started_at=attempts[0].started_at,
+        started_at=moment(began(record)),
         finished_at=_moment(record.finished_at),
-        duration=None if record.finished_at is None else moment(record.finished_at) - attempts[0].started_at,
+        duration=None if record.finished_at is None else moment(record.finished_at) - moment(began(record)),
         inputs=inputs,
         replayed=record.replayed,
         chunks=tuple(msgspec.json.decode(chunk) for chunk in record.chunks),
         stream=StreamView(record.shown, record.restarts, record.finished_at is None) if record.shown else None,
+        skipped_by=record.skipped_by or None,
+        reason=record.reason,
     )
 
 

@@ -119,6 +119,8 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     scheduled_at: float | None = None
     # 1: results in its journal have the fields of their types and no others; 2: so has its input. Else unknown.
     exact: int = 0
+    # For a graph: how many rounds its loops may have, if not as many as it says itself.
+    max_rounds: int | None = None
 
 
 class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):

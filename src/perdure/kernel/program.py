@@ -91,6 +91,8 @@ class Program(Protocol):
     errors: Mapping[str, type[BaseException]] = MappingProxyType({})
     # The policies of its steps.
     rules: Rules = NONE
+    # Whether a caller that runs it gets it back when it rests: see kernel/policies/resting.py.
+    rests: bool = False
     # Whether its executions ask for recorded decisions, and which ops have begun.
     decides: bool = False
     # Where and when it was defined, for a program that may be defined again in one process.
@@ -116,6 +118,10 @@ class Program(Protocol):
     def signature(self) -> str:
         """How it is called, for messages."""
         return "(...)"
+
+    def question_types(self, path: str) -> tuple[Any, Any] | None:
+        """The types of what the approval at an op path shows and of its answer, if they are known."""
+        return None
 
     def step_names(self) -> StepNames:
         """The steps that its code calls: a rule for another name is a mistake."""

@@ -380,7 +380,15 @@ class Replay:
         program = command.own if command.embedded else child_context.programs.find(event.program, event.version)
         within = {op[len(event.op) + 1 :]: v for op, v in self._recorded.items() if op.startswith(f"{event.op}/")}
         exact = 0 if self.state.started is None else min(self.state.started.exact, 1)
-        started = RunStarted(event.id, event.program, event.version, event.input, recorded=within or None, exact=exact)
+        started = RunStarted(
+            event.id,
+            event.program,
+            event.version,
+            event.input,
+            recorded=within or None,
+            exact=exact,
+            max_rounds=None if self.state.started is None else self.state.started.max_rounds,
+        )
         past = child_context.past.within(event.op)
         child = program.open(child_run_id(self.state.run_id, event.op), started, child_context.codec, past)
         self._opened(child, event.op)

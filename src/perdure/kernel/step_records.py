@@ -43,6 +43,20 @@ class AttemptRecord(msgspec.Struct):
     fallback: bool = False
 
 
+class NotRun(msgspec.Struct, frozen=True):
+    """A node that had its turn and did not run: skipped, or blocked by a failure.
+
+    `by` is the op that is the reason, or `when` for a condition of its own.
+    """
+
+    op: str
+    status: StepStatus
+    by: str
+    reason: str
+    source: str
+    at: float
+
+
 class StepRecord(msgspec.Struct):
     """One step of a run."""
 
@@ -70,6 +84,21 @@ class StepRecord(msgspec.Struct):
     chunks: list[Raw] = []
     shown: int = 0
     restarts: int = 0
+    # Why it was skipped or blocked, for a node of a graph: the op that is the reason, and the words.
+    skipped_by: str = ""
+    reason: str = ""
+
+
+def not_run(turn: NotRun) -> StepRecord:
+    """The record of a node that did not run."""
+    made = StepRecord(turn.op, "", turn.source, [], turn.status, finished_at=turn.at)
+    made.skipped_by, made.reason = turn.by, turn.reason
+    return made
+
+
+def began(record: StepRecord) -> float:
+    """When a step began, or did not."""
+    return record.attempts[0].started_at if record.attempts else record.finished_at or 0.0
 
 
 def steps(batches: Iterable[Batch]) -> list[StepRecord]:
@@ -79,7 +108,7 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
         for event in batch.events:
             if isinstance(event, StepStarted):
                 record = found.get(event.op)
-                if record is None:
+                if record is None or not record.attempts:
                     record = StepRecord(event.op, event.inputs, event.source, [], remote=event.queue != "")
                     record.input, record.input_blob, record.names = event.input, event.input_blob, event.names
                     found[event.op] = record
@@ -109,6 +138,9 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
             elif isinstance(event, RunClaimed | RunForked):
                 for record in found.values():
                     record.replayed |= record.finished_at is not None
+            elif isinstance(event, ValueRecorded) and event.kind in ("route", "when"):
+                for turn in _skipped(event, batch.at):
+                    found.setdefault(turn.op, not_run(turn))
             elif isinstance(event, StepProgressed):
                 found[event.op].progress = event.progress
             elif isinstance(event, StepSkipped):
@@ -119,6 +151,17 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
                     if record.status is StepStatus.RUNNING:
                         record.status = StepStatus.UNKNOWN
     return list(found.values())
+
+
+def _skipped(event: ValueRecorded, at: float) -> Iterable[NotRun]:
+    """The nodes that a recorded decision skips."""
+    if event.kind == "when":
+        yield NotRun(event.op, StepStatus.SKIPPED, "when", "its `when` is false", event.source, at)
+        return
+    scope, slash, gate = event.op.rpartition("/")
+    for name in msgspec.json.decode(event.value).get("skips", ()):
+        op = f"{scope}{slash}{name}:{gate.rpartition(':')[2]}"
+        yield NotRun(op, StepStatus.SKIPPED, event.op, f"{gate} did not choose it", event.source, at)
 
 
 def _end(record: StepRecord, status: StepStatus, at: float, error: Failure | None) -> None:

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.authoring.code.body import Body
 from perdure.authoring.code.loop import BodyTask, OpFuture, source_of, waiting_frames
@@ -15,7 +16,8 @@ from perdure.kernel.events import Batch, RunFinished, RunStarted, StepStarted
 from perdure.kernel.history.fork import find, ops
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution
-from perdure.kernel.replay import open_replay
+from perdure.kernel.replay import Replay, open_replay
+from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import by_name, names_of
 from perdure.kernel.values.codec import Codec
 
@@ -84,15 +86,37 @@ def inspect(
         replay.close()
 
 
+class _Noting(Replay):
+    """A replay that notes which nodes did not run, by the op path of their execution."""
+
+    __slots__ = ("notes",)
+    notes: dict[str, list[NotRun]]
+
+    def _opened(self, child: Execution, path: str) -> None:
+        self.note(child, path)
+
+    def note(self, execution: Execution, path: str) -> None:
+        if hasattr(execution, "noted"):
+            execution.noted = self.notes.setdefault(path, [])
+
+
 def arguments(
-    programs: Programs, codec: Codec, run_id: str, started: RunStarted, batches: Sequence[Batch]
+    programs: Programs,
+    codec: Codec,
+    run_id: str,
+    started: RunStarted,
+    batches: Sequence[Batch],
+    not_run: list[NotRun] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """The arguments of every step by op path, as far as the code fits the journal. Drives bodies: call it from no task.
 
-    Raises UnknownProgram or UnknownVersion where no program fits.
+    `not_run` gets the nodes of graphs that did not run. Raises UnknownProgram or UnknownVersion where no program fits.
     """
     found: dict[str, dict[str, Any]] = {}
-    replay = open_replay(programs, run_id, started, codec, batches)
+    replay = open_replay(programs, run_id, started, codec, batches, kind=_Noting)
+    assert isinstance(replay, _Noting)
+    replay.notes = {}
+    replay.note(replay.execution, "")
     try:
         for batch in batches:
             for event in batch.events:
@@ -104,7 +128,14 @@ def arguments(
         pass
     finally:
         replay.close()
+    if not_run is not None:
+        for path, notes in replay.notes.items():
+            not_run += [replace(one, op=f"{path}/{one.op}", by=_within(path, one.by)) if path else one for one in notes]
     return found
+
+
+def _within(path: str, by: str) -> str:
+    return by if by == "when" else f"{path}/{by}"
 
 
 def _end(batches: Sequence[Batch], at: str | int | None) -> int:

@@ -10,12 +10,10 @@ from uuid import UUID
 
 from perdure.authoring.code.body import check_awaited, current_body, named, require_body, to_await
 from perdure.authoring.code.step import seconds
-from perdure.errors import StepBailed
+from perdure.errors import StepBailed, UsageError
 from perdure.kernel.events import moment
 from perdure.kernel.ids import MAX_REASON, check_name, check_text, derived_uuid, step_key
 from perdure.kernel.policies.retry import fraction
-
-# The length limit of the reason of bail().
 
 
 def sleep(duration: float | timedelta) -> Coroutine[object, Never, None]:
@@ -86,11 +84,16 @@ def checkpoint() -> Awaitable[None]:
     return future
 
 
-def bail(reason: str, output: Any = None) -> NoReturn:
-    """End the run here, on purpose and without an error: its status is `bailed`.
+def bail(reason: str, output: Any = None, *, outputs: Any = None) -> NoReturn:
+    """End the run here, on purpose and without an error: its status is `bailed`, its output `output`.
 
-    In a step it raises StepBailed, which is never retried; the run ends when that is recorded.
+    In a step it raises StepBailed, which is never retried; the run ends when that is recorded. In a node of a graph,
+    `outputs={"status": "rejected"}` reads better for the same.
     """
+    if outputs is not None:
+        if output is not None:
+            raise UsageError("bail(output=..., outputs=...): both say what the output of the run is; give one of them")
+        output = outputs
     body = current_body()
     if body is None:
         raise StepBailed(check_text(reason, "the reason of bail()", MAX_REASON), output)

@@ -28,6 +28,7 @@ from perdure.authoring.dataflow.plan import (
     Region,
     Slot,
     Source,
+    outputs_in,
 )
 from perdure.errors import GraphInvalid, GraphProblem, InvalidName
 from perdure.kernel.ids import check_name
@@ -539,7 +540,7 @@ class _Builder:
         count = len(nodes)
         consumers: list[list[int]] = [[] for _ in range(count)]
         reads: list[list[int]] = [[] for _ in range(count)]
-        kept = {part.node for _, source in results for part in _outputs(source)}
+        kept = {part.node for _, source in results for part in outputs_in(source)}
         kept |= {output.node for slot in self._slots for output in slot.producers}
         exports: list[list[tuple[int, int]]] = [[] for _ in self._bodies]
         bodies: list[list[tuple[int, int]]] = [[] for _ in self._bodies]
@@ -555,8 +556,10 @@ class _Builder:
                     kept.add(one)
                 else:
                     consumers[one].append(number)
-                    if one in self._data[number]:
+                    if one in self._data[number] and loops[one] == loops[number]:
                         reads[number].append(one)
+                    elif one in self._data[number]:
+                        kept.add(one)  # each round of an inner loop takes it
             for loop in loops[number]:
                 bodies[loop].append((number, len(before & self._bodies[loop])))
         regions = []
@@ -617,14 +620,6 @@ def _clash(numbers: Sequence[int], guards: Sequence[frozenset[tuple[int, int]]])
             if not any(gate in choices and (gate, target) not in guards[one] for gate, target in guards[other]):
                 return one, other
     return None
-
-
-def _outputs(source: Source) -> Iterable[Output]:
-    if isinstance(source, Output):
-        yield source
-    elif isinstance(source, Collect | FirstOf):
-        for part in source.parts:
-            yield from _outputs(part)
 
 
 def _carried(argument: Argument) -> Iterable[Carried]:

@@ -26,6 +26,7 @@ from perdure.authoring.dataflow.plan import (
     Output,
     Plan,
     Source,
+    outputs_of,
 )
 from perdure.authoring.dataflow.values import Value, as_object, joined, record
 from perdure.errors import (
@@ -62,6 +63,7 @@ from perdure.kernel.events import (
     WaitResolved,
 )
 from perdure.kernel.patches import PATCH, PatchHistory
+from perdure.kernel.step_records import NotRun
 from perdure.kernel.values.arguments import ALL_SMALL, named_input
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.failures import Failure, describe
@@ -72,16 +74,6 @@ WAITING, OPEN, DONE, SKIPPED, FAILED, BLOCKED = range(6)
 # Under this key, the result of a program tells which values it has not, and why.
 SKIPS = "$skipped"
 _NONE = Value(b"null")
-
-
-class Turn(msgspec.Struct, frozen=True):
-    """A turn of a node that did not run: skipped, or blocked by a failure. `by` is the op that is the reason."""
-
-    op: str
-    status: StepStatus
-    by: str
-    reason: str
-    source: str
 
 
 class AnswerReader(msgspec.Struct, frozen=True):
@@ -125,9 +117,9 @@ class DataflowExecution:
         # By node: how many nodes have yet to take its value in this round.
         self._readers = self._all_readers = _readers(plan)
         self._readers = list(self._all_readers)
-        # What gates chose in this round, and why nodes did not run in it: the node to blame, and the words.
+        # What gates chose in this round, and why nodes did not run in it.
         self._chosen: dict[int, frozenset[int]] = {}
-        self._reasons: dict[int, tuple[str, str]] = {}
+        self._reasons: dict[int, str] = {}
         # By region: how many nodes and loops in it have not ended, and the rounds before this one.
         self._left = [len(region.nodes) + len(region.inner) for region in plan.regions]
         self._rounds = [0] * len(plan.regions)
@@ -145,7 +137,7 @@ class DataflowExecution:
         self._finished = False
         self.patches: dict[str, bool] = {}
         # Turns that did not run, for those who set this to a list.
-        self.noted: list[Turn] | None = None
+        self.noted: list[NotRun] | None = None
 
     # --- Execution ------------------------------------------------------------------------------------------------
 
@@ -190,7 +182,9 @@ class DataflowExecution:
         number = self._open.pop(event.op, None)
         if number is not None:
             self._running -= 1
-            self._done(number, _NONE)
+            self._status[number] = SKIPPED
+            self._reasons[number] = f"{event.op} failed, and its policy skips it"
+            self._ended(number)
 
     def _apply_step_failed(self, event: StepFailed) -> None:
         number = self._open.pop(event.op, None)
@@ -323,8 +317,6 @@ class DataflowExecution:
                 assert value is not None
                 if not source.path:
                     return value
-                if value.data == b"null":
-                    return value  # a step that was skipped by its policy
                 if (part := value.part(source.path)) is not None:
                     return part
             self._lost.append(source.node)
@@ -492,11 +484,34 @@ class DataflowExecution:
 
     def _not_run(self, number: int, op: str, status: int, by: int, reason: str) -> None:
         self._status[number] = status
-        self._reasons[number] = self._op(by), reason
+        self._reasons[number] = reason
         if self.noted is not None:
-            shown = StepStatus.SKIPPED if status == SKIPPED else StepStatus.BLOCKED
-            self.noted.append(Turn(op, shown, self._op(by), reason, self._plan.nodes[number].where))
+            self._note(number, op, status, by, reason)
         self._ended(number)
+
+    def _note(self, number: int, op: str, status: int, by: int, reason: str) -> None:
+        assert self.noted is not None
+        shown = StepStatus.SKIPPED if status == SKIPPED else StepStatus.BLOCKED
+        cause = "when" if by == number else self._op(by)
+        self.noted.append(NotRun(op, shown, cause, reason, self._plan.nodes[number].where, self._at))
+
+    def _note_blocked(self) -> None:
+        """Note what can no longer run because something failed that it needs, and nothing more begins."""
+        nodes = self._plan.nodes
+        failed = [number for number, status in enumerate(self._status) if status == FAILED]
+        behind: dict[int, list[int]] = {}
+        for number, node in enumerate(nodes):
+            for one in {*node.gates, *(output.node for output in outputs_of(node))}:
+                behind.setdefault(one, []).append(number)
+        while failed:
+            cause = failed.pop()
+            for number in behind.get(cause, ()):
+                if self._status[number] == WAITING:
+                    self._status[number] = BLOCKED
+                    op = f"{nodes[number].name}:{self._turns[number]}"
+                    self._turns[number] += 1
+                    self._note(number, op, BLOCKED, cause, f"{self._op(cause)} failed")
+                    failed.append(number)
 
     def _failed(self, number: int, failure: Failure) -> None:
         self._status[number] = FAILED
@@ -536,7 +551,7 @@ class DataflowExecution:
         gate = next((one for one in region.gates if region.entry in self._chosen.get(one, ())), None)
         if gate is not None or (fed and not region.gates):
             self._rounds[number] += 1
-            if self._rounds[number] < self._plan.max_rounds:
+            if self._rounds[number] < (self._started.max_rounds or self._plan.max_rounds):
                 self._next_round(number)
                 return True
             entry, nodes = self._plan.nodes[region.entry].name, self._plan.nodes
@@ -580,6 +595,8 @@ class DataflowExecution:
             if self._failure is None:
                 self._finish(Finish(RunStatus.COMPLETED, self._result()))
             elif not self._running:
+                if self.noted is not None:
+                    self._note_blocked()
                 self._finish(Finish(RunStatus.FAILED, error=self._failure))
 
     def _finish(self, finish: Finish) -> None:
@@ -596,7 +613,7 @@ class DataflowExecution:
                 found[name] = value
             else:
                 lost = self._lost[0]
-                skipped[name] = self._reasons[lost][1] if lost in self._reasons else self._why_missing(lost)
+                skipped[name] = self._reasons.get(lost) or self._why_missing(lost)
         if self._plan.single:
             return next(iter(found.values()), _NONE).data
         if skipped:

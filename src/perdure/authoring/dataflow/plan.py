@@ -7,7 +7,7 @@ inside it, have ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -197,3 +197,18 @@ class Plan(msgspec.Struct, frozen=True):
     patches: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
     renamed: dict[str, str] = {}
+
+
+def outputs_in(source: Source) -> Iterable[Output]:
+    """The values of other nodes that a source consists of."""
+    if isinstance(source, Output):
+        yield source
+    elif isinstance(source, Collect | FirstOf):
+        for part in source.parts:
+            yield from outputs_in(part)
+
+
+def outputs_of(node: Node) -> Iterable[Output]:
+    """The values of other nodes that a node takes, also for its condition."""
+    for argument in (*node.arguments, *(node.when.arguments if node.when is not None else ())):
+        yield from outputs_in(argument.source)

@@ -28,7 +28,7 @@ from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring
 from perdure.authoring.graph.outputs import Outputs, OutputsForm
 from perdure.errors import GraphInvalid, GraphProblem, NotDecodable
 from perdure.kernel.events import RunStarted
-from perdure.kernel.ids import WrongValue, check_name, check_version
+from perdure.kernel.ids import WrongValue, check_name, check_version, op_name
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
 from perdure.kernel.policies.rule_names import StepNames
@@ -158,7 +158,7 @@ class Graph(Program, Generic[P, R]):
         self.accepts = check_accepts(accepts, self.version, f"Graph {name}")
         self.rules = rules_of(rules, f"Graph {name}")
         self.errors: Mapping[str, type[BaseException]] = {}
-        self.decides = True
+        self.decides = self.rests = True
         self.defined: Defined = Defined((frame.f_globals.get("__name__", ""), name), where, next(_NUMBERS))
         self.__name__ = self.__qualname__ = name
         self._members = tuple(_member(one) for one in _listed("nodes", nodes))
@@ -201,6 +201,7 @@ class Graph(Program, Generic[P, R]):
             if draft.node.kind == "wait" and draft.node.question is not None:
                 # The answer to a question may be given beforehand.
                 self._needed.setdefault(draft.node.outputs[0], Needed(draft.node.question.answer, False))
+        self._numbers = {node.name: number for number, node in enumerate(self.plan.nodes)}
         self.types = tuple((f"={name}", needed.type) for name, needed in self._needed.items())
         self.defaults = {name: None for name, needed in self._needed.items() if not needed.required}
         if self._given is not None:
@@ -477,6 +478,18 @@ class Graph(Program, Generic[P, R]):
                 elif node.program is not None:
                     work.append(node.program)
         return StepNames(frozenset(found), complete=complete)
+
+    def question_types(self, path: str) -> tuple[Any, Any] | None:
+        """The types of the question at an op path, also in programs inside it."""
+        first, _, rest = path.partition("/")
+        number = self._numbers.get(op_name(first).partition("[")[0])
+        node = None if number is None else self.plan.nodes[number]
+        if node is None or (node.question is None and node.program is None):
+            return None
+        if node.program is not None:
+            return node.program.question_types(rest) if rest else None
+        assert node.question is not None
+        return node.question.request, node.question.answer
 
     def children(self) -> list[Program]:
         """The programs that it runs as nodes."""

@@ -51,8 +51,8 @@ def seconds(value: Duration, what: str) -> float:
     return number
 
 
-def at_least_one(value: int | None) -> int | None:
-    """How many steps of a run may be in flight; None: as many as the engine allows."""
+def at_least_one(value: int | None, option: str = "max_concurrency") -> int | None:
+    """A number that may be left out, such as how many steps of a run may be in flight; or UsageError."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"max_concurrency={value!r} must be at least 1")
+        raise UsageError(f"{option}={value!r} must be at least 1")
     return value
