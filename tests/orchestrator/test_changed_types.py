@@ -29,8 +29,19 @@ from perdure import (
 from perdure.client.client import Client
 from perdure.client.upgrade import upgrade_check
 from perdure.errors import AnswerRejected, ForkRefused
-from perdure.kernel.events import AnyEvent, Batch, RunClaimed, RunStarted, SignalReceived, WaitOpened, WaitResolved
+from perdure.kernel.events import (
+    AnyEvent,
+    Batch,
+    RunClaimed,
+    RunStarted,
+    SignalReceived,
+    StepStarted,
+    StepSucceeded,
+    WaitOpened,
+    WaitResolved,
+)
 from perdure.kernel.history.upgrade import Fit
+from perdure.kernel.ids import step_key
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import project
 from perdure.kernel.state import fold
@@ -434,6 +445,38 @@ async def test_a_result_of_a_remote_step_that_arrives_for_other_code_parks_the_r
     assert view.parked == "undecodable"
     assert "test_changed_types.py:" in view.reason
     assert called == []
+
+
+async def test_upgrade_check_knows_a_result_that_a_remote_step_has_not_reported_yet() -> None:
+    def flow(kind: Any) -> Workflow[..., Any]:
+        async def far() -> Any:
+            return 5
+
+        far.__annotations__["return"] = kind
+        called_far = step(queue="gpu")(far)
+
+        @workflow(name="flow")
+        async def flow() -> str:
+            return f"{await called_far()}"
+
+        return flow
+
+    store, recorded, clock = MemoryStore(), Recorded(), FakeClock()
+    async with Engine(store, [flow(int)], serves=("main",), recovery=AT_ONCE, on_commit=recorded) as caller:
+        handle = await caller.start(flow(int)(), id="it", queue="main")
+        await recorded.until_started("far:0")
+    found = await store.runs.find(step_key(handle.run_id, "far:0"))
+    assert found is not None
+    remote = fold(found[0].run_id, await store.journal.read(found[0].run_id))
+    done: list[AnyEvent] = [RunClaimed("gpu-1", 1), StepStarted("far:0"), StepSucceeded("far:0", Raw(b"5"))]
+    it = Left(store, handle.run_id, clock)
+    assert (await it.verdict(flow(str)))[0] is Fit.SAFE
+    [outcome] = store.journal.append([extend(remote, done, clock.now())])
+    assert isinstance(outcome, Appended)
+    assert (await it.verdict(flow(int)))[0] is Fit.SAFE
+    fit, reason = await it.verdict(flow(str))
+    assert fit is not Fit.SAFE
+    assert "the result of far:0 cannot be read" in reason
 
 
 def by_step(kind: Any) -> Workflow[..., Any]:

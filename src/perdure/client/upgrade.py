@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from itertools import islice
 
 import msgspec
 from msgspec import Raw
@@ -14,11 +15,13 @@ from perdure.client.queries import pages
 from perdure.client.schedules import ScheduleView
 from perdure.errors import NotDecodable, PerdureError, StoreUnavailable, UsageError
 from perdure.kernel.divergence.repair import Repairs
-from perdure.kernel.events import FINISHED, Batch, RunStatus
+from perdure.kernel.events import FINISHED, AnyEvent, Batch, RunStatus, StepStarted, StepSucceeded
 from perdure.kernel.history.upgrade import SAFE, Compatibility, Fit, check_compatibility
+from perdure.kernel.ids import step_key
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.projection import RunRow
 from perdure.kernel.schedules.schedule import PREFIX
+from perdure.kernel.state import fold
 from perdure.kernel.values.codec import Codec
 from perdure.kernel.values.raised import contained
 from perdure.ports.blobs import sources_of
@@ -95,6 +98,20 @@ def _spread(rows: list[RunRow], sample: int | None) -> list[RunRow]:
     return [rows[number * len(rows) // sample] for number in range(sample)]
 
 
+async def _unreported(client: Client, run_id: str, batches: Sequence[Batch]) -> list[Batch]:
+    """The results of remote steps that the runs in their queues have, and have not reported yet."""
+    if not any(isinstance(event, StepStarted) and event.queue for batch in batches for event in batch.events):
+        return []
+    state, results = fold(run_id, batches), list[AnyEvent]()
+    for op in [op for op, one in state.ops.items() if one.kind == "remote"]:
+        found = await client.store.runs.find(step_key(run_id, op))
+        own = await client.store.journal.read(found[0].run_id) if found is not None else ()
+        outcomes = (event for batch in own for event in batch.events if isinstance(event, StepSucceeded))
+        # The first one is the step's, the next one would be that of its report.
+        results += [StepSucceeded(op, event.value, blob=event.blob) for event in islice(outcomes, 1)]
+    return [Batch(state.next_seq, batches[-1].at, results)] if results else []
+
+
 async def _judge(
     client: Client, repairs: Repairs, codec: Codec, row: RunRow, batches: Sequence[Batch] | Exception
 ) -> Compatibility:
@@ -102,7 +119,7 @@ async def _judge(
         if isinstance(batches, Exception):
             raise batches
         started = await client.payloads.with_input(batches)
-        whole = await client.payloads.inflate(batches)
+        whole = await client.payloads.inflate([*batches, *await _unreported(client, row.run_id, batches)])
         sources = await sources_of(client.store.blobs, batches)
     except StoreUnavailable:
         raise
