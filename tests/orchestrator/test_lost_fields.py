@@ -92,6 +92,24 @@ class RenamedDict(TypedDict):
     amount: NotRequired[int]
 
 
+@versioned("2")
+@dataclass
+class OldVersioned:
+    id: str
+    cents: int
+
+
+@versioned("2")
+@dataclass
+class RenamedVersioned:
+    id: str
+    amount: int = 5
+
+    @property
+    def cents(self) -> int:
+        return self.amount
+
+
 class OldModel(pydantic.BaseModel):
     id: str
     cents: int = 5
@@ -269,6 +287,17 @@ async def test_every_kind_of_type_with_fields(way: Any, old: Any, new: Any, orde
     store, run_id = await left(way(old), order)
     await parks(store, run_id, way(new))
     assert await goes_on(store, way(old)) == 700
+
+
+# The schema of a wait does not show the fields of a type with a version.
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if way not in (as_signal, as_answer)], ids=lambda way: way.__name__
+)
+async def test_a_field_renamed_under_the_same_version_parks_the_run(way: Callable[[Any], Workflow[..., Any]]) -> None:
+    store, run_id = await left(way(OldVersioned), OldVersioned("a", 700))
+    reason = await parks(store, run_id, way(RenamedVersioned))
+    assert '@versioned("3", renamed_from={"amount": "cents"})' in reason
+    assert await goes_on(store, way(OldVersioned)) == 700
 
 
 @dataclass

@@ -143,17 +143,28 @@ class _SourceWalk(Walk):
             self._lines_of(code)
             texts.update(text for text in code.co_consts if isinstance(text, str))
             found: Any = None
+            # How many arguments of `step_inline` are still to be loaded: its name, and then what it calls.
+            inline = 0
             for one in dis.get_instructions(code):
                 position = one.positions
                 line = position.lineno if position is not None else None
                 at = (line, position.col_offset) if position is not None else None
                 name = str(one.argval)
-                if one.opname in ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_CHECK") and name in local and line is not None:
+                passed = inline == 1
+                inline = max(0, inline - (one.opname not in _SAME))
+                if (
+                    one.opname in ("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_CHECK")
+                    and name in local
+                    and line is not None
+                    and not passed
+                ):
                     self._plain(name, code, line, "a plain function")
                     found = None
                 elif one.opname in _LOADS:
                     found = _value(function, free, name)
-                    self._refer(name, found, code, line)
+                    if not passed:
+                        self._refer(name, found, code, line)
+                    inline = 2 if getattr(found, "__name__", "") == "step_inline" else inline
                     loaded |= {name, str(getattr(found, "__name__", name))}
                     if isinstance(found, str):
                         texts.add(found)

@@ -46,9 +46,10 @@ def _child(op: str, children: dict[str, Program]) -> str:
 
 
 def _lost(event: StepStarted, now: OpView) -> Divergence:
-    recorded = OpView("step", event.op, op_name(event.op), event.inputs, event.source)
+    recorded = OpView("step", event.op, op_name(event.op), event.inputs, event.source, queue=event.queue)
     called = "" if now.name == recorded.name else f", {now.name},"
-    decorator = f'@step(name="{recorded.name}")' if called else "@step"
+    given = [f'name="{recorded.name}"'] * bool(called) + [f'queue="{event.queue}"'] * bool(event.queue)
+    decorator = f"@step({', '.join(given)})" if given else "@step"
     title = (
         f"The step {recorded.name} is {now.kind}{called} now: the body would perform it again on every replay,\n"
         "and nothing of it would be recorded."

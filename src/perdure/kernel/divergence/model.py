@@ -97,8 +97,8 @@ class LostField(msgspec.Struct, frozen=True):
     default: str
     type: str
     path: str
-    # Whether the type can have a version.
-    versioned: bool
+    # The version of the type; empty if it cannot have one.
+    version: str
 
     def __str__(self) -> str:
         """`its field `cents` is no longer read, and `amount` takes its default - at `$.items[0]``."""

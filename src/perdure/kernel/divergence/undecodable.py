@@ -74,14 +74,16 @@ def _fix(error: NotDecodable, was: str) -> str:
 
 
 def _fix_lost(lost: LostField) -> str:
-    if not lost.versioned:
+    if not lost.version:
         return f"Keep the field `{lost.stored}` in {lost.type}, and read either of the two. {_THEN}"
+    following = int(lost.version) + 1 if lost.version.isdecimal() else "..."
     return (
         f"If `{lost.default}` is the new name of `{lost.stored}`, say so above the class:\n\n"
-        f'    @versioned("2", renamed_from={{"{lost.default}": "{lost.stored}"}})  # from perdure import versioned\n'
+        f'    @versioned("{following}", renamed_from={{"{lost.default}": "{lost.stored}"}})'
+        "  # from perdure import versioned\n"
         f"    class {lost.type}: ...\n\n"
         f"If `{lost.stored}` was removed and `{lost.default}` is another field, write renamed_from={{}}. What\n"
-        f'is more than a new name takes a migration: @migrates({lost.type}, from_="1"). {_THEN}'
+        f'is more than a new name takes a migration: @migrates({lost.type}, from_="{lost.version}"). {_THEN}'
     )
 
 

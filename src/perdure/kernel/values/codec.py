@@ -58,7 +58,7 @@ class Codec:
         self._annotations = Annotations(self._shapes)
         self._decoders: dict[Any, Decode] = {}
         # Annotations with fields, and how to search their stored values for fields that are no longer read.
-        self._searches = Searches(lambda cls: self._shapes.codec_for(cls) is not None)
+        self._searches = Searches(lambda cls: not self._shapes.codecs.keys().isdisjoint(cls.__mro__))
         self.fields: dict[Any, Search] = {}
         # Those of them whose fields have none themselves.
         self.flat: set[Any] = set()

@@ -14,14 +14,14 @@ from msgspec import inspect as types
 
 from perdure.kernel.divergence.model import LostField
 from perdure.kernel.values.models import is_model
-from perdure.kernel.values.value_versions import VERSION
+from perdure.kernel.values.value_versions import FIRST, VERSION, versions_of
 
 # Finds a lost field in plain data at a path.
 Search: TypeAlias = Callable[[Any, str], LostField | None]
 
 
 class Searches:
-    """Builds searches; `has_codec` tells the types that are stored in a form of their own."""
+    """Builds searches; `has_codec` tells the types that a codec of the user stores in a form of its own."""
 
     def __init__(self, has_codec: Callable[[type], bool]) -> None:
         self._has_codec = has_codec
@@ -68,7 +68,7 @@ class _Builder:
         if id(info) in self._records:
             return self._records[id(info)]
         tag = getattr(info, "tag_field", None) if getattr(info, "tag", None) is not None else None
-        record = self._records[id(info)] = _Record(info.cls, not isinstance(info, types.TypedDictType), tag, info)
+        record = self._records[id(info)] = _Record(info.cls, tag, info)
         for field in info.fields:
             # UNSET is not a default: it is not stored.
             record.add(field.encode_name, field.required or field.default is msgspec.UNSET, self.build(field.type))
@@ -77,7 +77,7 @@ class _Builder:
     def _model(self, info: Any) -> Search | None:
         if id(info.cls) in self._records:
             return self._records[id(info.cls)]
-        record = self._records[id(info.cls)] = _Record(info.cls, True, None, info)
+        record = self._records[id(info.cls)] = _Record(info.cls, None, info)
         for name, field in info.cls.model_fields.items():
             try:
                 inner = self.build(types.type_info(field.annotation))
@@ -92,10 +92,12 @@ class _Builder:
 class _Record:
     """The search in an object with fields."""
 
-    def __init__(self, cls: type, versioned: bool, tag: str | None, info: object) -> None:
-        self._cls, self._versioned, self._info = cls, versioned, info
+    def __init__(self, cls: type, tag: str | None, info: object) -> None:
+        self._cls, self._info = cls, info
         self.tag, self.tagged = tag, getattr(info, "tag", None)
         self._known = {VERSION} if tag is None else {VERSION, tag}
+        self._versions = versions_of(cls)
+        self._version = "" if isinstance(info, types.TypedDictType) else FIRST
         self._optional: list[str] = []
         self.inner: list[tuple[str, Search]] = []
         self.reads_all = False
@@ -111,11 +113,15 @@ class _Record:
     def __call__(self, value: Any, path: str) -> LostField | None:
         if not isinstance(value, dict):
             return None
+        if self._versions is not None:
+            self._version = self._versions.version
+            if value.get(VERSION, FIRST) != self._version:
+                return None  # a migration says what becomes of its fields
         if self._optional and not self.reads_all and not value.keys() <= self._known:
             absent = [name for name in self._optional if name not in value]
             if absent:
                 stored = next(name for name in value if name not in self._known)
-                return LostField(stored, absent[0], self._cls.__qualname__, path, self._versioned)
+                return LostField(stored, absent[0], self._cls.__qualname__, path, self._version)
         for name, inner in self.inner:
             if name in value and (found := inner(value[name], f"{path}.{name}")) is not None:
                 return found
