@@ -16,6 +16,7 @@ from perdure import DeadlineExceeded, Engine, Retry, RunStatus, lock, sleep, ste
 from perdure.kernel.events import AttemptFailed, RunClaimed, WaitOpened
 from perdure.orchestrator.orchestrator import Orchestrator
 from perdure.stores.memory.store import MemoryStore
+from tests.amounts import some
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock, Gates, Recorded, eventually, replay
 
 
@@ -190,22 +191,23 @@ async def test_a_run_with_a_step_under_way_stays_in_memory_while_it_also_sleeps(
         assert await handle.result(PATIENCE) == "held"
 
 
-async def test_two_thousand_sleeping_runs_hold_no_memory_and_all_wake() -> None:
+@pytest.mark.parametrize("hundreds", some([4, 20], 1))
+async def test_hundreds_of_sleeping_runs_hold_no_memory_and_all_wake(hundreds: int) -> None:
     clock, store = FakeClock(), MemoryStore()
     async with Engine(store, [nap], clock=clock) as engine:
         active = orchestrator_of(engine).active
         handles = []
-        for batch in range(20):
+        for batch in range(hundreds):
             handles += await asyncio.gather(*(engine.start(nap(100 * batch + n)) for n in range(100)))
             await eventually(lambda: not active)
-        assert len({h.run_id for h in handles}) == 2000
+        assert len({h.run_id for h in handles}) == 100 * hundreds
         statuses = {store.journal.rows[h.run_id].status for h in handles}
         assert statuses == {RunStatus.WAITING}
         clock.advance(86_400)
         async with asyncio.timeout(PATIENCE):
             results = await asyncio.gather(*(h.result() for h in handles))
-    assert results == [f"after {n}" for n in range(2000)]
-    assert len(called) == 4000
+    assert results == [f"after {n}" for n in range(100 * hundreds)]
+    assert len(called) == 200 * hundreds
 
 
 async def test_runs_wake_in_the_order_they_are_due() -> None:

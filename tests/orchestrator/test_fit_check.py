@@ -336,7 +336,7 @@ async def test_a_signal_that_comes_first_wins_over_the_parking() -> None:
 async def test_300_runs_are_replayed_in_short_turns_and_read_once() -> None:
     store, clock = MemoryStore(), FakeClock()
     async with engine_of(store, clock, listening) as engine:
-        for n in range(300):
+        for n in range(60):
             _ = await engine.start(listening(n), id=f"run {n}", tags={"of": "us"})
         await until(lambda: _all(engine, RunStatus.WAITING))
     called.clear()
@@ -428,7 +428,7 @@ async def test_a_long_journal_is_replayed_in_parts() -> None:
 async def test_it_logs_once_for_each_program_how_many_parked_runs_go_on(caplog: pytest.LogCaptureFixture) -> None:
     store, clock = MemoryStore(), FakeClock()
     async with engine_of(store, clock, listening, renamed) as engine:
-        for n in range(300):
+        for n in range(60):
             _ = await engine.start(listening(n), id=f"run {n}", tags={"of": "us"})
         await until(lambda: _all(engine, RunStatus.WAITING))
     async with engine_of(store, clock, changed, renamed) as engine:
@@ -438,7 +438,7 @@ async def test_it_logs_once_for_each_program_how_many_parked_runs_go_on(caplog: 
         async with engine_of(store, clock, listening, renamed) as engine:
             await until(lambda: _all(engine, RunStatus.WAITING))
     said = [record.getMessage() for record in caplog.records if "parked" in record.getMessage()]
-    assert said == ["300 parked runs of `job` go on (deployed code fits again)"]
+    assert said == ["60 parked runs of `job` go on (deployed code fits again)"]
 
 
 async def test_a_run_that_is_resolved_by_hand_says_so() -> None:

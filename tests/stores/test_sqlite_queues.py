@@ -78,11 +78,10 @@ async def test_what_has_ended_is_not_counted_again_and_again(store: SqliteStore)
     limits = Queue("q", concurrency=5, per_key=5)
     await fill(store, 1, 20)
     _, before = await steps_of(store, limits, 5)
-    for n in range(2000):
-        run = History(f"x{n:05}", queue="q", queue_key="k00000")
-        claimed = (run.begin(), run.then(RunClaimed("a", 1)), run.then(finished()))
-        for append in claimed:
-            await write_all(store, append)
+    runs = [History(f"x{n:05}", queue="q", queue_key="k00000") for n in range(2000)]
+    await write_all(store, *(run.begin() for run in runs))
+    await write_all(store, *(run.then(RunClaimed("a", 1)) for run in runs))
+    await write_all(store, *(run.then(finished()) for run in runs))
     _, after = await steps_of(store, limits, 5)
     assert after < 2 * before + 500
     writer = store._database._writer
