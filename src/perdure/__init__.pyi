@@ -46,6 +46,7 @@ from perdure.client.starts import Start as Start
 from perdure.client.views import ApprovalView as ApprovalView
 from perdure.client.views import Chunk as Chunk
 from perdure.client.views import Interrupt as Interrupt
+from perdure.client.views import ItemView as ItemView
 from perdure.client.views import OrchestratorView as OrchestratorView
 from perdure.client.views import QueueView as QueueView
 from perdure.client.views import RunPage as RunPage
@@ -215,6 +216,7 @@ __all__ = [
     "InvalidSettings",
     "InvalidStoreUrl",
     "Invocation",
+    "ItemView",
     "KeptRun",
     "Limits",
     "Lock",

@@ -24,6 +24,7 @@ from perdure.client.starts import Start
 from perdure.client.views import (
     ApprovalView,
     Chunk,
+    ItemView,
     OrchestratorView,
     QueueView,
     RunPage,
@@ -34,7 +35,7 @@ from perdure.client.views import (
 )
 from perdure.client.why import Why
 from perdure.config import Limits, Recovery, Retention
-from perdure.kernel.events import Entry, RunStatus
+from perdure.kernel.events import Entry, RunStatus, StepStatus
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.policies.durability import Durability
@@ -182,6 +183,10 @@ class Client:
         """The orchestrators that are alive, and those that are gone and still own unfinished runs, by name."""
     def steps(self, id: str, *, inputs: bool | None = None) -> Sequence[StepView]:
         """The steps of a run and its children with their attempts, in the order they began."""
+    def items(
+        self, id: str, op: str, *, status: StepStatus | str | None = None, start: int = 0, limit: int = 100
+    ) -> Sequence[ItemView]:
+        """The items of a map in a graph, in order: `items(id, "fetch:0", status="failed")`."""
     def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
     ) -> Sequence[ApprovalView]:

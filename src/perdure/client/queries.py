@@ -14,6 +14,7 @@ from perdure.client.gateway import RunGateway
 from perdure.client.views import (
     ApprovalView,
     Chunk,
+    ItemView,
     Loaded,
     OrchestratorView,
     QueueView,
@@ -29,8 +30,9 @@ from perdure.client.views import (
     step_view,
 )
 from perdure.client.why import Why, World, alive, ended, explain, unread
-from perdure.errors import Corrupt, NotDecodable, UsageError
-from perdure.kernel.events import NULL, AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, entries
+from perdure.errors import Corrupt, NoSuchOp, NotDecodable, UsageError
+from perdure.kernel.events import NULL, AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, StepStatus, entries
+from perdure.kernel.history.fork import ops
 from perdure.kernel.ids import check_cursor, flaw_of
 from perdure.kernel.policies.lock_keys import lease_key
 from perdure.kernel.policies.tags import checked_tags
@@ -38,6 +40,7 @@ from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
 from perdure.kernel.state import RunState, fold
 from perdure.kernel.step_records import NotRun, StepRecord, began, not_run
+from perdure.kernel.step_records import items as items_of
 from perdure.kernel.step_records import steps as steps_of
 from perdure.kernel.streams import Reading
 from perdure.kernel.values.arguments import by_name
@@ -256,6 +259,38 @@ class Queries:
         except (LookupError, msgspec.MsgspecError, RecursionError) as error:
             reason = f"it is none that an engine could have written ({type(error).__name__}: {error})"
             raise Corrupt(f"the journal of run {run.id!r}", reason, run.root or run.run_id) from error
+
+    async def items(
+        self, id: str, op: str, *, status: StepStatus | str | None = None, start: int = 0, limit: int = 100
+    ) -> Sequence[ItemView]:
+        """The items of a map in a graph, in order: `items(id, "fetch:0", status="failed")`.
+
+        Those that have begun, from item `start` on, `limit` at most; only those in one `status`.
+        """
+        for what, number in (("start", start), ("limit", limit)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise UsageError(f"items({what}={number!r:.80}): it is a whole number from 0 on")
+        if status is not None and status not in list(StepStatus):
+            raise UsageError(f"items(status={status!r:.80}): it is one of {', '.join(StepStatus)}")
+        run, _ = await self._base.require(id)
+        path = op if not run.root else f"{child_path(run)}/{op}"
+        path = path if ":" in path.rpartition("/")[2] else f"{path}:0"
+        batches = await self._base.store.journal.read(run.root or run.run_id)
+        records = items_of(batches, path)
+        if not records and path not in (known := ops(batches)):
+            raise NoSuchOp(path, [one.path for one in known.values() if one.kind == "map"])
+        found = [one for one in records if one.index >= start and (status is None or one.status == status)][:limit]
+        load = self._base.payloads.load
+        return [
+            ItemView(
+                one.index,
+                one.path,
+                one.status,
+                msgspec.json.decode(await load(one.output_blob, one.output)),
+                one.error,
+            )
+            for one in found
+        ]
 
     async def _recorded(self, record: StepRecord) -> dict[str, Any] | None:
         if not record.names and not record.input_blob and record.input == NULL:

@@ -138,6 +138,7 @@ class Reader:
     queues = delegated("_queries", Queries.queues)
     orchestrators = delegated("_queries", Queries.orchestrators)
     steps = delegated("_queries", Queries.steps)
+    items = delegated("_queries", Queries.items)
     approvals = delegated("_queries", Queries.approvals)
     get_checkpoint = delegated("_queries", Queries.get_checkpoint)
     journal = delegated("_queries", Queries.journal)

@@ -166,6 +166,17 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemView:
+    """One item of a map: its number, the op path of its step or child run, and what came of it."""
+
+    index: int
+    path: str
+    status: StepStatus
+    output: Any
+    error: Failure | None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamView:
     """The stream of a step. `stream(id, step, start=next)` continues after it."""
 

@@ -104,6 +104,8 @@ def began(record: StepRecord) -> float:
 def steps(batches: Iterable[Batch]) -> list[StepRecord]:
     """Every step of a run with its attempts, in the order they began."""
     found: dict[str, StepRecord] = {}
+    # Nodes that a gate chose: another gate may not have chosen them.
+    chosen: set[str] = set()
     for batch in batches:
         for event in batch.events:
             if isinstance(event, StepStarted):
@@ -141,6 +143,8 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
             elif isinstance(event, ValueRecorded) and event.kind in ("route", "when"):
                 for turn in _skipped(event, batch.at):
                     found.setdefault(turn.op, not_run(turn))
+                if event.kind == "route":
+                    chosen.update(_targets(event, "chose"))
             elif isinstance(event, StepProgressed):
                 found[event.op].progress = event.progress
             elif isinstance(event, StepSkipped):
@@ -150,7 +154,7 @@ def steps(batches: Iterable[Batch]) -> list[StepRecord]:
                 for record in found.values():
                     if record.status is StepStatus.RUNNING:
                         record.status = StepStatus.UNKNOWN
-    return list(found.values())
+    return [record for record in found.values() if record.attempts or record.path not in chosen]
 
 
 def _skipped(event: ValueRecorded, at: float) -> Iterable[NotRun]:
@@ -158,16 +162,50 @@ def _skipped(event: ValueRecorded, at: float) -> Iterable[NotRun]:
     if event.kind == "when":
         yield NotRun(event.op, StepStatus.SKIPPED, "when", "its `when` is false", event.source, at)
         return
-    scope, slash, gate = event.op.rpartition("/")
-    for name in msgspec.json.decode(event.value).get("skips", ()):
-        op = f"{scope}{slash}{name}:{gate.rpartition(':')[2]}"
+    gate = event.op.rpartition("/")[2]
+    for op in _targets(event, "skips"):
         yield NotRun(op, StepStatus.SKIPPED, event.op, f"{gate} did not choose it", event.source, at)
+
+
+def _targets(event: ValueRecorded, which: str) -> Iterable[str]:
+    """The ops of nodes that a gate chose or not; in a loop they have the number of the gate."""
+    scope, slash, gate = event.op.rpartition("/")
+    for name in msgspec.json.decode(event.value).get(which, ()):
+        if name is not None:
+            yield f"{scope}{slash}{name}:{gate.rpartition(':')[2]}"
 
 
 def _end(record: StepRecord, status: StepStatus, at: float, error: Failure | None) -> None:
     last = record.attempts[-1]
     last.status, last.finished_at, last.error = status, at, error
     record.status, record.finished_at, record.error = status, at, error
+
+
+class ItemRecord(msgspec.Struct):
+    """One item of a map: a step or a child run."""
+
+    index: int
+    path: str
+    status: StepStatus = StepStatus.RUNNING
+    output: Raw = NULL
+    output_blob: str = ""
+    error: Failure | None = None
+
+
+def items(batches: Iterable[Batch], op: str) -> list[ItemRecord]:
+    """The items of a map that have begun, in their order."""
+    found: dict[str, ItemRecord] = {}
+    for event in (event for batch in batches for event in batch.events):
+        path = getattr(event, "op", "")
+        if not path.startswith(f"{op}[") or not path.endswith("]") or "/" in path[len(op) :]:
+            continue
+        item = found.setdefault(path, ItemRecord(int(path[len(op) + 1 : -1]), path))
+        if isinstance(event, StepSucceeded | ChildFinished):
+            item.output, item.output_blob, item.status = event.value, event.blob, StepStatus.SUCCEEDED
+        if isinstance(event, StepFailed | StepSkipped | ChildFinished) and event.error is not None:
+            item.error = event.error
+            item.status = StepStatus.SKIPPED if isinstance(event, StepSkipped) else StepStatus.FAILED
+    return sorted(found.values(), key=lambda item: item.index)
 
 
 def op_statuses(batches: Iterable[Batch]) -> dict[str, str]:

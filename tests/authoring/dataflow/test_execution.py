@@ -95,3 +95,28 @@ def test_a_chain_of_ten_thousand_nodes_is_built_and_executed_without_recursion()
         assert ops(commands) == [f"n{i}:0"]
         commands = end(execution, f"n{i}:0", i)
     assert isinstance(commands[0], Finish)
+
+
+def test_a_map_begins_as_many_items_as_its_limit_and_gives_its_results_in_order() -> None:
+    fetch = node(lambda url: url, name="fetch").map_over("url", limit=2)
+    execution = opened(Graph([fetch], name="g", output="fetch"), url=[1, 2, 3])
+    record, *items = begin(execution)
+    assert isinstance(record, RecordValue)
+    assert (record.op, record.kind, bytes(record.value)) == ("fetch:0", "map", b'{"n":3}')
+    assert ops(items) == ["fetch:0[0]", "fetch:0[1]"]
+    assert ops(end(execution, "fetch:0[1]", "b")) == ["fetch:0[2]"]
+    assert end(execution, "fetch:0[2]", "c") == []
+    (finish,) = end(execution, "fetch:0[0]", "a")
+    assert isinstance(finish, Finish)
+    assert finish.value == b'["a","b","c"]'
+
+
+def test_a_map_that_needs_no_further_item_gives_up_those_under_way_and_ends_with_the_one_that_said_so() -> None:
+    fetch = node(lambda url: url, name="fetch").map_over("url", limit=3, until=lambda result: result == "last")
+    execution = opened(Graph([fetch], name="g", output="fetch"), url=[1, 2, 3, 4])
+    begin(execution)
+    (cancel,) = end(execution, "fetch:0[1]", "last")
+    assert (cancel.op, type(cancel).__name__) == ("fetch:0[2]", "CancelOp")
+    (finish,) = end(execution, "fetch:0[0]", "first")
+    assert isinstance(finish, Finish)
+    assert finish.value == b'["first","last"]'

@@ -89,6 +89,24 @@ class AnswerReader(msgspec.Struct, frozen=True):
         return decode(value, self.type, f"the answer to the approval {self.name!r} taken by {self.op}")
 
 
+class Items:
+    """A map under way: one node, the items that it runs for, and what has come of them."""
+
+    __slots__ = ("arguments", "columns", "count", "end", "failed", "failure", "next", "op", "results", "running")
+
+    def __init__(self, op: str, arguments: dict[str, Value], columns: dict[str, list[Value]], count: int) -> None:
+        self.op, self.arguments, self.columns, self.count = op, arguments, columns, count
+        self.results: list[Value | None] = [None] * count
+        # The item to begin next, and the one after the last that is needed.
+        self.next, self.end = 0, count
+        self.running = self.failed = 0
+        self.failure: Failure | None = None
+
+    def of(self, index: int) -> dict[str, Value]:
+        """The arguments of an item."""
+        return {name: self.columns[name][index] if name in self.columns else v for name, v in self.arguments.items()}
+
+
 class DataflowExecution:
     """One run of a plan."""
 
@@ -129,6 +147,7 @@ class DataflowExecution:
         # Open ops, by path; and how many of them end by themselves: steps and children.
         self._open: dict[str, int] = {}
         self._running = 0
+        self._maps: dict[int, Items] = {}
         self._lost: list[int] = []
         # The first failure; whether nothing new begins because of it; the cancellation.
         self._failure: Failure | None = None
@@ -176,12 +195,18 @@ class DataflowExecution:
         number = self._open.pop(event.op, None)
         if number is not None:
             self._running -= 1
-            self._done(number, Value(event.value))
+            if number in self._maps:
+                self._item_done(number, event.op, Value(event.value))
+            else:
+                self._done(number, Value(event.value))
 
     def _apply_step_skipped(self, event: StepSkipped) -> None:
         number = self._open.pop(event.op, None)
         if number is not None:
             self._running -= 1
+            if number in self._maps:
+                self._item_done(number, event.op, _NONE)
+                return
             self._status[number] = SKIPPED
             self._reasons[number] = f"{event.op} failed, and its policy skips it"
             self._ended(number)
@@ -193,6 +218,8 @@ class DataflowExecution:
         self._running -= 1
         if event.bailed:
             self._finish(Finish(RunStatus.BAILED, bytes(event.output), reason=event.error.message))
+        elif number in self._maps:
+            self._item_failed(number, event.error)
         else:
             self._failed(number, event.error)
 
@@ -222,12 +249,19 @@ class DataflowExecution:
             return
         self._running -= 1
         if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
-            self._done(number, Value(event.value))
-        elif event.error is not None:
-            self._failed(number, event.error)
-        else:
+            if number in self._maps:
+                self._item_done(number, event.op, Value(event.value))
+            else:
+                self._done(number, Value(event.value))
+            return
+        failure = event.error
+        if failure is None:
             error = RunCancelled(f"{self._started.id}/{event.op}", event.reason or None)
-            self._failed(number, describe(error, self._codec))
+            failure = describe(error, self._codec)
+        if number in self._maps:
+            self._item_failed(number, failure)
+        else:
+            self._failed(number, failure)
 
     def _apply_cancel_requested(self, event: CancelRequested) -> None:
         self._cancelled, self._stopping = event, True
@@ -344,33 +378,35 @@ class DataflowExecution:
     # --- what a turn comes to -------------------------------------------------------------------------------------
 
     def _begin(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
-        if node.kind == "step":
-            self._status[number] = OPEN
-            self._open[op] = number
-            self._running += 1
-            self._commands.append(self._run_step(node, op, arguments))
-        elif node.kind == "gate":
+        if node.kind == "gate":
             self._decide(number, node, op, arguments)
         elif node.kind == "wait":
             self._ask(number, node, op, arguments)
+        elif node.mapped is not None:
+            self._map(number, node, op, arguments)
         else:
-            assert node.program is not None
             self._status[number] = OPEN
-            self._open[op] = number
-            self._running += 1
-            program = node.program
-            self._commands.append(
-                StartChild(
-                    op,
-                    program.name,
-                    program.version,
-                    as_object(arguments),
-                    record(arguments),
-                    source=node.where,
-                    own=program,
-                    embedded=True,
-                )
+            self._call(number, node, op, arguments)
+
+    def _call(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        """Wish for a step or a child."""
+        self._open[op] = number
+        self._running += 1
+        if node.program is None:
+            self._commands.append(self._run_step(node, op, arguments))
+            return
+        self._commands.append(
+            StartChild(
+                op,
+                node.program.name,
+                node.program.version,
+                as_object(arguments),
+                record(arguments),
+                source=node.where,
+                own=node.program,
+                embedded=True,
             )
+        )
 
     def _run_step(self, node: Node, op: str, arguments: dict[str, Value]) -> RunStep:
         spec = node.spec
@@ -474,6 +510,97 @@ class DataflowExecution:
                 reads=AnswerReader(self._codec, question.answer, question.name, op),
             )
         )
+
+    # --- maps -----------------------------------------------------------------------------------------------------
+
+    def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
+        mapped = node.mapped
+        assert mapped is not None
+        columns: dict[str, list[Value]] = {}
+        try:
+            for name in mapped.over:
+                if name not in arguments:
+                    raise UsageError(f"{op} is mapped over {name!r}, which has no value; give it a list")
+                columns[name] = self._column(op, name, arguments[name])
+            lengths = {name: len(column) for name, column in columns.items()}
+            if len(set(lengths.values())) > 1:
+                shown = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+                raise UsageError(f"{op} is mapped over lists of different lengths: {shown}; they must agree")
+        except UsageError as error:
+            self._failed(number, describe(error, self._codec))
+            return
+        count = next(iter(lengths.values()))
+        self._commands.append(RecordValue(op, "map", Raw(msgspec.json.encode({"n": count})), node.where))
+        self._status[number] = OPEN
+        self._maps[number] = Items(op, arguments, columns, count)
+        self._go_on(number)
+
+    def _column(self, op: str, name: str, value: Value) -> list[Value]:
+        try:
+            return value.items()
+        except msgspec.MsgspecError:
+            raise UsageError(
+                f"{op} is mapped over {name!r}, and its value is no list: {value.data[:80].decode(errors='replace')}"
+            ) from None
+
+    def _go_on(self, number: int) -> None:
+        """Begin items within the limit; the map has ended when none is left."""
+        node, items = self._plan.nodes[number], self._maps[number]
+        mapped = node.mapped
+        assert mapped is not None
+        if items.failure is None:
+            room = items.end if mapped.limit is None else mapped.limit - items.running
+            while items.next < items.end and room > 0:
+                index, room = items.next, room - 1
+                items.next += 1
+                items.running += 1
+                self._call(number, node, f"{items.op}[{index}]", items.of(index))
+            if not items.running:
+                del self._maps[number]
+                # An item without a result has failed.
+                found = [value or _NONE for value in items.results[: items.end] if value or mapped.on_error != "skip"]
+                self._done(number, Value(joined(found)))
+        elif not items.running:
+            del self._maps[number]
+            self._failed(number, items.failure)
+
+    def _item_done(self, number: int, op: str, value: Value) -> None:
+        items, mapped = self._maps[number], self._plan.nodes[number].mapped
+        assert mapped is not None
+        index = int(op[op.rindex("[") + 1 : -1])
+        items.running -= 1
+        items.results[index] = value
+        if mapped.until is not None and index < items.end:
+            try:
+                returns = self._plan.nodes[number].returns
+                if mapped.until(self._codec.decode(value.data, returns, f"the result of {op}")):
+                    self._end_early(number, items, index + 1)
+            except Exception as error:
+                items.failure = items.failure or describe(error, self._codec)
+        self._go_on(number)
+
+    def _end_early(self, number: int, items: Items, end: int) -> None:
+        """No item from `end` on is needed."""
+        for index in range(end, items.next):
+            if self._open.pop(op := f"{items.op}[{index}]", None) is not None:
+                self._running -= 1
+                items.running -= 1
+                self._commands.append(CancelOp(op, "no further item is needed"))
+        items.end = end
+
+    def _item_failed(self, number: int, failure: Failure) -> None:
+        items, mapped = self._maps[number], self._plan.nodes[number].mapped
+        assert mapped is not None
+        items.running -= 1
+        items.failed += 1
+        most: float = items.count
+        if mapped.on_error == "fail":
+            most = 0
+        elif mapped.tolerate is not None:
+            most = mapped.tolerate * items.count if isinstance(mapped.tolerate, float) else mapped.tolerate
+        if items.failed > most:
+            items.failure = items.failure or failure
+        self._go_on(number)
 
     # --- outcomes -------------------------------------------------------------------------------------------------
 

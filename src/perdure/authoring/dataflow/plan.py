@@ -18,7 +18,8 @@ from perdure.kernel.program import Program
 Kind: TypeAlias = Literal["step", "gate", "wait", "child"]
 OnFailure: TypeAlias = Literal["stop", "continue"]
 OnError: TypeAlias = Literal["fail", "none", "skip"]
-# The way to a part of a value: keys of objects and positions in lists.
+# The way to a part of a value: keys of objects and positions in lists; `EACH` means every item of a list.
+EACH = "*"
 Path: TypeAlias = tuple[str | int, ...]
 
 
@@ -117,6 +118,7 @@ class Mapped(msgspec.Struct, frozen=True):
     over: tuple[str, ...]
     limit: int | None = None
     on_error: OnError = "fail"
+    # How many items may fail: a number, or a share if it is a float.
     tolerate: float | None = None
     chunk: int = 500
     until: Callable[[Any], bool] | None = None
@@ -130,6 +132,8 @@ class Node(msgspec.Struct, frozen=True):
     arguments: tuple[Argument, ...] = ()
     outputs: tuple[str, ...] = ()
     where: str = ""
+    # The type of what it returns; of a map, for each item.
+    returns: Any = Any
     spec: StepSpec | None = None
     program: Program | None = None
     # The function of a gate or a question.

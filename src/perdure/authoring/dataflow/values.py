@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
-from perdure.authoring.dataflow.plan import Path
+from perdure.authoring.dataflow.plan import EACH, Path
 from perdure.kernel.values.arguments import SMALL, digest_of, recorded_values
 from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
 
@@ -40,8 +40,11 @@ class Value:
     def part(self, path: Path) -> Value | None:
         """A part of the value; None if there is none."""
         value = self
-        for key in path:
+        for depth, key in enumerate(path):
             try:
+                if key == EACH:
+                    parts = [item.part(path[depth + 1 :]) or _NULL for item in value.items()]
+                    return Value(joined(parts))
                 if isinstance(key, int):
                     value = value.items()[key]
                 else:
@@ -49,6 +52,9 @@ class Value:
             except (msgspec.MsgspecError, LookupError):
                 return None
         return value
+
+
+_NULL = Value(b"null")
 
 
 def joined(values: Sequence[Value]) -> bytes:

@@ -17,8 +17,8 @@ from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step, refuse_method, seconds, step
 from perdure.authoring.dataflow.build import Draft, Made, Wanted, did_you_mean
+from perdure.authoring.dataflow.plan import EACH, Mapped, OnError, Question
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
-from perdure.authoring.dataflow.plan import Mapped, OnError, Question
 from perdure.authoring.dataflow.plan import Node as PlannedNode
 from perdure.authoring.graph.fits import element_of
 from perdure.errors import UsageError
@@ -112,8 +112,9 @@ class Node(Step[P, R]):
         """The node once for each item of these parameters; its value is the list of results, in order.
 
         Of several parameters the first items belong together, the second ones, and so on. `limit`: how many may run at
-        once. `on_error`: "fail", or None in place of the result ("none"), or no result ("skip"); `tolerate` is the
-        share of items that may fail then. `until`: a function of a result that is true where no further item is needed.
+        once. `on_error`: "fail", or None in place of the result ("none"), or no result ("skip"); `tolerate` is how many
+        items may fail then, or which share of them, as a float. `until`: a pure function of a result that is true where
+        no further item is needed.
         """
         made = copy.copy(self)
         made.mapped = mapped(params, limit, on_error, tolerate, chunk, until)
@@ -133,7 +134,7 @@ class Node(Step[P, R]):
             spec = dataclasses.replace(spec, name=wiring.name)
         outputs = (wiring.name,) if self.outputs is None else self.outputs
         makes, spec = _made(spec, outputs, self.outputs, problems)
-        planned = PlannedNode(wiring.name, "step", outputs=outputs, where=self.where, spec=spec)
+        planned = PlannedNode(wiring.name, "step", outputs=outputs, where=self.where, returns=spec.returns, spec=spec)
         return self.finished(planned, wants, makes, problems)
 
     def finished(
@@ -153,7 +154,7 @@ class Node(Step[P, R]):
                 for one in wants
             )
             makes = tuple(
-                replace(one, type=list[one.type] if one.type is not Any else Any)  # type: ignore[name-defined]
+                replace(one, path=(EACH, *one.path) if one.path else (), type=_results(one.type, self.mapped))
                 for one in makes
             )
             planned = replace(planned, mapped=self.mapped)
@@ -198,7 +199,9 @@ class ProgramNode(Node[P, R]):
             makes += tuple(
                 Made(name, (name,), type, weak=True) for name, type in self.parts.items() if name not in outputs
             )
-        planned = PlannedNode(wiring.name, "child", outputs=outputs, where=self.where, program=self.program)
+        planned = PlannedNode(
+            wiring.name, "child", outputs=outputs, where=self.where, returns=self.program.returns, program=self.program
+        )
         return self.finished(planned, tuple(wants), makes, problems)
 
 
@@ -726,9 +729,9 @@ def mapped(
     if on_error not in get_args(OnError):
         raise WrongValue(f"map_over(on_error={on_error!r:.80}) is 'fail', 'none' or 'skip'")
     if tolerate is not None and (isinstance(tolerate, bool) or not isinstance(tolerate, int | float)):
-        raise WrongValue(f"map_over(tolerate={tolerate!r:.80}) is the share of items that may fail, such as 0.01")
-    if tolerate is not None and not 0 <= tolerate <= 1:
-        raise WrongValue(f"map_over(tolerate={tolerate!r:.80}) is a share between 0 and 1")
+        raise WrongValue(f"map_over(tolerate={tolerate!r:.80}) is how many items may fail: 3, or a share such as 0.01")
+    if tolerate is not None and (tolerate < 0 or (isinstance(tolerate, float) and tolerate > 1)):
+        raise WrongValue(f"map_over(tolerate={tolerate!r:.80}) is a number of items, or a share between 0.0 and 1.0")
     if tolerate is not None and on_error == "fail":
         raise WrongValue("map_over(tolerate=...) is for on_error='none' or 'skip': with 'fail' no item may fail")
     return Mapped(tuple(params), limit, on_error, tolerate, chunk, until)
@@ -768,6 +771,13 @@ def wanted(name: str, inputs: Mapping[str, Any], required: bool, keyword: bool, 
     values = tuple(name_of(one) for one in source) if joined else (source,)
     annotation = element_of(annotation) if joined else annotation
     return Wanted(name, values, joined, required, keyword, annotation)
+
+
+def _results(annotation: Any, mapped: Mapped) -> Any:
+    """The type of the results of a map."""
+    if annotation is Any:
+        return Any
+    return list[annotation | None] if mapped.on_error == "none" else list[annotation]
 
 
 def _check_sources(wiring: Wiring, names: Sequence[str], problems: list[str]) -> None:
