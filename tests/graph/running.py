@@ -30,7 +30,7 @@ class Ran:
 
     def skipped(self) -> dict[str, str]:
         """What was skipped, and why."""
-        return {step.path: getattr(step, "skipped_by", "") for step in self.steps if step.status == "skipped"}
+        return {step.path: step.skipped_by or "" for step in self.steps if step.status == "skipped"}
 
     def __getitem__(self, path: str) -> StepView:
         return next(step for step in self.steps if step.path == path)

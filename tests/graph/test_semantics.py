@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, patched, step
-from perdure.graph import END, Graph, ifelse, node, route
+from perdure import Engine, RunStatus, patched, rule, step
+from perdure.errors import LoopLimit
+from perdure.graph import END, Graph, ifelse, interrupt, node, route
 from tests.graph.running import run
 
 # --- turns ----------------------------------------------------------------------------------------------------------
@@ -161,6 +163,29 @@ def stands_in(half: int = -1) -> int:
 BRANCHES = Graph([odd, even, half, quarter, stands_in, parity], name="branches")
 
 
+@pytest.mark.parametrize(
+    ("x", "ran", "skipped", "outputs"),
+    [
+        (4, ["even:0", "half:0", "quarter:0", "stands_in:0"], ["odd:0"], {"quarter": 1, "stands_in": 2}),
+        (3, ["odd:0", "stands_in:0"], ["even:0", "half:0", "quarter:0"], {"odd": 3, "stands_in": -1}),
+        (0, ["stands_in:0"], ["even:0", "half:0", "odd:0", "quarter:0"], {"stands_in": -1}),
+    ],
+)
+async def test_skips_spread_along_required_values_and_stop_where_something_stands_in(
+    x: int, ran: list[str], skipped: list[str], outputs: dict[str, int]
+) -> None:
+    found = await run(BRANCHES, x=x)
+    assert (found.paths(), found.paths("skipped"), dict(found.output)) == (ran, skipped, outputs)
+
+
+async def test_what_is_skipped_says_why() -> None:
+    skipped = (await run(BRANCHES, x=3)).skipped()
+    assert set(skipped) == {"even:0", "half:0", "quarter:0"}
+    assert "parity" in skipped["even:0"]
+    assert "even" in skipped["half:0"]
+    assert "half" in skipped["quarter:0"]
+
+
 async def test_an_output_that_is_not_there_says_why() -> None:
     outputs = (await run(BRANCHES, x=3)).output
     with pytest.raises(KeyError, match=r"(?s)quarter.*skipped"):
@@ -181,6 +206,26 @@ async def test_after_a_skipped_node_is_satisfied() -> None:
 
     ran = await run(Graph([odd, even, parity, node(last, after=["even"])], name="g"), x=3)
     assert ran.paths() == ["last:0", "odd:0"]
+
+
+async def test_a_condition_that_is_false_skips_its_node() -> None:
+    def refund(total: int) -> str:
+        return f"refunded {total}"
+
+    @node
+    def told(refund: str) -> str:
+        return refund
+
+    @node
+    def total(x: int) -> int:
+        return x
+
+    graph = Graph([total, node(refund, when=lambda total: total > 0), told], name="g")
+    assert dict((await run(graph, x=3)).output) == {"told": "refunded 3"}
+    ran = await run(graph, x=0)
+    assert dict(ran.output) == {}
+    assert set(ran.skipped()) == {"refund:0", "told:0"}
+    assert "when" in ran.skipped()["refund:0"]
 
 
 async def test_a_condition_that_returns_no_bool_fails_the_run() -> None:
@@ -259,6 +304,26 @@ async def test_an_ifelse_takes_nothing_but_a_bool(answer: Any) -> None:
     result = (await run(Graph([odd, gate], name="g"), x=1)).result
     assert result.status is RunStatus.FAILED
     assert "True or False" in str(result.error)
+
+
+async def test_a_recorded_decision_counts_and_the_gate_is_not_asked_again(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    @route(targets=["odd", "even"])
+    def gate(x: int) -> object:
+        asked.append(x)
+        return "odd" if len(asked) == 1 else "even"
+
+    @interrupt(answer=int)
+    def wait(odd: int) -> str:
+        return "?"
+
+    graph, url = Graph([odd, even, gate, wait], name="g"), f"sqlite:///{tmp_path / 'g.db'}"
+    async with Engine(url, [graph]) as engine:
+        assert (await engine.run(graph(x=1), id="r")).interrupted
+    async with Engine(url, [graph]) as engine:
+        assert (await engine.run(graph, answers={"wait": 5}, id="r")).output == {"wait": 5}
+    assert asked == [1]
 
 
 def test_end_is_no_string() -> None:
@@ -356,6 +421,16 @@ def report(agent: int, tool: int = -1) -> str:
     return f"{agent} {tool}"
 
 
+async def test_a_loop_without_a_gate_back_goes_round_as_long_as_its_values_are_produced() -> None:
+    ran = await run(
+        Graph([agent, tool, needs_a_tool, report], name="tools", loops=["agent"], output=report), question="?"
+    )
+    # 1, 2 → 3, 6 → 7, 14 → 15; in the last round the tool was skipped
+    assert ran.output == "15 -1"
+    assert ran.paths() == ["agent:0", "agent:1", "agent:2", "agent:3", "report:0", "tool:0", "tool:1", "tool:2"]
+    assert ran.paths("skipped") == ["tool:3"]
+
+
 async def test_a_node_that_takes_its_own_output_carries_it_over_rounds() -> None:
     @node
     def total(agent: int, total: int = 100) -> int:
@@ -371,8 +446,65 @@ async def test_a_node_that_takes_its_own_output_carries_it_over_rounds() -> None
     assert dict(ran.output) == {"total": 203}
 
 
+async def test_a_loop_that_goes_round_too_often_fails_names_its_gate_and_goes_on_by_a_retry() -> None:
+    calls: list[str] = []
+
+    @node
+    def draft(topic: str, feedback: str = "") -> str:
+        calls.append(feedback)
+        return f"{topic}{feedback}"
+
+    graph = Graph([draft, *WRITE[1:]], name="write", loops=["draft"], max_rounds=3)
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(topic="ab"), id="r")
+        assert result.status is RunStatus.FAILED
+        assert isinstance(result.error, LoopLimit)
+        assert all(word in str(result.error) for word in ("draft", "good_enough", "max_rounds", "3"))
+        again = await (await engine.retry("r", max_rounds=10)).outcome()
+        assert again.status is RunStatus.COMPLETED
+        assert again.output == {"publish": "ab!!!!!!!! (10)"}
+    assert len(calls) == 5
+
+
 async def test_a_loop_of_exactly_as_many_rounds_as_it_may_have_ends_well() -> None:
     assert dict((await run(Graph(WRITE, name="write", loops=["draft"], max_rounds=5), topic="ab")).output)
+
+
+async def test_loops_within_loops_count_anew_in_each_round() -> None:
+    @node
+    def outer(n: int, total: int = 0) -> int:
+        return total
+
+    @node
+    def inner(outer: int, more: int = 0) -> int:
+        return more
+
+    @node(outputs="more")
+    def add(inner: int) -> int:
+        return inner + 1
+
+    @route(targets=["inner", END])
+    def inner_again(more: int) -> object:
+        return END if more == 3 else "inner"
+
+    @node
+    def total(outer: int, more: int) -> int:
+        return outer + more
+
+    @route(targets=["outer", END])
+    def outer_again(total: int, n: int) -> object:
+        return END if total >= n else "outer"
+
+    graph = Graph(
+        [outer, inner, add, inner_again, total, outer_again], name="g", loops=["outer", "inner"], max_rounds=4
+    ).select("total")
+    ran = await run(graph, n=9)
+    # Three rounds of the inner loop in each of three rounds of the outer one: more than the four that either may have.
+    assert dict(ran.output) == {"total": 9}
+    assert [path for path in ran.paths() if path.startswith(("inner", "outer"))] == [
+        *(f"inner:{i}" for i in range(9)),
+        *(f"outer:{i}" for i in range(3)),
+    ]
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
@@ -401,6 +533,62 @@ def apart(x: int) -> int:
 @node
 def behind(apart: int) -> int:
     return apart
+
+
+async def test_a_failure_stops_the_graph_and_what_runs_is_recorded() -> None:
+    broken = asyncio.Event()
+
+    @node
+    async def breaks(x: int) -> int:
+        broken.set()
+        raise ValueError("broken")
+
+    @node
+    async def apart(x: int) -> int:
+        await broken.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return x
+
+    ran = await run(Graph([breaks, needs_it, apart, behind], name="g"), x=1)
+    assert ran.result.status is RunStatus.FAILED
+    assert isinstance(ran.result.error, ValueError)
+    assert ran.paths() == ["apart:0"]
+    assert ran.paths("failed") == ["breaks:0"]
+    assert "needs_it:0" in ran.paths("blocked")
+
+
+async def test_a_graph_that_continues_runs_all_that_does_not_need_what_failed() -> None:
+    ran = await run(Graph([breaks, needs_it, needs_that, apart, behind], name="g", on_failure="continue"), x=1)
+    assert ran.result.status is RunStatus.FAILED
+    assert ran.paths() == ["apart:0", "behind:0"]
+    assert ran.paths("blocked") == ["needs_it:0", "needs_that:0"]
+    assert "breaks" in (ran["needs_it:0"].skipped_by or "")
+
+
+@pytest.mark.parametrize("on_failure", ["stop", "continue"])
+async def test_a_step_keeps_its_own_policy_whatever_runs_beside_it(on_failure: Any) -> None:
+    @node
+    def skipped(x: int) -> int:
+        raise ValueError("broken")
+
+    @node
+    def saved(x: int) -> int:
+        raise ValueError("broken")
+
+    @node
+    def sum_of(saved: int, behind: int, skipped: int = 100) -> int:
+        return saved + behind + skipped
+
+    @node
+    def gone(skipped: int) -> int:
+        return skipped
+
+    rules = [rule("skipped", on_failure="skip"), rule("saved", fallback=lambda failed: 7)]
+    graph = Graph([skipped, saved, apart, behind, sum_of, gone], name="g", on_failure=on_failure, rules=rules)
+    ran = await run(graph, x=1)
+    assert dict(ran.output) == {"sum_of": 108}
+    assert {"skipped:0", "gone:0"} <= set(ran.paths("skipped"))
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------

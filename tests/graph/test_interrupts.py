@@ -1,0 +1,204 @@
+"""A person is asked: what a graph shows, who answers, and what runs meanwhile and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import Engine, RunStatus, bail, connect
+from perdure.errors import AnswerRejected
+from perdure.graph import Graph, InterruptNode, interrupt, node
+from perdure.kernel.events import WaitOpened
+from perdure.testing.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Question:
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    approved: bool
+
+
+@node
+def draft(query: str) -> str:
+    return f"draft of {query}"
+
+
+@interrupt(answer=Decision)
+def sign_off(draft: str) -> Question:
+    return Question("needs a person", draft)
+
+
+@node
+def publish(draft: str, sign_off: Decision) -> str:
+    if not sign_off.approved:
+        bail(reason="rejected", outputs={"status": "rejected"})
+    return f"published {draft}"
+
+
+ASKING = Graph([draft, sign_off, publish], name="asking", output=publish)
+
+
+async def test_a_run_comes_back_when_nothing_can_go_on_without_a_person() -> None:
+    async with Engine("memory://", [ASKING]) as engine:
+        result = await engine.run(ASKING(query="q"), id="c-1")
+        assert (result.interrupted, result.interrupt_name) == (True, "sign_off")
+        assert result.suspend_payload == Question("needs a person", "draft of q")
+        assert result.resume_schema is Decision
+        assert [(asked.path, asked.name) for asked in result.interrupts] == [("sign_off:0", "sign_off")]
+        result = await engine.run(ASKING, answers={"sign_off": Decision(True)}, id="c-1")
+        assert (result.status, result.output, result.interrupted) == (
+            RunStatus.COMPLETED,
+            "published draft of q",
+            False,
+        )
+
+
+async def test_an_answer_comes_from_any_process(tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path / 'g.db'}"
+    async with Engine(url, [ASKING]) as engine:
+        assert (await engine.run(ASKING(query="q"), id="c-1")).interrupted
+    async with connect(url) as client:
+        await client.approve("c-1", "sign_off", Decision(True))
+    async with Engine(url, [ASKING]) as engine:
+        assert (await engine.run(ASKING, id="c-1")).output == "published draft of q"
+
+
+async def test_an_answer_that_is_known_before_is_never_asked_for() -> None:
+    async with Engine("memory://", [ASKING]) as engine:
+        result = await engine.run(ASKING(query="q", sign_off=Decision(True)), id="c-2")
+        assert result.output == "published draft of q"
+        assert not any(isinstance(entry.event, WaitOpened) for entry in await engine.journal("c-2"))
+
+
+async def test_a_bail_in_a_node_ends_the_run_with_its_outputs_and_is_not_retried() -> None:
+    async with Engine("memory://", [ASKING]) as engine:
+        result = await engine.run(ASKING(query="q", sign_off=Decision(False)), id="c-3")
+        assert result.status is RunStatus.BAILED
+        output: Any = result.output
+        assert output == {"status": "rejected"}
+        [step] = [step for step in await engine.steps("c-3") if step.path == "publish:0"]
+        assert step.attempt == 1
+
+
+@pytest.mark.parametrize("answer", ["yes", {"approved": "perhaps"}, 3, {}])
+async def test_an_answer_of_the_wrong_type_is_refused_and_the_question_stays_open(answer: Any) -> None:
+    async with Engine("memory://", [ASKING]) as engine:
+        await engine.run(ASKING(query="q"), id="c-4")
+        with pytest.raises(AnswerRejected):
+            await engine.approve("c-4", "sign_off", answer)
+        assert (await engine.run(ASKING, answers={"sign_off": Decision(True)}, id="c-4")).status is RunStatus.COMPLETED
+
+
+@dataclass(frozen=True)
+class SuspendReason:
+    reason: str
+
+
+@node
+def approval_prompt(query: str) -> SuspendReason:
+    return SuspendReason(f"may I {query}?")
+
+
+async def test_the_seeds_form_asks_the_same() -> None:
+    approval = InterruptNode(
+        name="approval", input_param="approval_prompt", response_schema=Decision, suspend_schema=SuspendReason
+    )
+
+    @node
+    def done(approval: Decision) -> bool:
+        return approval.approved
+
+    graph = Graph([approval_prompt, approval, done], name="g", output=done)
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(query="go"), id="c")
+        assert (result.interrupt_name, result.suspend_payload) == ("approval", SuspendReason("may I go?"))
+        assert result.resume_schema is Decision
+        assert (await engine.run(graph, answers={"approval": Decision(True)}, id="c")).output is True
+
+
+def ask(name: str) -> Any:
+    """An interrupt of this name."""
+
+    def question(x: int) -> str:
+        return f"{name} {x}?"
+
+    question.__name__ = question.__qualname__ = name
+    return interrupt(answer=int)(question)
+
+
+async def test_parallel_questions_are_answered_one_by_one_and_none_is_asked_again() -> None:
+    @node
+    def both(left: int, right: int) -> int:
+        return left * 10 + right
+
+    graph = Graph([ask("left"), ask("right"), both], name="g", output=both)
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1), id="c")
+        assert [asked.name for asked in result.interrupts] == ["left", "right"]
+        result = await engine.run(graph, answers={"right": 2}, id="c")
+        assert [asked.name for asked in result.interrupts] == ["left"]
+        assert (await engine.run(graph, answers={"left": 1}, id="c")).output == 12
+        opened = [entry.event.op for entry in await engine.journal("c") if isinstance(entry.event, WaitOpened)]
+        assert sorted(opened) == ["left:0", "right:0"]
+
+
+async def test_a_question_in_a_nested_graph_does_not_begin_it_again() -> None:
+    calls: list[int] = []
+
+    @node
+    def before(x: int) -> int:
+        calls.append(x)
+        return x
+
+    @node
+    def answered(before: int, really: int) -> int:
+        return before + really
+
+    inner = Graph([before, ask("really"), answered], name="inner", output=answered)
+
+    @node
+    def after(first: int, second: int) -> int:
+        return first * 100 + second
+
+    graph = Graph([inner.as_node(name="first"), inner.as_node(name="second"), after], name="g", output=after)
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1), id="c")
+        assert [asked.path for asked in result.interrupts] == ["first:0/really:0", "second:0/really:0"]
+        await engine.approve("c", "second:0/really:0", 2)
+        assert (await engine.run(graph, answers={"first:0/really:0": 1}, id="c")).output == 203
+    assert calls == [1, 1]
+
+
+@pytest.mark.parametrize("on_timeout", [False, True])
+def test_a_question_that_nobody_answers_fails_unless_a_value_stands_in(on_timeout: bool) -> None:
+    more: dict[str, Any] = {"on_timeout": 7} if on_timeout else {}
+
+    @interrupt(answer=int, timeout=timedelta(days=3), **more)
+    def really(x: int) -> str:
+        return "really?"
+
+    @node
+    def done(really: int) -> int:
+        return really
+
+    graph = Graph([really, done], name="g", output=done)
+    sim = Simulation(1)
+
+    async def scenario() -> Any:
+        async with sim.engine([graph]) as engine:
+            handle = await engine.start(graph(x=1), id="c")
+            await sim.advance(days=2)
+            assert await handle.status() == "waiting"
+            await sim.advance(days=1, minutes=1)
+            return await handle.outcome()
+
+    result = sim.play(scenario())
+    assert (result.status, result.output) == ((RunStatus.COMPLETED, 7) if on_timeout else (RunStatus.FAILED, None))
