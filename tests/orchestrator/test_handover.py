@@ -299,7 +299,7 @@ async def test_a_step_whose_start_is_on_its_way_to_the_store_does_not_hold_up_th
 
 async def test_signs_of_life_go_on_while_a_step_has_its_grace() -> None:
     parts, store = Parts(), MemoryStore()
-    engine = Engine(store, [parts.flow], name="w1", recovery=Recovery(lease=3, grace=100 * PATIENCE))
+    engine = Engine(store, [parts.flow], name="w1", recovery=Recovery(lease=9, grace=100 * PATIENCE))
 
     async def expires() -> float:
         lease = await store.leases.get(f"{ORCHESTRATOR}w1", engine.clock.now())

@@ -542,6 +542,6 @@ async def test_an_orchestrator_shows_that_it_lives_while_it_recovers(monkeypatch
         return await owned(*args)
 
     monkeypatch.setattr(found.runs, "owned", slowly)
-    brief = Recovery(lease=0.3, grace=0)
+    brief = Recovery(lease=3, grace=0)
     async with asyncio.timeout(PATIENCE), Engine(found, [resting], name="a", leases=leases, recovery=brief):
         await eventually(lambda: began == ["x", "x"])
