@@ -132,6 +132,8 @@ class Engine(Client):
         # Another process on the store is another orchestrator, and has another name.
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._lasting: Name | None = None
+        # The file whose workflows it executes, for the name, where that is not the script of the process.
+        self.module = ""
         self._unnamed = name is None and not opened.url.startswith("memory:")
         self._rules = rules_of(rules, "Engine(rules=...)")
         self._serves = None if serves is None else _names(serves)
@@ -249,7 +251,7 @@ class Engine(Client):
 
     async def _start(self, look: bool) -> None:
         if self._unnamed:
-            self._lasting = Name(self.store.url, self._programs, self._serves)
+            self._lasting = Name(self.store.url, self._programs, self._serves, self.module)
             self.name = self._lasting.take()
         self._scheduled.open()
         orchestrator = self._orchestrator = self._local.orchestrator = Orchestrator(

@@ -154,14 +154,13 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
         if kind == "step":
             spec = replace(spec, fails="failures" in features and draw(st.integers(0, 3)) == 0)
             spec = replace(spec, outputs=draw(st.sampled_from([(name,), (name,), (f"v{i}",), (f"v{i}", f"w{i}"), ()])))
-        if "maps" in features and kind != "interrupt" and len(spec.outputs) == 1:
-            if lists and spec.takes and draw(st.booleans()):
-                first = Take(spec.takes[0].name, (draw(st.sampled_from(sorted(lists))),))
-                on_error = draw(st.sampled_from(["fail", "none", "skip"]))
-                spec = replace(spec, takes=(first, *spec.takes[1:]), over=(first.name,), on_error=on_error)
-                lists |= set(spec.outputs)
-            elif kind == "step" and draw(st.booleans()):
+        if "maps" in features:
+            if kind == "step" and len(spec.outputs) == 1 and draw(st.booleans()):
                 spec = replace(spec, many=True)
+                lists |= set(spec.outputs)
+            over = [take.name for take in spec.takes if not take.join and take.values[0] in lists]
+            if over and len(spec.outputs) == 1 and not spec.many and all(take.default is None for take in spec.takes):
+                spec = replace(spec, over=tuple(over[:1]), on_error=draw(st.sampled_from(["fail", "none", "skip"])))
                 lists |= set(spec.outputs)
         specs.append(spec)
         values += spec.outputs

@@ -94,7 +94,9 @@ class _Task:
         recovery: Recovery = options.get("recovery", Recovery())
         with self.termination.heeded(recovery.grace), progress_line(self._program.name, None) as line:
             programs, observer = list(self._module.programs.values()), self._observer(line)
-            async with Engine(self._store, programs, on_commit=observer, **options) as engine:
+            made = Engine(self._store, programs, on_commit=observer, **options)
+            made.module = self._module.file
+            async with made as engine:
                 result = await self._result(engine, line)
                 view, steps = await engine.get(result.run_id), await engine.steps(result.run_id, inputs=False)
                 output = engine.codec.encode(result.output, "the result")

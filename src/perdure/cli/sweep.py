@@ -39,6 +39,7 @@ def sweep(
         resources=target.resources,
         **options,
     )
+    engine.module = target.file
     report = asyncio.run(
         engine.sweep(max_timers=max_timers, max_schedules=max_schedules, max_runs=max_runs, until=until)
     )

@@ -36,6 +36,8 @@ class Target:
     codecs: tuple[TypeCodec[Any], ...] = ()
     schedules: tuple[Schedule, ...] = ()
     resources: Mapping[str, Any] | None = None
+    # Where it is.
+    file: str = ""
 
     def pick(self, name: str) -> Program:
         """The program of that name, or the only program when `name` is empty."""
@@ -97,6 +99,7 @@ def load(place: str) -> Target:
         codecs,
         tuple(schedules.values()),
         resources if isinstance(resources, Mapping) else None,
+        os.path.abspath(getattr(module, "__file__", None) or place),
     )
 
 

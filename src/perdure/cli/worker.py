@@ -83,6 +83,7 @@ def worker(
         recovery=recovery,
         **options,
     )
+    engine.module = target.file
     try:
         _run(_work(engine, target, options["queues"], options.get("serves"), recovery.grace))
     except asyncio.CancelledError:

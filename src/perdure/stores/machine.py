@@ -50,21 +50,28 @@ class Name:
     It is made of the host, the program, and what distinguishes programs that must not share a name: what they can
     execute, the store, and the folder in which the lock on the name lies. So two containers with one host name and a
     folder each have different names, and a program that comes back with other workflows does as well.
+
+    The program is the script of the process, or `module`: the file whose workflows a command executes.
     """
 
-    def __init__(self, store: str, programs: Iterable[str], serves: Iterable[str] | None) -> None:
+    def __init__(self, store: str, programs: Iterable[str], serves: Iterable[str] | None, module: str = "") -> None:
+        self._module = module
         self._what = "\0".join([store, *sorted(programs), "", *sorted(serves or ("*",))])
         self._file: int | None = None
 
     def take(self) -> str:
         """Take the first name of this program that no living process has."""
         folder = shared_folder("names")
-        script = os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
+        script = self._module or (sys.argv[0] if sys.argv and sys.argv[0] != "-c" else "")
+        script = os.path.abspath(script) if script else "python"
         host = re.sub(r"[^\w.-]+", "-", socket.gethostname()) or "host"
         stem = os.path.splitext(os.path.basename(script))[0]
         if stem == "__main__":
             stem = os.path.basename(os.path.dirname(script))
         program = re.sub(r"[^\w.-]+", "-", stem) or "python"
+        if self._module:
+            # Files of one name in several folders are several programs.
+            program += "-" + hashlib.blake2b(os.path.dirname(script).encode(), digest_size=2).hexdigest()
         if folder is None:
             return f"{host}:{program}:{os.getpid()}-{secrets.token_hex(2)}"
         at = os.stat(folder)
