@@ -391,7 +391,7 @@ class Engine(Client):
 
     def _committed(self, id: str, append: Append) -> None:
         if self._base.followers.followed:
-            self._base.followers.committed(append.run_id, append.next_seq)
+            self._base.followers.committed(append.run_id, append.next_seq, append.row is not None)
         if self._commits is not None:
             self._commits.notify(id, (id, append))
 

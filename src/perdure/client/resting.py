@@ -93,7 +93,7 @@ class Rest:
     async def _at_rest(self, run_id: str) -> RunState:
         """The state of a run as soon as it rests."""
         state = RunState(run_id)
-        with self._base.followers.follow(run_id) as follower:
+        with self._base.followers.follow(run_id, status_only=True) as follower:
             while True:
                 batches = await self._base.store.journal.read(run_id, state.next_seq)
                 for batch in batches:

@@ -169,11 +169,13 @@ class RunWaiters:
 class Follower:
     """A caller that follows a journal."""
 
-    __slots__ = ("_followers", "_waiter", "closed", "head", "run_id")
+    __slots__ = ("_followers", "_waiter", "closed", "head", "run_id", "status_only")
 
-    def __init__(self, followers: JournalFollowers, run_id: str) -> None:
+    def __init__(self, followers: JournalFollowers, run_id: str, status_only: bool) -> None:
         self._followers = followers
         self.run_id = run_id
+        # Whether it need not be notified of what leaves the run's row as it is.
+        self.status_only = status_only
         # The number of the next event, as far as is known; None when the journal is gone.
         self.head: int | None = 0
         # Why it is notified of nothing any more.
@@ -232,9 +234,9 @@ class JournalFollowers:
         self._changes: Subscription | None = None
 
     @contextmanager
-    def follow(self, run_id: str) -> Iterator[Follower]:
-        """Follow a journal while this is open."""
-        follower = Follower(self, run_id)
+    def follow(self, run_id: str, *, status_only: bool = False) -> Iterator[Follower]:
+        """Follow a journal while this is open; with `status_only`, only where the status of the run may change."""
+        follower = Follower(self, run_id, status_only)
         self._grew = asyncio.get_running_loop().time()
         self.followed.setdefault(run_id, set()).add(follower)
         try:
@@ -250,10 +252,11 @@ class JournalFollowers:
             if not followers:
                 del self.followed[run_id]
 
-    def committed(self, run_id: str, next_seq: int) -> None:
-        """This process has written to a journal."""
+    def committed(self, run_id: str, next_seq: int, changed: bool) -> None:
+        """This process has written to a journal; `changed`: also the run's row."""
         for follower in self.followed.get(run_id, ()):
-            follower.notify(next_seq)
+            if changed or not follower.status_only:
+                follower.notify(next_seq)
 
     def subscribe(self) -> None:
         """See that followers are notified of what other processes write."""

@@ -277,11 +277,15 @@ class DataflowExecution:
         self._turns[number] += 1
         if node.gates and not self._is_chosen(node, number, op):
             return
-        self._lost.clear()
+        if self._lost:
+            self._lost.clear()
         arguments = self._gather(node.arguments)
         condition = None if node.when is None else self._gather(node.when.arguments)
+        readers, kept = self._readers, self._plan.kept
         for producer in self._plan.reads[number]:
-            self._taken(producer)
+            readers[producer] -= 1
+            if not readers[producer] and producer not in kept:
+                self._values[producer] = _NONE  # it was the last one to take it
         for lost in self._lost:
             if self._status[lost] >= FAILED:
                 self._not_run(number, op, BLOCKED, lost, f"{self._op(lost)} failed")
@@ -292,7 +296,15 @@ class DataflowExecution:
             return
         if node.when is not None and condition is not None and not self._holds(number, op, node.when, condition):
             return
-        self._begin(number, node, op, arguments)
+        if node.kind == "gate":
+            self._decide(number, node, op, arguments)
+        elif node.kind == "wait":
+            self._ask(number, node, op, arguments)
+        elif node.mapped is not None:
+            self._map(number, node, op, arguments)
+        else:
+            self._status[number] = OPEN
+            self._call(number, node, op, arguments)
 
     def _is_chosen(self, node: Node, number: int, op: str) -> bool:
         """Whether a gate chose this node."""
@@ -300,7 +312,7 @@ class DataflowExecution:
             if number in self._chosen.get(gate, ()):
                 return True
         for producer in self._plan.reads[number]:
-            self._taken(producer)
+            self._readers[producer] -= 1
         failed = next((gate for gate in node.gates if self._status[gate] >= FAILED), None)
         if failed is not None:
             self._not_run(number, op, BLOCKED, failed, f"{self._op(failed)} failed")
@@ -343,9 +355,7 @@ class DataflowExecution:
         return None
 
     def _find(self, source: Source) -> Value | None:
-        kind = type(source)
-        if kind is Output:
-            assert isinstance(source, Output)
+        if isinstance(source, Output):
             if self._status[source.node] == DONE:
                 value = self._values[source.node]
                 assert value is not None
@@ -355,8 +365,7 @@ class DataflowExecution:
                     return part
             self._lost.append(source.node)
             return None
-        if kind is Input:
-            assert isinstance(source, Input)
+        if isinstance(source, Input):
             return self._input.get(source.name)
         if isinstance(source, Carried):
             return self._carry[source.slot]
@@ -369,24 +378,7 @@ class DataflowExecution:
         assert isinstance(source, FirstOf)
         return next((value for one in source.parts if (value := self._find(one)) is not None), None)
 
-    def _taken(self, producer: int) -> None:
-        """A node has had the value of another: forget it after the last one."""
-        self._readers[producer] -= 1
-        if not self._readers[producer] and producer not in self._plan.kept:
-            self._values[producer] = _NONE
-
     # --- what a turn comes to -------------------------------------------------------------------------------------
-
-    def _begin(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
-        if node.kind == "gate":
-            self._decide(number, node, op, arguments)
-        elif node.kind == "wait":
-            self._ask(number, node, op, arguments)
-        elif node.mapped is not None:
-            self._map(number, node, op, arguments)
-        else:
-            self._status[number] = OPEN
-            self._call(number, node, op, arguments)
 
     def _call(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         """Wish for a step or a child."""
@@ -651,19 +643,17 @@ class DataflowExecution:
 
     def _ended(self, number: int) -> None:
         """A node has had its turn: tell those behind it, and the region that it is in."""
+        unmet = self._unmet
         for consumer in self._plan.consumers[number]:
-            self._meet(consumer)
+            unmet[consumer] -= 1
+            if not unmet[consumer]:
+                heapq.heappush(self._ready, consumer)
         region = self._plan.region[number]
         while region >= 0:
             self._left[region] -= 1
             if self._left[region] or not region or self._begins_again(region):
                 return
             region = self._plan.regions[region].parent
-
-    def _meet(self, number: int) -> None:
-        self._unmet[number] -= 1
-        if not self._unmet[number]:
-            heapq.heappush(self._ready, number)
 
     # --- loops ----------------------------------------------------------------------------------------------------
 
@@ -688,7 +678,9 @@ class DataflowExecution:
             return True
         self._reset(number)
         for _, consumer in region.exports:
-            self._meet(consumer)
+            self._unmet[consumer] -= 1
+            if not self._unmet[consumer]:
+                heapq.heappush(self._ready, consumer)
         return False
 
     def _next_round(self, number: int) -> None:

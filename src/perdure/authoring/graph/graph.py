@@ -521,13 +521,14 @@ def _member(given: Any) -> Member:
 def _drafts(members: Iterable[Member], frame: Any) -> tuple[Draft, ...]:
     found = []
     for member in members:
-        if isinstance(member, Program):
+        if isinstance(member, Node | Gate):
+            found.append(member.draft())
+        elif isinstance(member, Step):
+            found.append(Node(member.spec).draft())
+        else:
             where = f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
             parts = getattr(member, "parts", {})
-            member = ProgramNode(member, Wiring(member.name), None, where, parts)
-        elif isinstance(member, Step) and not isinstance(member, Node):
-            member = Node(member.spec)
-        found.append(member.draft())
+            found.append(ProgramNode(member, Wiring(member.name), None, where, parts).draft())
     return tuple(found)
 
 

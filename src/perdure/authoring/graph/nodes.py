@@ -475,7 +475,8 @@ class NodeDecorator:
         """The node of a function, a step or a program; its annotations are resolved `depth` frames above."""
         if isinstance(given, Gate | InterruptNode):
             raise TypeError(f"node({given.name}): it is a node already; give its options to @route or @interrupt")
-        if isinstance(given, Program):
+        # A protocol is slow to check: the other kinds come first.
+        if not isinstance(given, Step) and isinstance(given, Program):
             if self._options:
                 raise TypeError(f"node({given.name}, {next(iter(self._options))}=...): a program has no such option")
             parts = getattr(given, "parts", {})
