@@ -336,7 +336,7 @@ async def test_a_signal_that_comes_first_wins_over_the_parking() -> None:
 async def test_300_runs_are_replayed_in_short_turns_and_read_once() -> None:
     store, clock = MemoryStore(), FakeClock()
     async with engine_of(store, clock, listening) as engine:
-        for n in range(60):
+        for n in range(300):
             _ = await engine.start(listening(n), id=f"run {n}", tags={"of": "us"})
         await until(lambda: _all(engine, RunStatus.WAITING))
     called.clear()
