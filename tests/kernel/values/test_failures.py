@@ -198,6 +198,7 @@ def _one_of_each() -> list[PerdureError]:
     ]
     values: dict[str, Any] = {
         "size": 5,
+        "rounds": 6,
         "limit": 4,
         "seq": 3,
         "found": 1,
