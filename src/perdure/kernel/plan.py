@@ -408,6 +408,8 @@ def wake(state: RunState, open_steps: Mapping[str, RunStep], now: float, room: i
             continue
         elif open_op.kind != "step":
             result.events.append(WaitResolved(op, "timer" if open_op.kind == "timer" else "timeout"))
+        elif op not in open_steps:
+            continue  # of a node that was retired
         elif len(result.calls) < room:
             _try_again(op, open_op, open_steps[op], result)
             result.barrier |= open_steps[op].spec.at_most_once
@@ -438,8 +440,8 @@ def adopt(state: RunState, open_steps: Mapping[str, RunStep]) -> Plan:
     """
     result = Plan([], [], [])
     for op, open_op in state.ops.items():
-        if not open_op.running:
-            continue
+        if not open_op.running or op not in open_steps:
+            continue  # not under way, or of a node that was retired
         command = open_steps[op]
         if command.spec.at_most_once:
             error = describe(OutcomeUnknown(op, step_key(state.keys, op)), _PLAIN)

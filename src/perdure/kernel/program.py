@@ -29,7 +29,8 @@ class Execution(Protocol):
     """One run of a program in memory: a state machine that takes events and returns commands.
 
     `advance` must depend on nothing but the events it has received, in order. One that sets `by_data` to True has no
-    order among its ops but that of their values: new ones may begin beside those that the journal holds.
+    order among its ops but that of their values: new ones may begin beside those that the journal holds. One that has
+    `retires(op)` says which recorded ops, that it does not ask for, are passed over.
     """
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:

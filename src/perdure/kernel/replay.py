@@ -304,7 +304,9 @@ class Replay:
         self._outcomes += 1
         path = self.state.child_of(event.op) if self._children else ""
         if path:
-            child, rules = self._children[path]
+            child, rules = self._children.get(path, (None, None))
+            if child is None:
+                return  # of a node that was retired
             self._add_commands(
                 child.advance(replace(event, op=event.op[len(path) + 1 :]), at, decoded), path, rules, at
             )
@@ -364,6 +366,8 @@ class Replay:
 
     def _start_child(self, event: ChildStarted, at: float) -> None:
         command = self.wishes.get(event.op)
+        if command is None and self._is_retired(event.op):
+            return
         if not isinstance(command, StartChild) or not _is_child(command, event):
             self._diverge(recorded_op(event))
         del self.wishes[event.op]
@@ -422,6 +426,8 @@ class Replay:
 
     def _match_step(self, event: StepStarted) -> None:
         command = self.wishes.get(event.op) or self.held.get(event.op)
+        if command is None and self._is_retired(event.op):
+            return
         # No hash of inputs: it was redacted.
         if type(command) is not RunStep or (
             event.inputs and event.inputs != command.inputs_hash and not same_call(event.inputs, command)
@@ -439,6 +445,8 @@ class Replay:
 
     def _match(self, event: WaitOpened | ValueRecorded) -> Command | None:
         command = self.wishes.get(event.op)
+        if command is None and self._is_retired(event.op):
+            return None
         if not _asks_for(command, event):
             self._diverge(recorded_op(event))
         del self.wishes[event.op]
@@ -501,6 +509,15 @@ class Replay:
         if found is not None:
             op, recorded = found
             self._diverge(OpView("op", recorded, op_name(recorded)), wished_op(wishes[op]))
+
+    def _is_retired(self, op: str) -> bool:
+        """Whether a recorded op is passed over: its execution has said that it no longer asks for it."""
+        path = self.state.child_of(op)
+        while path and path not in self._children:
+            path = self.state.child_of(path)
+        execution = self._children[path][0] if path else self.execution
+        retires = getattr(execution, "retires", None)
+        return retires is not None and bool(retires(op[len(path) + 1 :] if path else op))
 
     def _by_data(self, op: str) -> bool:
         """Whether an op belongs to an execution whose ops have no order but that of their values."""

@@ -230,10 +230,10 @@ class _Builder:
                 for value in wanted.values:
                     for maker, made in self._makers.get(value, ()):
                         self._check_type(number, wanted, maker, made)
-                        if maker == number:
-                            self._own.add(number)
-                        else:
+                        if maker != number:
                             self._data[number].add(maker)
+                        elif not made.weak:
+                            self._own.add(number)
             for before in draft.after:
                 if before not in nodes:
                     hint = did_you_mean(before, nodes)

@@ -74,6 +74,8 @@ WAITING, OPEN, DONE, SKIPPED, FAILED, BLOCKED = range(6)
 # Under this key, the result of a program tells which values it has not, and why.
 SKIPS = "$skipped"
 _NONE = Value(b"null")
+# Why a graph ends that is a node of another: it lets end what runs, and gives up what waits.
+DRAIN = "something beside it failed"
 
 
 class AnswerReader(msgspec.Struct, frozen=True):
@@ -176,6 +178,10 @@ class DataflowExecution:
     def close(self) -> None:
         """Nothing is held but memory."""
 
+    def retires(self, op: str) -> bool:
+        """Whether a recorded op is that of a node that the plan has retired."""
+        return op.partition(":")[0] in self._plan.retired
+
     def _apply_run_claimed(self, event: RunClaimed) -> None:
         input = named_input(self._started.input, event.names)
         if not self._past.replaying:
@@ -266,14 +272,19 @@ class DataflowExecution:
     def _apply_cancel_requested(self, event: CancelRequested) -> None:
         self._cancelled, self._stopping = event, True
         for op, number in self._open.items():
-            if self._plan.nodes[number].kind == "child":
+            if self._plan.nodes[number].kind == "child" and (event.reason != DRAIN or self._can_drain(number)):
                 self._commands.append(CancelOp(op, event.reason or "the run is cancelled"))
+
+    def _can_drain(self, number: int) -> bool:
+        """Whether a node is a child that ends by itself when it is told to: another graph."""
+        program = self._plan.nodes[number].program
+        return program is not None and program.decides
 
     # --- turns ----------------------------------------------------------------------------------------------------
 
     def _turn(self, number: int) -> None:
         node = self._plan.nodes[number]
-        op = f"{node.name}:{self._turns[number]}"
+        op = self._op_of(node, self._turns[number])
         self._turns[number] += 1
         if node.gates and not self._is_chosen(node, number, op):
             return
@@ -305,6 +316,14 @@ class DataflowExecution:
         else:
             self._status[number] = OPEN
             self._call(number, node, op, arguments)
+
+    def _op_of(self, node: Node, turn: int) -> str:
+        """The op path of a turn; a node that was renamed keeps the name under which this turn began."""
+        for former, name in self._plan.renamed.items():
+            op = f"{former}:{turn}"
+            if name == node.name and (self._past.began(op) or self._decision(op) is not None):
+                return op
+        return f"{node.name}:{turn}"
 
     def _is_chosen(self, node: Node, number: int, op: str) -> bool:
         """Whether a gate chose this node."""
@@ -424,6 +443,11 @@ class DataflowExecution:
         chosen: list[str | None]
         if known is not None:
             chosen = msgspec.json.decode(known, type=dict[str, list[str | None]]).get("chose", [])
+            chosen = [None if one is None else self._plan.renamed.get(one, one) for one in chosen]
+            gone = next((one for one in chosen if one is not None and one not in gate.targets), None)
+            if gone is not None and gone not in self._plan.retired:
+                what = f"the decision of {op}"
+                raise NotDecodable(what, "a target of the gate", f"it chose {gone!r}, which is no target any more")
         else:
             try:
                 assert node.function is not None
@@ -636,10 +660,11 @@ class DataflowExecution:
         self._status[number] = FAILED
         if self._failure is None:
             self._failure = failure
-        if self._plan.on_failure == "stop":
-            self._stopping = True
-        else:
+        if self._plan.on_failure == "continue":
             self._ended(number)
+        elif not self._stopping:
+            self._stopping = True
+            self._commands += [CancelOp(op, DRAIN) for op, child in self._open.items() if self._can_drain(child)]
 
     def _ended(self, number: int) -> None:
         """A node has had its turn: tell those behind it, and the region that it is in."""
@@ -708,7 +733,8 @@ class DataflowExecution:
         if self._finished:
             return
         if self._cancelled is not None:
-            if not any(self._plan.nodes[number].kind == "child" for number in self._open.values()):
+            children = any(self._plan.nodes[number].kind == "child" for number in self._open.values())
+            if not (self._running if self._cancelled.reason == DRAIN else children):
                 self._finish(Finish(RunStatus.CANCELLED, reason=self._cancelled.reason))
         elif self._stopping or not self._left[0]:
             if self._failure is None:

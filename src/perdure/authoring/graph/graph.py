@@ -179,6 +179,10 @@ class Graph(Program, Generic[P, R]):
             fits=fits,
             **_results(output),
         )
+        for former, now in self._options.renamed.items():
+            if not isinstance(now, str) or now not in {draft.node.name for draft in self._drafts}:
+                hint = did_you_mean(str(now), (draft.node.name for draft in self._drafts))
+                raise GraphInvalid([GraphProblem(where, f"renamed={{{former!r}: {now!r}}} names no node; {hint}")])
         self._build()
 
     def _build(self) -> None:
@@ -197,10 +201,14 @@ class Graph(Program, Generic[P, R]):
             renamed = tuple((self._output_names.get(name, name), source) for name, source in built.plan.results)
             self.plan = msgspec.structs.replace(built.plan, results=renamed)
         self._needed = {self._input_names.get(name, name): needed for name, needed in built.inputs.items()}
-        for draft in self._drafts:
-            if draft.node.kind == "wait" and draft.node.question is not None:
-                # The answer to a question may be given beforehand.
-                self._needed.setdefault(draft.node.outputs[0], Needed(draft.node.question.answer, False))
+        # Inputs that answer questions before they are asked.
+        self.answers = {
+            draft.node.outputs[0]: draft.node.question.answer
+            for draft in self._drafts
+            if draft.node.question is not None
+        }
+        for name, answer in self.answers.items():
+            self._needed.setdefault(name, Needed(answer, False))
         self._numbers = {node.name: number for number, node in enumerate(self.plan.nodes)}
         self.types = tuple((f"={name}", needed.type) for name, needed in self._needed.items())
         self.defaults = {name: None for name, needed in self._needed.items() if not needed.required}

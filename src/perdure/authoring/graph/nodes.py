@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar, cast, get_args, get_origin, overload
@@ -178,6 +178,8 @@ class ProgramNode(Node[P, R]):
         self.program = program
         # The values in its result that other nodes can take by name, with their types.
         self.parts = parts
+        # The questions in it whose answers may be given beforehand.
+        self.answers: Collection[str] = getattr(program, "answers", ())
 
     def draft(self) -> Draft:
         """The node, to be wired."""
@@ -185,6 +187,8 @@ class ProgramNode(Node[P, R]):
         wants = []
         for name, annotation in self.program.types:
             plain = name.lstrip("*=")
+            if plain in self.answers and plain not in wiring.inputs:
+                continue  # another question of that name is not answered by this one
             if name.startswith("*"):
                 problems.append(f"{wiring.name!r} takes any number of values ({name}); give it a parameter for each")
                 continue

@@ -1,0 +1,104 @@
+"""A graph that was changed while its runs are under way: what fits goes on, what does not is parked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import Engine, RunStatus
+from perdure.graph import Graph, interrupt, node, route
+
+
+def add(name: str, value: str = "x", **options: Any) -> Any:
+    """A node that adds one to a value."""
+    return node(lambda x: x + 1, name=name, inputs={"x": value}, **options)
+
+
+def ask(value: str = "a") -> Any:
+    """A question about a value."""
+    return interrupt(answer=int, name="ask", inputs={"shown": value})(lambda shown: shown)
+
+
+def choose(*targets: str) -> Any:
+    """A gate that chooses its first target."""
+    return route(targets=targets, name="choose", inputs={"x": "ask"})(lambda x: targets[0])
+
+
+PLAIN = [add("a"), ask(), add("after", "ask")]
+NESTED = [Graph([add("a")], name="inner", output="a").as_node("old"), ask("x"), add("after", "ask")]
+
+
+async def changed(path: Path, before: list[Any], nodes: list[Any], **options: Any) -> Any:
+    """Run a graph until it asks, and let another one go on with it."""
+    url = f"sqlite:///{path / 'g.db'}"
+    first = Graph(before, name="g")
+    async with Engine(url, [first]) as engine:
+        assert (await engine.run(first(x=1), id="r")).interrupted
+    second: Graph[..., Any] = Graph(nodes, name="g", **options)
+    async with Engine(url, [second]) as engine:
+        return await engine.run(second, id="r", answers={"ask": 10})
+
+
+FITS: dict[str, tuple[list[Any], list[Any], dict[str, Any], dict[str, int]]] = {
+    "nothing": (PLAIN, PLAIN, {}, {"after": 11}),
+    "a leaf that could have run before": (PLAIN, [add("leaf"), *PLAIN], {}, {"after": 11, "leaf": 2}),
+    "a node behind all": (PLAIN, [*PLAIN, add("behind", "after")], {}, {"behind": 12}),
+    "a default": (PLAIN, [node(lambda x, y=3: x + y, name="a"), *PLAIN[1:]], {}, {"after": 11}),
+    "a renamed node": (PLAIN, [add("b"), ask("b"), PLAIN[2]], {"renamed": {"a": "b"}}, {"after": 11}),
+    "a renamed child": (
+        NESTED,
+        [Graph([add("a")], name="inner", output="a").as_node("new"), *NESTED[1:]],
+        {"renamed": {"old": "new"}},
+        {"new": 2, "after": 11},
+    ),
+    "a retired node": (PLAIN, [ask("x"), PLAIN[2]], {"retired": ["a"]}, {"after": 11}),
+    "a retired child": (NESTED, NESTED[1:], {"retired": ["old"]}, {"after": 11}),
+    "a gate that has not decided": (
+        [*PLAIN, choose("after")],
+        [*PLAIN, choose("after", "other"), add("other")],
+        {},
+        {"after": 11},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FITS)
+async def test_a_change_that_fits_goes_on(tmp_path: Path, case: str) -> None:
+    before, nodes, options, wanted = FITS[case]
+    result = await changed(tmp_path, before, nodes, **options)
+    assert result.status is RunStatus.COMPLETED, result
+    assert dict(result.output) == wanted
+
+
+PARKS = {
+    "a node removed that has run": (PLAIN, [ask("x"), PLAIN[2]], ("a:0",)),
+    "a node renamed that has run": (PLAIN, [add("b"), ask("b"), PLAIN[2]], ("a:0",)),
+    "a node inserted before one that has run": (PLAIN, [add("new"), add("a", "new"), *PLAIN[1:]], ("a:0", "new")),
+    "a node that takes another value": (
+        PLAIN,
+        [node(lambda x, y: x, name="a", inputs={"y": "x"}), *PLAIN[1:]],
+        ("a:0",),
+    ),
+    "a node that has become a question": (PLAIN, [interrupt(name="a")(lambda x: x), *PLAIN[1:]], ("a:0",)),
+}
+
+
+@pytest.mark.parametrize("case", PARKS)
+async def test_a_change_that_does_not_fit_parks_the_run_and_says_what(tmp_path: Path, case: str) -> None:
+    before, nodes, says = PARKS[case]
+    result = await changed(tmp_path, before, nodes)
+    assert result.status is RunStatus.PARKED, result
+    for words in says:
+        assert words in str(result.error)
+
+
+async def test_a_decision_for_a_node_that_is_gone_parks_the_run(tmp_path: Path) -> None:
+    def gate(*targets: str) -> Any:
+        return route(targets=targets, name="choose", inputs={"x": "a"})(lambda x: targets[0])
+
+    first = [add("a"), gate("second"), ask("a"), add("second", "ask")]
+    result = await changed(tmp_path, first, [add("a"), gate("other"), ask("a"), add("other", "ask")])
+    assert result.status is RunStatus.PARKED
+    assert "'second'" in str(result.error)

@@ -1,0 +1,59 @@
+"""What a failure does to what runs beside it, in graphs within graphs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from perdure import Engine, RunStatus, StepStatus
+from perdure.graph import Graph, interrupt, node
+
+
+@interrupt(answer=int)
+def asks(x: int) -> int:
+    return x
+
+
+async def test_a_failure_does_not_wait_for_a_question_in_a_graph_beside_it_but_for_the_steps_there() -> None:
+    begun, broken = asyncio.Event(), asyncio.Event()
+
+    @node
+    async def works(x: int) -> int:
+        begun.set()
+        await broken.wait()
+        return x
+
+    @node
+    async def breaks(x: int) -> int:
+        await begun.wait()
+        broken.set()
+        raise ValueError("broken")
+
+    @node
+    def later(works: int) -> int:
+        return works
+
+    inner = Graph([asks, works, later], name="inner")
+    graph = Graph([breaks, Graph([inner], name="between"), asks], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        result = await engine.run(graph(x=1), id="r")
+        assert (result.status, str(result.error)) == (RunStatus.FAILED, "broken")
+        steps = {step.path: step.status for step in await engine.steps("r")}
+        assert steps["between:0/inner:0/works:0"] is StepStatus.SUCCEEDED
+        assert "between:0/inner:0/later:0" not in steps
+
+
+async def test_a_run_that_is_cancelled_does_not_wait_for_its_steps() -> None:
+    begun = asyncio.Event()
+
+    @node
+    async def hangs(x: int) -> int:
+        begun.set()
+        await asyncio.Event().wait()
+        return x
+
+    graph = Graph([Graph([hangs, asks], name="inner")], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        handle = await engine.start(graph(x=1), id="r")
+        await begun.wait()
+        await engine.cancel("r", "enough")
+        assert (await handle.outcome()).status is RunStatus.CANCELLED
