@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from perdure.graph import END, Graph, interrupt, node, route
-from tests.graph.reference import Plan, Spec, Take, choice_of, fails, value_of
+from tests.graph.reference import Plan, Spec, Take, choice_of, fails, is_even, value_of
 
 INPUTS = {"x": 4, "y": 7}
 
@@ -38,7 +38,7 @@ def _node(spec: Spec) -> Any:
         options["after"] = list(spec.after)
     if spec.when is not None:
         take = Take(spec.when, (spec.when,))
-        options["when"] = _function("when", (take,), lambda given: given[take.name] % 2 == 0)
+        options["when"] = _function("when", (take,), lambda given: is_even(given[take.name]))
     renames = {take.name: list(take.values) if take.join else take.values[0] for take in spec.takes if _renamed(take)}
     if renames:
         options["inputs"] = renames
@@ -146,7 +146,8 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
             continue
         if kind == "graph":
             inner = _with_end(draw(plans(size=3)))
-            takes = tuple(Take(name, (draw(st.sampled_from(known)),)) for name in sorted(_inputs_of(inner)))
+            inputs = _inputs_of(inner).items()
+            takes = tuple(Take(one, (draw(st.sampled_from(known)),), optional=optional) for one, optional in inputs)
             spec = replace(spec, takes=takes, inner=inner, outputs=(name,))
         else:
             takes = tuple(draw(_takes(known, number, kind)) for number in range(draw(st.integers(0, 2))))
@@ -154,19 +155,25 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
         if kind == "step":
             spec = replace(spec, fails="failures" in features and draw(st.integers(0, 3)) == 0)
             spec = replace(spec, outputs=draw(st.sampled_from([(name,), (name,), (f"v{i}",), (f"v{i}", f"w{i}"), ()])))
-        if "maps" in features:
-            if kind == "step" and len(spec.outputs) == 1 and draw(st.booleans()):
-                spec = replace(spec, many=True)
+        if "maps" in features and kind != "interrupt" and len(spec.outputs) == 1:
+            if lists and spec.takes and draw(st.booleans()):
+                first = Take(spec.takes[0].name, (draw(st.sampled_from(sorted(lists))),))
+                on_error: Any = draw(st.sampled_from(["fail", "none", "skip"]))
+                spec = replace(spec, takes=(first, *spec.takes[1:]), over=(first.name,), on_error=on_error)
                 lists |= set(spec.outputs)
-            over = [take.name for take in spec.takes if not take.join and take.values[0] in lists]
-            if over and len(spec.outputs) == 1 and not spec.many and all(take.default is None for take in spec.takes):
-                spec = replace(spec, over=tuple(over[:1]), on_error=draw(st.sampled_from(["fail", "none", "skip"])))
+            elif kind == "step" and draw(st.booleans()):
+                spec = replace(spec, many=True)
                 lists |= set(spec.outputs)
         specs.append(spec)
         values += spec.outputs
     loops: tuple[str, ...] = ()
     if "loops" in features:
-        specs, loops = draw(_with_a_loop(specs))
+        once, a = draw(_with_a_loop(specs, specs))
+        twice, b = draw(_with_a_loop(once, specs))
+        # One in the other, the outer one first, or apart.
+        orders = [[*one, *other] for one, other in ((a, b), (b, a)) if _is_loop(twice, other, one)]
+        both = bool(orders) and draw(st.booleans())
+        specs, loops = (twice, tuple(orders[0])) if both else (once, tuple(a))
     on_failure: Any = draw(st.sampled_from(["stop", "continue"])) if "failures" in features else "stop"
     return Plan(tuple(draw(st.permutations(specs))), loops, on_failure=on_failure)
 
@@ -182,10 +189,13 @@ def _takes(draw: st.DrawFn, known: list[str], number: int, kind: str) -> Take:
     return Take(f"p{number}", (value,), False, default)
 
 
-def _inputs_of(plan: Plan) -> set[str]:
+def _inputs_of(plan: Plan) -> dict[str, bool]:
+    """The inputs of a graph, and whether it can do without them."""
     made = {value for spec in plan.nodes for value in spec.outputs}
-    taken = {value for spec in plan.nodes for take in spec.takes for value in take.values}
-    return (taken | {spec.when for spec in plan.nodes if spec.when}) - made
+    takes = [take for spec in plan.nodes for take in spec.takes]
+    taken = [(value, take.default is not None) for take in takes for value in take.values]
+    taken += [(spec.when, False) for spec in plan.nodes if spec.when]
+    return {value: all(way for other, way in taken if other == value) for value, _ in taken if value not in made}
 
 
 def _with_end(plan: Plan) -> Plan:
@@ -213,11 +223,11 @@ def _fork(draw: st.DrawFn, name: str, known: list[str]) -> list[Spec]:
 
 
 @st.composite
-def _with_a_loop(draw: st.DrawFn, specs: list[Spec]) -> tuple[list[Spec], tuple[str, ...]]:
-    """Let a gate lead back to a node before it, or let a node take a value of one behind it."""
-    entries = [spec for spec in specs if spec.kind == "step" and not spec.over]
+def _with_a_loop(draw: st.DrawFn, specs: list[Spec], before: list[Spec]) -> tuple[list[Spec], list[str]]:
+    """Let a gate lead back to a node before it, or let a node take a value of one behind it; as it was `before`."""
+    entries = [spec for spec in specs if spec.kind == "step" and not spec.over and "again" not in _names(spec)]
     for entry in draw(st.permutations(entries)):
-        behind = _descendants(specs, entry.name)
+        behind = _descendants(before, entry.name)
         gates = [spec for spec in specs if spec.name in behind and spec.kind == "gate"]
         makers = [
             spec for spec in specs if spec.name in behind and spec.outputs and not spec.outputs[0].endswith("_one")
@@ -232,15 +242,33 @@ def _with_a_loop(draw: st.DrawFn, specs: list[Spec]) -> tuple[list[Spec], tuple[
             value = draw(st.sampled_from(makers)).outputs[0]
             takes = (*changed[entry.name].takes, Take("again", (value,), default=0))
             changed[entry.name] = replace(changed[entry.name], takes=takes)
-        return [changed[spec.name] for spec in specs], (entry.name,)
-    return specs, ()
+        return [changed[spec.name] for spec in specs], [entry.name]
+    return specs, []
+
+
+def _names(spec: Spec) -> set[str]:
+    return {take.name for take in spec.takes}
+
+
+def _is_loop(specs: list[Spec], entry: list[str], cut: list[str]) -> bool:
+    """Whether something leads back to a node on a way that does not go through another one."""
+    found, more = set[str](), [*entry]
+    while more:
+        before = _before(specs, more.pop()) - {*cut} - found
+        more += before
+        found |= before
+    return bool(cut) and entry != cut and bool(found & {*entry})
+
+
+def _before(specs: list[Spec], name: str) -> set[str]:
+    spec = next(spec for spec in specs if spec.name == name)
+    values = {value for take in spec.takes for value in take.values} | {spec.when}
+    return {other.name for other in specs if set(other.outputs) & values or name in other.targets} | set(spec.after)
 
 
 def _descendants(specs: list[Spec], name: str) -> set[str]:
     found: set[str] = set()
     for spec in specs:  # in the order of a topological sort
-        values = {value for take in spec.takes for value in take.values} | {spec.when}
-        before = {other.name for other in specs if set(other.outputs) & values or spec.name in other.targets}
-        if (before | set(spec.after)) & (found | {name}):
+        if _before(specs, spec.name) & (found | {name}):
             found.add(spec.name)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from zlib import crc32
 
@@ -24,6 +24,8 @@ class Take:
     values: tuple[str, ...]
     join: bool = False
     default: int | None = None
+    # Whether it is left out where the value is missing: an input that a nested graph can do without.
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ def choice_of(spec: Spec, arguments: Mapping[str, Any]) -> list[str | None]:
     return [spec.targets[number % len(spec.targets)]]
 
 
+def is_even(value: Any) -> bool:
+    """The condition that nodes have."""
+    return value % 2 == 0 if isinstance(value, int) else len(json.dumps(value)) % 2 == 0
+
+
 def answer_to(name: str) -> int:
     """What a person answers to an interrupt."""
     return len(name) + 100
@@ -83,12 +90,12 @@ def answer_to(name: str) -> int:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a turn ended. `by` is the node to blame where it did not run."""
+    """How a turn ended; *perhaps* it ran. `by` are the nodes that may be named as the reason where it did not run."""
 
-    how: Literal["ran", "skipped", "failed", "blocked"]
+    how: Literal["ran", "skipped", "failed", "blocked", "perhaps"]
     values: Mapping[str, Any] = field(default_factory=dict)
     chose: tuple[str | None, ...] = ()
-    by: str = ""
+    by: frozenset[str] = frozenset()
 
 
 class LoopLimit(Exception):
@@ -188,13 +195,14 @@ class Expected:
         """How a turn of a node ends, all before it having ended. Values of `round_edges` come from the last round."""
         gates = self._gates(node.name) - round_edges
         if gates and not any(node.name in ended[gate].chose for gate in gates):
-            lost = [gate for gate in gates if ended[gate].how in ("failed", "blocked")]
-            return Ended("blocked", by=lost[0]) if lost else Ended("skipped", by=min(gates))
+            lost = frozenset(gate for gate in gates if ended[gate].how in ("failed", "blocked"))
+            return Ended("blocked", by=lost) if lost else Ended("skipped", by=frozenset(gates))
         arguments: dict[str, Any] = {}
-        skipped = ""
+        skipped: set[str] = set()
+        blocked: set[str] = set()
         for take in (*node.takes, *([Take("when", (node.when,))] if node.when else [])):
             parts: list[Any] = []
-            missing = ""
+            missing: set[str] = set()
             for value in take.values:
                 makers = self._makers(value)
                 if set(makers) & round_edges:
@@ -202,23 +210,21 @@ class Expected:
                 else:
                     ends = [ended[maker] for maker in makers]
                     found = {**({} if makers else self.inputs), **{n: v for end in ends for n, v in end.values.items()}}
-                lost = [maker for maker, end in zip(makers, ends, strict=False) if end.how in ("failed", "blocked")]
-                if lost:
-                    return Ended("blocked", by=lost[0])
+                blocked |= {m for m, end in zip(makers, ends, strict=False) if end.how in ("failed", "blocked")}
                 if value in found:
                     parts.append(found[value])
                 else:
-                    missing = makers[0]
+                    missing |= set(makers)
             if len(parts) == len(take.values):
                 arguments[take.name] = parts if take.join else parts[0]
             elif take.default is not None:
                 arguments[take.name] = take.default
-            else:
-                skipped = skipped or missing
-        if skipped:
-            return Ended("skipped", by=skipped)
-        if node.when and arguments.pop("when") % 2:
-            return Ended("skipped", by=node.name)
+            elif not take.optional:
+                skipped |= missing
+        if blocked or skipped:
+            return Ended("blocked", by=frozenset(blocked)) if blocked else Ended("skipped", by=frozenset(skipped))
+        if node.when and not is_even(arguments.pop("when")):
+            return Ended("skipped", by=frozenset(["when"]))
         return self._act(node, op, arguments)
 
     def _act(self, node: Spec, op: str, arguments: dict[str, Any]) -> Ended:
@@ -228,18 +234,23 @@ class Expected:
         if not node.over:
             result = self._call(node, op, arguments)
             if result is FAILED:
-                return Ended("failed", by=node.name)
+                return Ended("failed")
             results = result if len(node.outputs) > 1 else (result,)
             return Ended("ran", dict(zip(node.outputs, results, strict=False)))
         columns = [arguments[name] for name in node.over]
         if len({len(column) for column in columns}) > 1:
-            return Ended("failed", by=node.name)
-        results = [
-            self._call(node, f"{op}[{i}]", {**arguments, **dict(zip(node.over, row, strict=True))})
-            for i, row in enumerate(zip(*columns, strict=True))
-        ]
+            return Ended("failed")
+        results = []
+        for i, row in enumerate(zip(*columns, strict=True)):
+            item = f"{op}[{i}]"
+            results.append(self._call(node, item, {**arguments, **dict(zip(node.over, row, strict=True))}))
+            values = dict(zip(node.outputs, results[-1:], strict=True))
+            self.turns[item] = Ended("failed") if results[-1] is FAILED else Ended("ran", values)
         if FAILED in results and node.on_error == "fail":
-            return Ended("failed", by=node.name)
+            # The others run as far as they have begun.
+            for item in [path for path in self.turns if path.startswith(f"{op}[")]:
+                self.turns[item] = replace(self.turns[item], how="perhaps")
+            return Ended("failed")
         kept = [None if result is FAILED else result for result in results]
         if node.on_error == "skip":
             kept = [result for result in results if result is not FAILED]

@@ -117,9 +117,9 @@ def test_a_large_graph_is_folded_unless_it_is_told_otherwise() -> None:
 
 
 def test_a_long_chain_can_be_drawn() -> None:
-    links = [node(pages, name=f"n{i}", inputs={"draft": f"n{i - 1}"}) for i in range(1, 3000)]
+    links = [node(pages, name=f"n{i}", inputs={"draft": f"n{i - 1}"}) for i in range(1, 1000)]
     chain = Graph([node(pages, name="n0", inputs={"draft": "x"}), *links], name="c")
-    assert chain.diagram().count("-->") == 3000
+    assert chain.diagram().count("-->") == 1000
 
 
 @pytest.mark.parametrize("options", [{"format": "svg"}, {"depth": -1}, {"depth": "all"}])
