@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.changes.corpus import FAMILIES
-from tests.changes.harness import Case, Clock, Session, edited, fresh, module, record
+from tests.changes.harness import Case, Clock, Recording, Session, edited, fresh, module, record
 from tests.changes.model import Change, Family
 
 KNOWN = {(family.name, change.name): (family, change) for family in FAMILIES for change in family.changes}
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """A subscription under the old code."""
+    family, _ = KNOWN["subscription", "another price"]
+    return record(tmp_path_factory.mktemp("sleeping") / "recording", family, family.scenarios["usual"])
 
 
 @pytest.mark.parametrize(
@@ -26,9 +33,10 @@ KNOWN = {(family.name, change.name): (family, change) for family in FAMILIES for
         "a reminder before each bill",
     ],
 )
-def test_a_run_that_sleeps_for_weeks_is_parked_when_the_code_is_deployed(name: str, tmp_path: Path) -> None:
+def test_a_run_that_sleeps_for_weeks_is_parked_when_the_code_is_deployed(
+    name: str, tmp_path: Path, recording: Recording
+) -> None:
     family, change = KNOWN["subscription", name]
-    recording = record(tmp_path / "recording", family, family.scenarios["usual"])
     [point] = [point for point in recording.points if "sleep:1" in point.marks and "sleep:1!" not in point.marks]
     case = Case(tmp_path / "case", family, family.scenarios["usual"], recording, point)
     case.clock = Clock()  # the month has just begun
@@ -47,13 +55,13 @@ PARKED = ("the topic is a subject", "no limit", "an editor is required", "the li
 @pytest.mark.parametrize("name", [*TICKS, *PARKED])
 def test_a_schedule_binds_what_it_was_created_with_to_the_code_of_its_ticks(name: str, tmp_path: Path) -> None:
     family, change = KNOWN["digest", name]
-    expected = fresh(tmp_path / "fresh", family, family.scenarios["byhand"], family.source)
     created(tmp_path, family)
     with module(tmp_path / "new", family.name, edited(family, change)[0]) as target:
         session = Session(tmp_path / "store.db", tmp_path / "ledger", target, family.scenarios["usual"], Clock())
         session.existing = True
         ended = asyncio.run(session.go(begin=True))
     if name in TICKS:
+        expected = fresh(tmp_path / "fresh", family, family.scenarios["byhand"], family.source)
         assert (ended.status, len(ended.effects)) == ("completed", len(expected.effects))
     else:
         assert (ended.status, ended.ledger) == ("parked", ""), ended.trouble
