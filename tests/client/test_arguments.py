@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -429,3 +430,30 @@ async def test_a_start_does_not_fail_because_the_leases_cannot_be_read() -> None
         store.leases.live = gone  # type: ignore[method-assign]
         _ = await client.start(call("fulfil", 7), delay=60)
         store.leases.live = live  # type: ignore[method-assign]
+
+
+def test_a_call_binds_as_python_binds_it() -> None:
+    async def none() -> None: ...
+    async def two(a: int, b: int = 2) -> None: ...
+    async def only(a: int, /, b: int = 2) -> None: ...
+    async def rest(a: int, *more: int) -> None: ...
+    async def named(a: int, *, b: int = 2) -> None: ...
+    async def needed(a: int, b: int = 2, *, c: int) -> None: ...
+    async def keywords(a: int = 1, **more: int) -> None: ...
+
+    calls: list[tuple[tuple[int, ...], dict[str, int]]] = [
+        *((tuple(range(count)), {}) for count in range(4)),
+        *(((), {name: 1}) for name in ("a", "b", "c", "d")),
+        *(((1,), {name: 1}) for name in ("a", "b", "c", "d")),
+    ]
+    for fn in (none, two, only, rest, named, needed, keywords):
+        made, signature = workflow(fn), inspect.signature(fn)
+        for args, kwargs in calls:
+            try:
+                expected = signature.bind(*args, **kwargs).arguments
+            except TypeError:
+                with pytest.raises(TypeError):
+                    made(*args, **kwargs)
+            else:
+                assert made._by_name(args, kwargs) == expected
+                made(*args, **kwargs)

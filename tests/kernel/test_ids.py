@@ -33,6 +33,13 @@ def test_run_ids_of_one_moment_differ_by_their_entropy(now: float, entropy: int,
     assert (run_id(now, entropy) == run_id(now, more)) == (entropy == more)
 
 
+def test_a_run_id_is_written_in_base_32_and_comes_soon_after_the_last_one_of_its_millisecond() -> None:
+    last = run_id(1_700_000_000.123, 0xA_BCDE_F012)
+    assert last == "32yfwnm7qaydxw0j"
+    assert run_id(1_700_000_000.123, 1, after=last) == "32yfwnm7qaydxw0m"
+    assert run_id(1_700_000_000.124, 1, after=last) == "32yfwnm7r0000001"
+
+
 @pytest.mark.parametrize("id", ["1", "order 7", "a/b:c[0]", "Bestellung № 7", "👩‍👩‍👧‍👦", "x" * MAX_ID, "%", "'; drop"])
 def test_an_id_may_hold_almost_anything(id: str) -> None:
     assert check_id(id) == id

@@ -92,6 +92,8 @@ class RunHandle(Generic[R]):
         With `until="rest"`: how it ended, or what it asks for as soon as it cannot continue without a person. `answers`
         are given to what it asks for, by name or by path and as `by`; then it waits again.
         """
+        if timeout is None and until == "end" and not answers:
+            return await self._end()
         if until not in get_args(Until):
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
         async with asyncio.timeout(timeout):

@@ -212,6 +212,7 @@ class Starts:
     ) -> tuple[RunStarted, RunStarted]:
         """The first event: as the program sees it, and as the journal keeps it when the input is large."""
         invocation, durability = request.invocation, request.durability
+        encoded = invocation if isinstance(invocation, EncodedInvocation) else None
         data = invocation.encode(program, self._base.codec)
         what = f"the input of {invocation.name}"
         inline = self._base.payloads.fits_inline(len(data), what)
@@ -227,24 +228,20 @@ class Starts:
             not_before=None if delay is None else now + seconds(delay, "delay"),
             deadline=moment_of(request.deadline, now, "deadline"),
             max_concurrency=at_least_one(request.max_concurrency),
-            rules=invocation.rules if isinstance(invocation, EncodedInvocation) else run_rules(request.rules, program),
+            rules=encoded.rules if encoded is not None else run_rules(request.rules, program),
             queue=place.queue,
             queue_key=place.key,
             priority=place.priority,
-            schedule=invocation.schedule if isinstance(invocation, EncodedInvocation) else "",
-            scheduled_at=invocation.scheduled_at if isinstance(invocation, EncodedInvocation) else None,
-            exact=1 if program is None or isinstance(invocation, EncodedInvocation) else 2,
+            schedule=encoded.schedule if encoded is not None else "",
+            scheduled_at=encoded.scheduled_at if encoded is not None else None,
+            exact=1 if program is None or encoded is not None else 2,
         )
-        if (
-            program is not None
-            and not isinstance(invocation, EncodedInvocation)
-            and not self._gateway.begins_here(started)
-        ):
+        if program is not None and encoded is None and not self._gateway.begins_here(started):
             # It is decoded elsewhere, and later, where the caller gets no error: refuse here what does not fit.
             program.check_input(started.input, self._base.codec)
         if inline:
             return started, started
-        if program is None and not isinstance(invocation, EncodedInvocation):
+        if program is None and encoded is None:
             data = await self._base.signatures.check(invocation.name, data)
             started = _with(started, input=Raw(data))
         blob = await self._base.payloads.offload(data, what)

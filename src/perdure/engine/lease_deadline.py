@@ -43,9 +43,11 @@ class LeaseDeadline:
         self.cancel()
         self._timer = self._loop.call_at(until, self._ring)
 
-    def expired(self) -> bool:
-        """Whether the deadline has passed."""
-        return self._time() >= self.until
+    def expired(self, moment: float | None = None) -> bool:
+        """Whether the deadline, or another moment, has passed; the loop's time stops while the machine is suspended."""
+        suspended = slept() - self._slept
+        now = self._loop.time() + suspended if suspended > INSTANT else self._loop.time()
+        return now >= (self.until if moment is None else moment)
 
     def enforce(self) -> None:
         """Stop everything if the deadline has passed."""
@@ -53,18 +55,13 @@ class LeaseDeadline:
             self._on_expired()
 
     def _ring(self) -> None:
-        if self._is_idle() and self._time() < self._ends:
+        if self._is_idle() and not self.expired(self._ends):
             # A late heartbeat may still succeed. A run that enters memory meanwhile checks the deadline itself.
             self._timer = self._loop.call_at(self._ends + INSTANT, self._ring)
         elif self.expired():
             self.enforce()
         else:  # a timer may fire an instant early
             self._timer = self._loop.call_at(self.until + INSTANT, self._ring)
-
-    def _time(self) -> float:
-        """The time of the loop, and for how long the machine was suspended since the lease was renewed."""
-        suspended = slept() - self._slept
-        return self._loop.time() + (suspended if suspended > INSTANT else 0.0)
 
     def cancel(self) -> None:
         """Stop the timer."""

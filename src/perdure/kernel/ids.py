@@ -16,6 +16,9 @@ class WrongValue(UsageError, TypeError, ValueError):
 
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+# Ten bits of a number as two characters, and our digits as those of `int(text, 32)`.
+_PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
+_TO_BASE_32 = str.maketrans(_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 # A run_id; that of a child has its op path after a slash.
 _CURSOR = re.compile(rf"[{_ALPHABET}]{{16}}(?:/|$)")
 MAX_ID = 255
@@ -38,10 +41,10 @@ def run_id(now: float, entropy: int, after: str = "") -> str:
     """
     number = (int(now * 1000) & 0xFFF_FFFF_FFFF) << 36 | entropy & 0xF_FFFF_FFFF
     if after:
-        last = sum(_ALPHABET.index(c) << 5 * i for i, c in enumerate(reversed(after)))
+        last = int(after.translate(_TO_BASE_32), 32)
         if number <= last and number >> 36 == last >> 36:
             number = last + 1 + (entropy & 0xF_FFFF)
-    return "".join(_ALPHABET[number >> shift & 31] for shift in range(75, -1, -5))
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(70, -1, -10)])
 
 
 def check_cursor(cursor: str | None, what: str) -> str | None:
@@ -67,7 +70,7 @@ def check_asked_id(id: str) -> str:
     if not isinstance(id, str):
         of_handle = "; give handle.id" if hasattr(id, "id") and hasattr(id, "result") else ""
         raise InvalidId(str(id), f"is not a string but of type {type(id).__name__}{of_handle}")
-    if not (id.isascii() and id.isprintable()) and _is_odd(id):
+    if _is_odd(id):
         raise InvalidId(id, ODD)
     return id
 
@@ -84,7 +87,7 @@ def flaw_of(key: object, limit: int) -> str | None:
 
 
 def _is_odd(text: str) -> bool:
-    return any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in text)
+    return not text.isprintable() and any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF for c in text)
 
 
 def check_name(name: str, what: str) -> str:

@@ -257,9 +257,13 @@ class Orchestrator:
             self.locks.committed(run_id, append)
         if self.snapshot_taker.due(state):
             self.snapshot_taker.take_soon(driver)
-        if state.finished is not None or not state.running:
-            if state.finished is not None and driver.saved and self._observer.completed is not None:
-                self._observer.completed(row(state))
+        if state.finished is not None and driver.saved:
+            ended = append.row or row(state)
+            if self._observer.completed is not None:
+                self._observer.completed(ended)
+            self.evict(driver)
+            self._observer.finished(ended)
+        elif not state.running:
             self._settle(driver)
 
     def _settle(self, driver: Driver) -> None:

@@ -42,6 +42,7 @@ _DEF = re.compile(r"\s*(async\s+)?def\s")
 # How many lines decorators may take.
 _DECORATORS = 50
 _VARIABLE = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class CodeProgram(Program):
@@ -60,6 +61,10 @@ class CodeProgram(Program):
         self.defaults = defaults_of(fn)
         self._parameters = tuple(self._signature.parameters.values())
         self._variable = [one for one in self._parameters if one.kind in _VARIABLE]
+        # The parameters of a plain call, by position, and how many of them it needs.
+        self._positional = [one.name for one in self._parameters if one.kind in _POSITIONAL]
+        needed = [one for one in self._parameters if one.default is one.empty and one not in self._variable]
+        self._needed = len(needed) if all(one.kind in _POSITIONAL for one in needed) else len(self._parameters) + 1
         # By parameter: its type, and what to call it in an error.
         self._annotations = {
             one.name: (hints.get(one.name, Any), f"the argument {one.name} of {name}") for one in self._parameters
@@ -167,10 +172,15 @@ class CodeProgram(Program):
 
     def encode_input(self, args: tuple[Any, ...], kwargs: dict[str, Any], codec: Codec) -> bytes:
         """The arguments as one JSON object by parameter name."""
-        bound = self._signature.bind(*args, **kwargs)
-        arguments = {**self._defaults(codec), **bound.arguments}
+        arguments = {**self._defaults(codec), **self._by_name(args, kwargs)}
         data = codec.encode(arguments, f"an argument of {self.name}")
         return self._exact(data, codec) if self._has_fields(codec) else data
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by parameter name; raises TypeError for a wrong call."""
+        if not kwargs and self._needed <= len(args) <= len(self._positional):
+            return dict(zip(self._positional, args, strict=False))
+        return self._signature.bind(*args, **kwargs).arguments
 
     def _has_fields(self, codec: Codec) -> bool:
         if self._fields is None:

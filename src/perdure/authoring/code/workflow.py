@@ -38,7 +38,7 @@ class Workflow(CodeProgram, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Invocation[R]:
         """What to run, with its arguments; give it to `start` or `run`."""
-        self._signature.bind(*args, **kwargs)  # a wrong call fails here, at the user's line
+        self._by_name(args, kwargs)  # a wrong call fails here, at the user's line
         return to_await(Called(self.name, self, args, kwargs), sys._getframe(1), f"{self.name}(...)")
 
     def repairs(self, recorded: Source, divergence: Divergence) -> Iterable[Repair]:

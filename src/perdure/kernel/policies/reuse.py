@@ -9,12 +9,13 @@ from perdure.kernel.ids import WrongValue
 
 Reuse = Literal["return_existing", "reject_duplicate", "allow_if_failed", "terminate_running"]
 Decision = Literal["create", "return", "reject", "replace"]
+_REUSES = get_args(Reuse)
 
 
 def decide(reuse: Reuse, existing: RunStatus | None) -> Decision:
     """Create a new run, return the existing run, reject the start, or terminate the existing run and replace it."""
-    if reuse not in get_args(Reuse):
-        raise WrongValue(f"reuse={reuse!r} is none of {', '.join(map(repr, get_args(Reuse)))}")
+    if reuse not in _REUSES:
+        raise WrongValue(f"reuse={reuse!r} is none of {', '.join(map(repr, _REUSES))}")
     if existing is None:
         return "create"
     if reuse == "return_existing":

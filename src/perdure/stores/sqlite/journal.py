@@ -85,8 +85,10 @@ class SqlJournal:
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
         """Write each append wholly or not at all, in one commit."""
         # Encoded before the transaction: the write lock is held for the disk's time, not for Python's.
-        prepared = [_prepare(append) for append in appends]
-        fsync = any(append.fsync for append in appends)
+        prepared, fsync = [], False
+        for append in appends:
+            prepared.append(_prepare(append))
+            fsync = fsync or append.fsync
         result = self._database.write(lambda db: _write(db, prepared), fsync=fsync)
         self._database.checkpoint_log()
         return result
@@ -170,8 +172,12 @@ def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
 
 def _write_plain(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
     """Write all at once, or else one by one, to find the appends whose compare-and-swap fails."""
+    everything = list(prepared)
+    for one in prepared:
+        if one.starts:
+            everything += one.starts
     try:
-        if _write_fast(db, [*prepared, *(start for one in prepared for start in one.starts)]):
+        if _write_fast(db, everything):
             return [APPENDED] * len(prepared)
     except apsw.ConstraintError:
         pass
@@ -187,7 +193,8 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
     uses: list[tuple[str, str]] = []
     for one in prepared:
         append = one.append
-        children.extend(append.children)
+        if append.children:
+            children += append.children
         if append.expected_next == 0:
             creates.append((append.run_id, one.next_seq, one.at, one.size))
             if append.row is not None:
@@ -198,7 +205,7 @@ def _write_fast(db: apsw.Connection, prepared: list[_Prepared]) -> bool:
                 updates.append(run_bindings(append.row))
                 if isinstance(append.batches[0].events[0], InputReplaced):
                     replaced.append(updates[-1])
-        events.extend(one.events)
+        events += one.events
         if one.uses:
             uses.extend(one.uses)
     if swaps:

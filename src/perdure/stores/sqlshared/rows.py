@@ -183,7 +183,4 @@ def _checksum(values: Sequence[Any], parts: Iterable[bytes]) -> int:
     """Covers every column, so that none can change unnoticed; `parts` are the JSON columns."""
     times = [None if at is None else float(at) for at in _times(values)]
     covered = (_identity(values), times, *_plain(values), _family(values), _queue(values), *(values[i] for i in _MORE))
-    crc = zlib.crc32(repr(covered).encode())
-    for part in parts:
-        crc = zlib.crc32(part, zlib.crc32(b"\0", crc))
-    return crc
+    return zlib.crc32(b"\0".join((repr(covered).encode(), *parts)))
