@@ -19,7 +19,6 @@ from perdure.kernel.values.codec import Codec
 from tests.divergence import shop
 from tests.divergence.harness import Code, replay
 from tests.divergence.test_corpus import UNSAFE, Story, name, reaches
-from tests.engine.harness import in_callback
 
 # Nothing in a function that still exists has changed: a constant has, or a function is gone that the old code called.
 WITHOUT = {
@@ -54,15 +53,16 @@ def story(request: pytest.FixtureRequest, tmp_path: Path) -> Story:
 
 
 @pytest.mark.parametrize("story", UNSAFE, ids=name, indirect=True)
-async def test_the_fix_lets_the_run_go_on_when_it_is_applied_as_it_stands(story: Story, tmp_path: Path) -> None:
+def test_the_fix_lets_the_run_go_on_when_it_is_applied_as_it_stands(story: Story, tmp_path: Path) -> None:
     case = story.case
-    reached = [batches for batches in await story.cuts() if reaches(batches, story.before, case)]
+    reached = [batches for batches in story.cuts if reaches(batches, story.before, case)]
     for number, batches in enumerate((reached[0], reached[-1])):
-        found = (await in_callback(lambda b=batches: repaired(story, b))).divergence  # type: ignore[misc]
+        found = repaired(story, batches).divergence
+        assert found is not None
         assert (found.patch == "") is (name(case) in WITHOUT), found
         if found.patch:
             fixed = Code(tmp_path / f"fixed{number}", "pass")
             fixed.file.write_text(apply_diff(story.after.file.read_text(), found.patch))
             fixed.load()
-            assert await in_callback(lambda b=batches, f=fixed: replay(f, b)) is None  # type: ignore[misc]
+            assert replay(fixed, batches) is None
     assert shop.executed == []
