@@ -17,9 +17,9 @@ from perdure.kernel.program import Program
 from perdure.orchestrator.lifecycle import OrchestratorConfig
 from perdure.orchestrator.service import ServiceConfig
 from perdure.stores.sqlite.store import SqliteStore
-from tests.crash import programs
+from tests.crash import graphs, programs
 from tests.crash.disk import Disk, put_back
-from tests.crash.failpoints import Failpoint, die, store_with
+from tests.crash.failpoints import Failpoint, any_store_with, die, store_with
 from tests.patience import PATIENCE
 
 ALL: list[Program] = [
@@ -69,6 +69,34 @@ def family(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str,
             result = await engine.run(programs.elder(1, 2), id="family")
             alone = await (await engine.start(programs.loner(7), id="loner")).outcome()
         return {"output": result.output, "loner": alone.output, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
+def graph(db: str, effects: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """Run a graph to its end and answer what it asks, unless the failpoint comes first."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(store_with(failpoint, db), [graphs.journey]) as engine:
+            await engine.run(graphs.journey(n=1), id="graph")
+            result = await engine.run(graphs.journey, answers={"approve": 5}, id="graph")
+        return {"output": result.output, "commits": failpoint.commits}
+
+    return asyncio.run(main())
+
+
+def graph_in(url: str, effects: str, id: str, at: int = 0, after: bool = False) -> dict[str, Any]:
+    """As `graph`, under that id in a store of any kind. Each id has an engine of its own."""
+    programs.log_effects(effects)
+    failpoint = Failpoint(at, after)
+
+    async def main() -> dict[str, Any]:
+        async with Engine(any_store_with(failpoint, url), [graphs.journey], name=f"engine-{id}") as engine:
+            await engine.run(graphs.journey(n=1), id=id)
+            result = await engine.run(graphs.journey, answers={"approve": 5}, id=id)
+        return {"output": result.output, "commits": failpoint.commits}
 
     return asyncio.run(main())
 

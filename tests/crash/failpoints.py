@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from perdure.kernel.divergence.source import decode_source
 from perdure.kernel.events import RunFinished
-from perdure.ports.journal import Append, Outcome
+from perdure.ports.journal import Append, Journal, Outcome
+from perdure.ports.store import Store
+from perdure.stores.open import open_store
 from perdure.stores.sqlite.blobs import SqlBlobs
 from perdure.stores.sqlite.journal import SqlJournal
 from perdure.stores.sqlite.store import SqliteStore
@@ -79,6 +81,32 @@ class _Blobs(SqlBlobs):
 async def _then_die(outcomes: Awaitable[Any]) -> Any:
     await outcomes
     die()
+
+
+class _AnyJournal:
+    """The journal of any store, with a failpoint."""
+
+    def __init__(self, journal: Journal, failpoint: Failpoint) -> None:
+        self._journal, self._failpoint = journal, failpoint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+    def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
+        last = self._failpoint.before(appends)
+        outcomes = self._journal.append(appends)
+        if not last:
+            return outcomes
+        if isinstance(outcomes, Awaitable):
+            return _then_die(outcomes)
+        die()
+
+
+def any_store_with(failpoint: Failpoint, url: str) -> Store:
+    """A store of any kind whose journal goes through the failpoint."""
+    store: Any = open_store(url)
+    store.journal = _AnyJournal(store.journal, failpoint)
+    return cast(Store, store)
 
 
 def store_with(failpoint: Failpoint, path: str) -> SqliteStore:
