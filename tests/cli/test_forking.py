@@ -121,6 +121,28 @@ def test_the_variables_at_an_op_are_shown_with_the_line(shop: Cli) -> None:
     assert "has ended" in shop("runs", "inspect", "a").err
 
 
+def test_the_file_of_a_workflow_is_found_where_its_ops_are_asked_for_elsewhere(
+    shop: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paying = "from perdure import step\n\n@step\nasync def pay() -> int:\n    return 1\n"
+    helper = "async def helped() -> int:\n    return await pay()\n"
+    code = "from paying import helped\nfrom perdure import workflow\n\n@workflow\nasync def buying() -> int:\n"
+    (tmp_path / "paying.py").write_text(paying + helper, encoding="utf-8")
+    (tmp_path / "buying.py").write_text(code + "    return await helped()\n", encoding="utf-8")
+    assert shop("run", "buying.py", "--id", "c").code == 0
+    shown = shop("runs", "inspect", "c", "--at", "pay:0")
+    assert shown.code == 0, shown.err
+    assert "> return await pay()" in shown.out
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    lost = shop("runs", "inspect", "c", "--store", f"sqlite:///{tmp_path}/perdure.db")
+    assert lost.code == 2
+    assert "it was executed from buying.py, which is not here; say where it is with --module" in lost.err
+    (tmp_path / "elsewhere" / "perdure.yaml").write_text(f"module: {tmp_path}/buying.py\n", encoding="utf-8")
+    found = shop("runs", "inspect", "c", "--at", "pay:0", "--store", f"sqlite:///{tmp_path}/perdure.db")
+    assert "return await pay()" in found.out
+
+
 def test_what_cannot_be_done_is_explained(shop: Cli) -> None:
     cases: list[tuple[list[str], str, int]] = [
         (["fork", "nobody"], "nobody", 3),

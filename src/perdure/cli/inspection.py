@@ -12,14 +12,17 @@ from cyclopts import Parameter
 
 from perdure.cli.clients import view_of
 from perdure.cli.exits import Problem
-from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened
+from perdure.cli.options import DEFAULT_STORE, AsJson, RunId, StoreUrl, opened, settings
 from perdure.cli.output import clean, note, write_json
 from perdure.client.reader import Reader
 from perdure.errors import Diverged, UsageError
 from perdure.kernel.events import Batch, RunStarted
+from perdure.kernel.values.codec import Codec
+from perdure.ports.blobs import sources_of
 
 if TYPE_CHECKING:
     from perdure.authoring.code.frames import SuspendedTask
+    from perdure.cli.targets import Target
 
 
 def inspect(
@@ -28,7 +31,7 @@ def inspect(
     *,
     at: Annotated[str | None, Parameter(help="An op path, or an event number; left out: where it stands.")] = None,
     module: Annotated[
-        str | None, Parameter(help="The file or module of the workflow; left out: the file that the journal names.")
+        str | None, Parameter(help="The file or module of the workflow; left out: the file that it was executed from.")
     ] = None,
     width: Annotated[int, Parameter(help="How much of a value is shown.")] = 200,
     store: StoreUrl = DEFAULT_STORE,
@@ -36,17 +39,14 @@ def inspect(
 ) -> None:
     """Replay a run up to an op, with no effects, and show the line it stands on and the variables there."""
     from perdure.authoring.code.frames import inspect as look
-    from perdure.cli.targets import load
     from perdure.kernel.policies.versions import Programs
 
-    run_id, started, batches, client = asyncio.run(_read(store, id))
-    target = load(module or _named(batches, id))
+    run_id, started, batches, codec, files = asyncio.run(_read(store, id))
+    target = _target(module, started.program, files)
     programs = Programs(target.programs.values())
-    if started.program not in programs:
-        raise Problem(f"{target.source} has no workflow named {started.program!r}; give its file with --module")
     place = int(at) if at is not None and at.isdecimal() else at
     try:
-        found = look(programs, client.codec, run_id, started, batches, place, max(20, width))
+        found = look(programs, codec, run_id, started, batches, place, max(20, width))
     except Diverged as error:
         raise Problem(
             f"{error}\nThe code in {target.source} is not the code that this run was recorded with"
@@ -60,13 +60,12 @@ def inspect(
 def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str, Any]]:
     """The arguments of the steps of a run by op path, from replay; none if the code is not available."""
     from perdure.authoring.code.frames import arguments
-    from perdure.cli.targets import load
     from perdure.kernel.policies.versions import Programs
 
-    run_id, started, batches, client = asyncio.run(_read(store, id))
+    run_id, started, batches, codec, files = asyncio.run(_read(store, id))
     try:
-        target = load(module or _named(batches, id))
-        return arguments(Programs(target.programs.values()), client.codec, run_id, started, batches)
+        target = _target(module, started.program, files)
+        return arguments(Programs(target.programs.values()), codec, run_id, started, batches)
     except (Problem, UsageError) as error:
         if module is not None:
             raise
@@ -74,22 +73,35 @@ def arguments_of(store: str, id: str, module: str | None) -> dict[str, dict[str,
         return {}
 
 
-async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Reader]:
+async def _read(store: str, id: str) -> tuple[str, RunStarted, Sequence[Batch], Codec, list[str]]:
+    """A run with its journal, and the files that its workflow may be in, the likeliest first."""
     async with Reader(opened(store)) as client:
         view = await view_of(client, id)
         batches = await client.store.journal.read(view.root)
         started = await client.payloads.with_input(batches)
-        return view.root, started, await client.payloads.inflate(batches), client
+        sources = (await sources_of(client.store.blobs, batches)).values()
+        # The first part of a stored source is the workflow's; its ops may be asked for in other files.
+        files = [part.file for source in reversed(sources) for part in source.parts[:1]]
+        ops = (getattr(event, "source", "") for batch in batches for event in batch.events)
+        files += [op.rpartition(":")[0] for op in ops]
+        return view.root, started, await client.payloads.inflate(batches), client.codec, files
 
 
-def _named(batches: Sequence[Batch], id: str) -> str:
-    """The file of the workflow: its first op says where it was asked for."""
-    for batch in batches:
-        for event in batch.events:
-            file = getattr(event, "source", "").rpartition(":")[0]
-            if file.endswith(".py") and os.path.isfile(file):
-                return str(file)
-    raise Problem(f"the journal of {id!r} does not name a file that is here; say where its workflow is with --module")
+def _target(module: str | None, program: str, files: Sequence[str]) -> Target:
+    """The module that was given; else the first file, or the module of the settings, that has the workflow."""
+    from perdure.cli.targets import load
+
+    here = [file for file in dict.fromkeys(files) if file.endswith(".py") and os.path.isfile(file)]
+    tried = [module] if module is not None else [*here, *filter(None, [settings().module])]
+    for place in tried:
+        target = load(place)
+        if any(known.name == program for known in target.programs.values()):
+            return target
+    if tried:
+        raise Problem(f"{', '.join(tried)} has no workflow named {program!r}; give its file with --module")
+    named = next((file for file in files if file), "")
+    where = f"it was executed from {named}, which is not here" if named else "its journal names no file"
+    raise Problem(f"the workflow {program!r} was not found: {where}; say where it is with --module")
 
 
 def _show(found: Sequence[SuspendedTask], id: str, at: str | None) -> None:
