@@ -9,7 +9,7 @@ import pytest
 
 from perdure import every
 from perdure.kernel.policies.durability import Durability
-from perdure.testing.simulation import STORMY, Crash, Faults, Message, Sender, Simulation
+from perdure.testing.simulation import STORMY, Crash, Faults, Message, Sender, Simulation, every_crash
 from tests.simulation.grammar import LIMITS, Tree, interpret, tellers
 from tests.simulation.test_promises import LIMIT, LONG, check
 
@@ -52,6 +52,12 @@ def test_what_happens_while_an_append_is_refused_is_written_after_it() -> None:
 
 def test_a_checkpoint_that_ends_a_race_does_not_start_what_lost_it() -> None:
     run_often(["race", [["gather", [["step", 1]]], ["timeout", 1, ["checkpoint"]]]], Faults())
+
+
+def test_a_step_that_lost_a_race_to_a_checkpoint_is_not_missed_by_the_step_that_began_after_it() -> None:
+    lost = ["race", [["finally", ["state", 1], ["checkpoint"]], ["step", 1]]]
+    for report in every_crash(interpret(["queue", [["step", 1], lost]]), seed=0, faults=Faults(), limit=LIMIT):
+        check(report)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "exit"])
