@@ -90,12 +90,15 @@ pytest: compiled $(REWRITTEN) ## the test suite
 
 # The tests that most changes break, without servers, other processes, documents and long searches.
 FAST := $(addprefix tests/,architecture authoring builtin client conformance divergence engine kernel orchestrator settings)
-SLOW := $(addprefix tests/,divergence/test_corpus.py engine/test_forking.py engine/test_garbage.py \
-	engine/test_processes.py engine/test_soak.py orchestrator/test_broken_callbacks.py \
-	kernel/schedules/test_cron.py kernel/history/test_hostile_capsules.py \
-	orchestrator/test_eviction.py orchestrator/test_parking.py \
-	orchestrator/test_recovery_at_scale.py orchestrator/test_recovery_on_postgres.py test_blocking.py test_processes.py \
-	test_run_function.py)
+SLOW := $(addprefix tests/,client/test_pruning.py \
+	divergence/test_corpus.py divergence/test_exceptions.py divergence/test_mutations.py divergence/test_repairs.py \
+	engine/test_changed_signatures.py engine/test_exceptions.py engine/test_forking.py engine/test_garbage.py \
+	engine/test_processes.py engine/test_retrying.py engine/test_soak.py \
+	kernel/history/test_hostile_capsules.py kernel/schedules/test_cron.py kernel/values/test_codec.py \
+	orchestrator/test_broken_callbacks.py orchestrator/test_eviction.py orchestrator/test_fit_check.py \
+	orchestrator/test_parked_locks.py orchestrator/test_parking.py orchestrator/test_recovery_at_scale.py \
+	orchestrator/test_recovery_on_postgres.py orchestrator/test_resolved_meanwhile.py \
+	test_blocking.py test_processes.py test_run_function.py)
 
 test-fast: lint types compiled ## the fast part of the suite, within a minute
 	$(SAY) "tests: pytest, a part"
