@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from perdure import (
 from perdure.cli.runs import _unparked
 from perdure.kernel.events import RunParked as RunParkedEvent
 from perdure.kernel.events import RunResumed
-from perdure.orchestrator.fit_check import FitCheck, FitReport
+from perdure.orchestrator import fit_check
+from perdure.orchestrator.fit_check import FitCheck, FitReport, short_collections
 from perdure.ports.store import Store
 from perdure.stores.memory.store import MemoryStore
 from tests.engine.harness import AT_ONCE, PATIENCE, FakeClock
@@ -333,10 +335,25 @@ async def test_a_signal_that_comes_first_wins_over_the_parking() -> None:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
+def test_garbage_collections_leave_out_what_was_there_before_unless_the_process_sees_to_it_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collector = SimpleNamespace(frozen=0)
+    collector.freeze = lambda: setattr(collector, "frozen", 9)
+    collector.unfreeze = lambda: setattr(collector, "frozen", 0)
+    collector.get_freeze_count = lambda: collector.frozen
+    monkeypatch.setattr(fit_check, "gc", collector)
+    with short_collections():
+        with short_collections():
+            pass  # of another engine
+        assert collector.frozen
+    assert not collector.frozen
+
+
 async def test_runs_are_replayed_in_short_turns_and_read_once() -> None:
     store, clock = MemoryStore(), FakeClock()
     async with engine_of(store, clock, listening) as engine:
-        for n in range(300):
+        for n in range(60):
             _ = await engine.start(listening(n), id=f"run {n}", tags={"of": "us"})
         await until(lambda: _all(engine, RunStatus.WAITING))
     called.clear()

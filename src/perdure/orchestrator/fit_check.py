@@ -9,10 +9,11 @@ reads it again.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections import Counter, deque
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from perdure.errors import PerdureError, StoreUnavailable, UnknownProgram
@@ -80,6 +81,19 @@ class Checked:
         return digest(self.row.run_id, self.batches[-1].seq + len(self.batches[-1].events))
 
 
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Leave what is in memory now out of garbage collections: replay makes garbage, and a full one takes long."""
+    if gc.get_freeze_count():  # the process does so itself
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class FitCheck:
     """Checks waiting runs when an engine starts, and when orchestrators have gone or a program was defined again."""
 
@@ -140,6 +154,11 @@ class FitCheck:
             self._left.clear()
         unknown = [name for name in await unknown_programs(orchestrator) if not self._others_may_take(name, "")]
         await park_unknown(orchestrator, self._membership, unknown)
+        with short_collections():
+            return await self._check_all()
+
+    async def _check_all(self) -> FitReport:
+        orchestrator = self._orchestrator
         fits: set[bytes] = set()
         self._turns = checked = parked = new = 0
         left: Counter[str] = Counter()
