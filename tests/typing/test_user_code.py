@@ -21,6 +21,7 @@ def strict(path: Path, cache: Path, config: str = "") -> None:
 @pytest.mark.timeout(120)
 def test_mypy_strict_finds_the_types_and_the_mistakes_of_user_code(tmp_path: Path) -> None:
     strict(HERE / "user_code.py", tmp_path)
+    strict(HERE / "graph_code.py", tmp_path)
 
 
 @pytest.mark.timeout(120)
