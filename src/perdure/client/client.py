@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar, Unpack, cast, get_args, overload
+from typing import Any, Literal, TypeVar, Unpack, cast, get_args, overload
 
 from perdure.client.base import StoreClient
 from perdure.client.bulk import UNFINISHED, Bulk, BulkReport
@@ -170,6 +170,25 @@ class Client(Reader):
     fork = delegated("_forks", Forks.fork)
     time_travel = delegated("_forks", Forks.time_travel)
     retry = delegated("_forks", Forks.retry)
+
+    @overload
+    async def update_state(
+        self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: Literal[True]
+    ) -> Sequence[str]: ...
+    @overload
+    async def update_state(
+        self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: Literal[False] = False
+    ) -> RunHandle[Any]: ...
+    async def update_state(
+        self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: bool = False
+    ) -> RunHandle[Any] | Sequence[str]:
+        """Replace values of a graph's run by name, or by op path, and run again what depends on them.
+
+        The run goes on under its id as a new incarnation. All else keeps its outcome, and nothing of it is executed.
+        `at`: as if the run had only come so far, to before an op or an event. With `dry_run` nothing is written, and
+        the op paths that would run again are returned. A run that is under way is refused: wait until it rests.
+        """
+        return await self._forks.update_state(id, values, at, dry_run=dry_run)
 
     # --- many runs at once --------------------------------------------------------------------------------------------
 

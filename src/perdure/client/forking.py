@@ -12,17 +12,23 @@ from perdure.client.base import StoreClient
 from perdure.client.gateway import RunGateway
 from perdure.client.handle import Handles, RunHandle
 from perdure.errors import AlreadyExists, CannotRetry, Corrupt, ForkRefused, NotDecodable, PerdureError, UsageError
-from perdure.kernel.events import NULL, Batch, RunStarted, RunStatus, WaitOpened
+from perdure.kernel.events import NULL, Batch, RunStarted, RunStatus, StepSucceeded, WaitOpened
+from perdure.kernel.hints import did_you_mean
 from perdure.kernel.history import fork as forks
 from perdure.kernel.history.capsule import blobs_of
 from perdure.kernel.history.fork import Point, Value
-from perdure.kernel.history.retry_points import retried, withdrawals
+from perdure.kernel.history.retry_points import rerun, retried, withdrawals
 from perdure.kernel.ids import BUILT_IN, check_id, check_text
+from perdure.kernel.policies.resting import at_rest
+from perdure.kernel.program import Dataflow
 from perdure.kernel.projection import RunRow, child_path
+from perdure.kernel.state import fold
 from perdure.kernel.values.arguments import named_input
 from perdure.kernel.values.signatures import misfit
 from perdure.ports.appends import create
 
+# An outcome that has not been read.
+_UNKNOWN: Any = object()
 _arguments = msgspec.json.Decoder(dict[str, Raw] | list[Raw])
 
 
@@ -31,6 +37,7 @@ class Forks:
 
     def __init__(self, base: StoreClient, gateway: RunGateway, handles: Handles) -> None:
         self._base, self._gateway, self._handles = base, gateway, handles
+        self._messages = handles.messages
 
     async def fork(
         self,
@@ -73,11 +80,114 @@ class Forks:
         as they were. A child takes them too.
         """
         run, batches = await self.origin(id)
-        op = forks.find(forks.ops(batches), check_text(step, "step"))
+        found = forks.ops(batches)
+        flow = self._dataflow(run)
+        op = forks.find(found, check_text(step, "step")) if flow is None else forks.find_last(found, step)
         if inputs and op.kind not in ("step", "child"):
             raise UsageError(f"{op.path} is a {op.kind} and takes no arguments; fork with values= gives it a value")
         given = {op.path: self._encoded(inputs)} if inputs else None
-        return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
+        if flow is None:
+            return await self._fork(run, batches, forks.before(batches, op.path), new_id, {}, inputs=given)
+        again = flow.affected(op.path, {path: one.began for path, one in found.items()}) | {op.path}
+        again |= {path for path in found if path.startswith(f"{op.path}/")}
+        now = self._base.clock.now()
+        run_id = self._base.new_run_id(now)
+        id = run_id if new_id is None else check_id(new_id)
+        started = forks.beginning(batches, run.run_id, now, id=id, memo=run.run_id)
+        return await self._begin(run, run_id, started, rerun(batches, again, {}, started, now, inputs=given))
+
+    async def update_state(
+        self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: bool = False
+    ) -> RunHandle[Any] | Sequence[str]:
+        """See `Client.update_state`."""
+        run, batches = await self.origin(id)
+        flow = self._dataflow(run)
+        if flow is None:
+            raise UsageError(
+                f"update_state({id!r}): {run.program} is no graph that is known here; fork it with values="
+            )
+        state = fold(run.run_id, batches)
+        if state.finished is None and not at_rest(state):
+            raise UsageError(f"update_state({id!r}): the run is {state.status}; wait until it rests, or cancel it")
+        now = self._base.clock.now()
+        run_id = self._base.new_run_id(now)
+        end = None if at is None else forks.before(batches, _place(at)).seq
+        again, past = await self._updated(run, batches, flow, values, end, now)
+        if dry_run:
+            return again
+        await self._gateway.check_replay(run.id, run_id, past)
+        if state.finished is None:
+            await self._messages.terminate(run.run_id, "update_state() continues it as a new incarnation")
+            _, batches = await self.origin(id)
+            _, past = await self._updated(run, batches, flow, values, end, now)
+        started = past[0].events[0]
+        assert isinstance(started, RunStarted)
+        return await self._begin(run, run_id, started, past)
+
+    async def _updated(
+        self,
+        run: RunRow,
+        batches: Sequence[Batch],
+        flow: Dataflow,
+        values: Mapping[str, Any],
+        end: int | None,
+        now: float,
+    ) -> tuple[Sequence[str], list[Batch]]:
+        """What runs again with these values, and the journal of the next incarnation."""
+        found = forks.ops(batches)
+        began = {path: one.began for path, one in found.items() if end is None or one.began < end}
+        again, outcomes, inputs = set[str](), dict[str, Any](), dict[str, Any]()
+        given = (await self._base.payloads.with_input(batches)).input
+        names = set(msgspec.json.decode(named_input(given, forks.claimed_names(batches))))
+        for name, value in values.items():
+            made = (name, ()) if name in found else flow.maker(name, began)
+            if made is not None:
+                op, path = made
+                again |= flow.affected(op, began)
+                outcomes[op] = await self._with_part(batches, op, path, value, outcomes.get(op, _UNKNOWN))
+            elif name in names:
+                again |= flow.taking(name, began)
+                inputs[name] = value
+            else:
+                raise UsageError(
+                    f"update_state({run.id!r}): {name!r} is neither an input nor a value that the run has made; "
+                    f"{did_you_mean(name, {*flow.values, *names})}"
+                )
+        again -= outcomes.keys()
+        changes = await self._input(run, batches, inputs) if inputs else {}
+        started = forks.beginning(batches, run.run_id, now, incarnation=run.incarnation + 1, memo=run.run_id, **changes)
+        past = rerun(batches, again, await self._outcomes(outcomes), started, now, end=end)
+        return [path for path in found if path in again], past
+
+    async def _with_part(
+        self, batches: Sequence[Batch], op: str, path: tuple[str | int, ...], value: Any, known: Any
+    ) -> Any:
+        """The outcome of an op with one part of it replaced."""
+        if not path:
+            return value
+        if known is _UNKNOWN:
+            events = (event for batch in batches for event in batch.events)
+            ended = [one for one in events if isinstance(one, StepSucceeded) and one.op == op]
+            if not ended:
+                raise UsageError(f"{op} has no outcome yet in which a value could be replaced")
+            known = msgspec.json.decode(await self._base.payloads.load(ended[-1].blob, ended[-1].value))
+        part = known
+        for key in path[:-1]:
+            part = part[key]
+        part[path[-1]] = msgspec.json.decode(self._base.codec.encode(value, f"the value of {op}"))
+        return known
+
+    def _dataflow(self, run: RunRow) -> Dataflow | None:
+        program = self._gateway.find_program(run.program, run.version)
+        return None if program is None else program.dataflow
+
+    async def _begin(self, run: RunRow, run_id: str, started: RunStarted, past: Sequence[Batch]) -> RunHandle[Any]:
+        await self._gateway.check_replay(run.id, run_id, past)
+        if not await self._create(run_id, past):
+            existing, _ = await self._base.require(started.id)
+            raise AlreadyExists(started.id, existing.status, "fork")
+        self._gateway.created(run_id, started)
+        return self._handle(started.id, run_id, started)
 
     async def retry(self, id: str, *, max_rounds: int | None = None) -> RunHandle[Any]:
         """Continue a failed or cancelled run from where it failed, and keep all that succeeded.

@@ -121,6 +121,8 @@ class RunStarted(Event, frozen=True, tag=True, omit_defaults=True):
     exact: int = 0
     # For a graph: how many rounds its loops may have, if not as many as it says itself.
     max_rounds: int | None = None
+    # The run_id of the run whose outcomes it reuses, where ops have the same arguments.
+    memo: str = ""
 
 
 class InputReplaced(Event, frozen=True, tag=True, omit_defaults=True):
@@ -194,13 +196,17 @@ class StepsHeld(Event, frozen=True, tag=True, omit_defaults=True):
 
 
 class StepSucceeded(Event, frozen=True, tag=True, omit_defaults=True):
-    """The step has its final result. `fallback`: it comes from the fallback, after the last attempt failed."""
+    """The step has its final result. `fallback`: it comes from the fallback, after the last attempt failed.
+
+    `memo`: it is that of an earlier run, whose run_id this is; the step was not executed.
+    """
 
     op: str
     value: Raw
     attempt: int = 1
     blob: str = ""
     fallback: bool = False
+    memo: str = ""
 
 
 class AttemptFailed(Event, frozen=True, tag=True, omit_defaults=True):

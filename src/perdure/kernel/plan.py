@@ -171,7 +171,8 @@ def keep(state: RunState, wishes: Wishes, now: float) -> Plan | None:
     if isinstance(begun, StepStarted) and kept.inputs:
         # As the outcome was recorded: the call may be written in another way by now.
         begun = msgspec.structs.replace(begun, inputs=kept.inputs)
-    return Plan([begun, *outcome(command, kept)], [], [])
+    assert state.started is not None
+    return Plan([begun, *outcome(command, kept, state.started.memo)], [], [])
 
 
 def _drop_begun(prefix: str, result: Plan) -> None:

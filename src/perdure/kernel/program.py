@@ -54,6 +54,30 @@ class Watchable(Protocol):
         ...
 
 
+class Dataflow(Protocol):
+    """What depends on what in the runs of a program whose ops have no order but that of their values.
+
+    Ops are given by path, with the numbers of the events that began them.
+    """
+
+    def affected(self, path: str, ops: Mapping[str, int]) -> set[str]:
+        """The ops that depend on the outcome of one, without that one."""
+        ...
+
+    def taking(self, name: str, ops: Mapping[str, int]) -> set[str]:
+        """The ops that depend on an input of the program."""
+        ...
+
+    def maker(self, name: str, ops: Mapping[str, int]) -> tuple[str, tuple[str | int, ...]] | None:
+        """The op that made a value last, and the way to the value in its outcome; None if no op did."""
+        ...
+
+    @property
+    def values(self) -> Iterable[str]:
+        """The names of all values."""
+        ...
+
+
 class Defined(msgspec.Struct, frozen=True):
     """Where and when a program was defined; a redefinition has the same place and a higher number."""
 
@@ -96,6 +120,8 @@ class Program(Protocol):
     rests: bool = False
     # Whether its executions ask for recorded decisions, and which ops have begun.
     decides: bool = False
+    # What depends on what in its runs; None: on all that came before.
+    dataflow: Dataflow | None = None
     # Where and when it was defined, for a program that may be defined again in one process.
     defined: Defined | None = None
 

@@ -5,7 +5,6 @@ Everything here is iterative, and linear in the number of nodes and edges: a gra
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from perdure.authoring.dataflow.plan import (
     outputs_in,
 )
 from perdure.errors import GraphInvalid, GraphProblem, InvalidName
+from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import check_name
 
 
@@ -114,16 +114,6 @@ RESERVED = "END"
 def build(drafts: Sequence[Draft], options: Options) -> Built:
     """The plan of these nodes. Raises GraphInvalid with all problems."""
     return _Builder(drafts, options).build()
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint for a name that does not exist: the one that it is close to, or all of them."""
-    names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, 1, 0.6)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return f"there is {shown}" if names else "there is none"
 
 
 class _Builder:
@@ -592,6 +582,9 @@ class _Builder:
             waits=tuple(waits),
             reads=tuple(map(tuple, reads)),
             kept=frozenset(kept),
+            values={
+                name: tuple(Output(maker, made.path) for maker, made in makers) for name, makers in self._makers.items()
+            },
             results=tuple(results),
             single=options.single,
             on_failure=options.on_failure,

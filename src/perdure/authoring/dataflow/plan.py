@@ -193,6 +193,8 @@ class Plan(msgspec.Struct, frozen=True):
     # needed until the end, others until the last node has taken them.
     reads: tuple[tuple[int, ...], ...] = ()
     kept: frozenset[int] = frozenset()
+    # The values of all nodes by name, each with the nodes that make it.
+    values: dict[str, tuple[Output, ...]] = {}
     # The result: names with their sources. A `single` one is the result itself.
     results: tuple[tuple[str, Source], ...] = ()
     single: bool = False

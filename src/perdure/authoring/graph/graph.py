@@ -18,7 +18,8 @@ from perdure.authoring.code.body import Called, to_await
 from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step
-from perdure.authoring.dataflow.build import Built, Draft, Needed, Options, build, did_you_mean, reached
+from perdure.authoring.dataflow.build import Built, Draft, Needed, Options, build, reached
+from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import OnError, Plan
@@ -28,6 +29,7 @@ from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring
 from perdure.authoring.graph.outputs import Outputs, OutputsForm
 from perdure.errors import GraphInvalid, GraphProblem, NotDecodable
 from perdure.kernel.events import RunStarted
+from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import WrongValue, check_name, check_version, op_name
 from perdure.kernel.invocation import Invocation
 from perdure.kernel.patches import NO_HISTORY, PatchHistory
@@ -209,6 +211,7 @@ class Graph(Program, Generic[P, R]):
         }
         for name, answer in self.answers.items():
             self._needed.setdefault(name, Needed(answer, False))
+        self.dataflow = Dependence(self.plan)
         self._numbers = {node.name: number for number, node in enumerate(self.plan.nodes)}
         self.types = tuple((f"={name}", needed.type) for name, needed in self._needed.items())
         self.defaults = {name: None for name, needed in self._needed.items() if not needed.required}

@@ -16,13 +16,14 @@ from msgspec.structs import replace
 from perdure.authoring.code.hints import hints_of
 from perdure.authoring.code.loop import short
 from perdure.authoring.code.step import Step, refuse_method, seconds, step
-from perdure.authoring.dataflow.build import Draft, Made, Wanted, did_you_mean
+from perdure.authoring.dataflow.build import Draft, Made, Wanted
 from perdure.authoring.dataflow.plan import EACH, Mapped, OnError, Question
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import Node as PlannedNode
 from perdure.authoring.graph.fits import element_of
 from perdure.errors import UsageError
 from perdure.kernel.commands import StepSpec
+from perdure.kernel.hints import did_you_mean
 from perdure.kernel.ids import WrongValue, check_text
 from perdure.kernel.policies.retry import Retry
 from perdure.kernel.program import Program

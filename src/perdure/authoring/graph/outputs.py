@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.step import Step
-from perdure.authoring.dataflow.build import did_you_mean
 from perdure.authoring.dataflow.execution import SKIPS
 from perdure.authoring.graph.nodes import Node
+from perdure.kernel.hints import did_you_mean
 from perdure.kernel.values.codec import Codec, OwnDecoder
 
 T = TypeVar("T")

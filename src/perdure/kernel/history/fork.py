@@ -165,6 +165,11 @@ def find(found: Mapping[str, Op], at: str) -> Op:
     return op
 
 
+def find_last(found: Mapping[str, Op], at: str) -> Op:
+    """As `find`; a bare name means the last op of that name."""
+    return find(dict(reversed(list(found.items()))), at)
+
+
 def at_end(batches: Sequence[Batch]) -> Point:
     """The point after the last event, or before the end of the run."""
     return Point(end_of(batches))

@@ -176,8 +176,8 @@ def wait_of(event: WaitOpened) -> str:
     return f"{event.kind} {event.name}"
 
 
-def outcome(command: RunStep | OpenWait | StartTimer, kept: OutcomeKept) -> list[AnyEvent]:
-    """The events that give an op its kept outcome, to follow the event that begins it."""
+def outcome(command: RunStep | OpenWait | StartTimer, kept: OutcomeKept, memo: str = "") -> list[AnyEvent]:
+    """The events that give an op its kept outcome, to follow the event that begins it; `memo`: see StepSucceeded."""
     op, error = command.op, kept.error or Failure("", "")
     if not isinstance(command, RunStep):
         # The signal that the wait consumed is not in the inbox of this incarnation.
@@ -185,7 +185,8 @@ def outcome(command: RunStep | OpenWait | StartTimer, kept: OutcomeKept) -> list
         return [WaitResolved(op, by, kept.value, kept.answer_id)]
     emitted: list[AnyEvent] = [ChunkAppended(op, 1, 0, kept.chunks)] if kept.chunks and not command.spec.queue else []
     if kept.kind == "succeeded":
-        return [*emitted, StepSucceeded(op, kept.value, 1, kept.blob)]
+        # Without inputs it is an outcome that a caller has given.
+        return [*emitted, StepSucceeded(op, kept.value, 1, kept.blob, memo=memo if kept.inputs else "")]
     if kept.kind == "skipped":
         return [*emitted, StepSkipped(op, 1, error)]
     if kept.by == BAILED:

@@ -7,7 +7,7 @@ among them, so those ops run again when the program asks for them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 
 import msgspec
@@ -35,7 +35,7 @@ from perdure.kernel.events import (
     WaitOpened,
     WaitResolved,
 )
-from perdure.kernel.history.fork import USED, Op, context_of, end_of, numbered, ops
+from perdure.kernel.history.fork import USED, Op, Value, context_of, end_of, numbered, ops
 from perdure.kernel.history.kept_outcomes import AGAIN, BAILED, LOCKED, PATCHED, KeptOutcomes, wait_of
 from perdure.kernel.ids import op_name
 from perdure.kernel.patches import PATCH
@@ -223,6 +223,37 @@ def retried(batches: Sequence[Batch], without: Withdrawn, started: RunStarted, n
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
 
 
+def rerun(
+    batches: Sequence[Batch],
+    again: Collection[str],
+    values: Mapping[str, Value],
+    started: RunStarted,
+    now: float,
+    *,
+    end: int | None = None,
+    inputs: dict[str, dict[str, Raw]] | None = None,
+) -> list[Batch]:
+    """The first batch of a run that keeps the outcomes of another, except for the ops `again`, which run again.
+
+    `values` are other outcomes for some ops; `inputs` other arguments; nothing from event `end` on is kept. What failed
+    runs again, too.
+    """
+    past, kinds = _Outcomes(started), {path: op.kind for path, op in ops(batches).items()}
+    end = end_of(batches) if end is None else end
+    for seq, at, event in numbered(batches):
+        op = getattr(event, "op", "")
+        failed = isinstance(event, StepFailed) or (isinstance(event, WaitResolved) and event.by == "timeout")
+        past.fold(event, at, kept=seq < end and op not in again, withdrawn=failed)
+    for op in again:
+        past.recorded.pop(op, None)
+    for op, value in values.items():
+        past.replace(op, kinds[op], value)
+    seen = tuple(key.id for key in past.state.signal_ids if not key.child)[-1000:]
+    begin = msgspec.structs.replace(started, recorded=past.recorded or None, seen=seen)
+    forked = RunForked(started.forked_from, end, inputs=inputs, run=context_of(batches, started.forked_from))
+    return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
+
+
 class _Outcomes:
     """Collects the outcomes of a journal that its retry keeps."""
 
@@ -290,6 +321,20 @@ class _Outcomes:
         if withdrawn:
             return OutcomeKept(op, AGAIN, inputs, error=event.error)
         return OutcomeKept(op, "failed", inputs, error=event.error, unknown=event.unknown, chunks=chunks)
+
+    def replace(self, op: str, kind: str, value: Value) -> None:
+        """Give an op another outcome, whatever its arguments are."""
+        if kind == "step":
+            self._kept[op] = OutcomeKept(op, "succeeded", "", value.kept, value.blob)
+        elif kind == "approval":
+            answer = WaitResolved.answered(op, "", value.data)
+            self._kept[op] = OutcomeKept(op, "waited", "", value.data, by=answer.by)
+        elif kind in USED:
+            self.recorded[op] = value.data
+        else:
+            raise UsageError(
+                f"{op} is a {kind}, whose outcome cannot be replaced; replace one in it, as in {op}/step:0"
+            )
 
     def _wait(self, event: WaitResolved, taken: SignalReceived | None) -> OutcomeKept:
         inputs = self._inputs.get(event.op, "")

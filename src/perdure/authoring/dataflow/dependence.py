@@ -1,0 +1,147 @@
+"""What in a run depends on what: which recorded ops must run again when one of them gets another outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from perdure.authoring.dataflow.plan import (
+    Argument,
+    Carried,
+    Collect,
+    FirstOf,
+    Input,
+    Node,
+    Path,
+    Plan,
+    Source,
+    outputs_of,
+)
+from perdure.kernel.program import Dataflow
+
+
+class Dependence(Dataflow):
+    """The dependences in a plan. Ops are given by path, with the numbers of the events that began them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._numbers = {node.name: number for number, node in enumerate(plan.nodes)}
+        self._numbers |= {former: self._numbers[name] for former, name in plan.renamed.items()}
+
+    def affected(self, path: str, ops: Mapping[str, int]) -> set[str]:
+        """The ops that depend on the outcome of one, without that one."""
+        first, _, rest = path.partition("/")
+        name, turn = _turn(first)
+        number = self._numbers.get(name)
+        if number is None:
+            return set()
+        found = set[str]()
+        began = ops.get(path, min((at for op, at in ops.items() if op.startswith(f"{first}/")), default=-1))
+        program = self._plan.nodes[number].program
+        if rest and program is not None:
+            inner = {op[len(first) + 1 :]: at for op, at in ops.items() if op.startswith(f"{first}/")}
+            flow = program.dataflow
+            again = {op for op, at in inner.items() if at > began} if flow is None else flow.affected(rest, inner)
+            found |= {f"{first}/{op}" for op in again}
+        return found | self._behind(number, turn, began, ops)
+
+    def taking(self, name: str, ops: Mapping[str, int]) -> set[str]:
+        """The ops that depend on an input of the program."""
+        found = set[str]()
+        for number, node in enumerate(self._plan.nodes):
+            if any(_takes(argument.source, name) for argument in _arguments(node)):
+                found |= {op for op in ops if self._numbers.get(_turn(op.partition("/")[0])[0]) == number}
+                found |= self._behind(number, -1, -1, ops)
+        return found
+
+    def maker(self, name: str, ops: Mapping[str, int]) -> tuple[str, Path] | None:
+        """The op that made a value last, and the way to the value in its outcome; None if no op did."""
+        makers = {output.node: output.path for output in self._plan.values.get(name, ())}
+        latest = (
+            (at, op, makers[number])
+            for op, at in ops.items()
+            if "/" not in op and "[" not in op and (number := self._numbers.get(_turn(op)[0])) in makers
+        )
+        found = max(latest, default=None)
+        return None if found is None else found[1:]
+
+    @property
+    def values(self) -> Iterable[str]:
+        """The names of all values that its nodes make."""
+        return self._plan.values
+
+    def _behind(self, number: int, turn: int, began: int, ops: Mapping[str, int]) -> set[str]:
+        """The ops of this plan that depend on a turn of a node."""
+        within, ever = _reached(number, self._forward), _reached(number, self._all)
+        region = self._plan.region
+        found = set[str]()
+        for op, at in ops.items():
+            name, other_turn = _turn(op.partition("/")[0])
+            other = self._numbers.get(name)
+            if other is None or other not in ever:
+                continue
+            if turn >= 0 and region[other] == region[number]:
+                again = other_turn > turn or (other_turn == turn and other in within)
+            else:
+                again = at > began
+            if again:
+                found.add(op)
+        return found
+
+    @cached_property
+    def _forward(self) -> dict[int, set[int]]:
+        """By node: those that take its value, or are its targets, in the same round."""
+        found: dict[int, set[int]] = {}
+        for number, node in enumerate(self._plan.nodes):
+            for before in {*node.gates, *(output.node for output in outputs_of(node))}:
+                found.setdefault(before, set()).add(number)
+        return found
+
+    @cached_property
+    def _all(self) -> dict[int, set[int]]:
+        """As `_forward`, also over rounds."""
+        found = {number: set(behind) for number, behind in self._forward.items()}
+        for region in self._plan.regions:
+            for gate in region.gates:
+                found.setdefault(gate, set()).add(region.entry)
+        for number, node in enumerate(self._plan.nodes):
+            for argument in _arguments(node):
+                for slot in _slots(argument.source):
+                    for output in self._plan.slots[slot].producers:
+                        found.setdefault(output.node, set()).add(number)
+        return found
+
+
+def _turn(op: str) -> tuple[str, int]:
+    """The name and the turn in an op path: `fetch` and 0 of `fetch:0[17]`."""
+    name, _, number = op.partition(":")
+    turn = number.partition("[")[0]
+    return name, int(turn) if turn.isdecimal() else 0
+
+
+def _reached(number: int, edges: Mapping[int, Iterable[int]]) -> set[int]:
+    found, work = set[int](), [number]
+    while work:
+        for other in edges.get(work.pop(), ()):
+            if other not in found:
+                found.add(other)
+                work.append(other)
+    return found
+
+
+def _arguments(node: Node) -> tuple[Argument, ...]:
+    return node.arguments if node.when is None else (*node.arguments, *node.when.arguments)
+
+
+def _takes(source: Source, name: str) -> bool:
+    if isinstance(source, Collect | FirstOf):
+        return any(_takes(part, name) for part in source.parts)
+    return isinstance(source, Input) and source.name == name
+
+
+def _slots(source: Source) -> Iterable[int]:
+    if isinstance(source, Carried):
+        yield source.slot
+    elif isinstance(source, Collect | FirstOf):
+        for part in source.parts:
+            yield from _slots(part)

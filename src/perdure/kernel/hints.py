@@ -1,0 +1,16 @@
+"""Hints for a name that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The name that it is close to, or all there are."""
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, 1, 0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return f"there is {shown}" if names else "there is none"
