@@ -45,6 +45,7 @@ from perdure.client.schedules import ScheduleView as ScheduleView
 from perdure.client.starts import Start as Start
 from perdure.client.views import ApprovalView as ApprovalView
 from perdure.client.views import Chunk as Chunk
+from perdure.client.views import GraphCheckpoint as GraphCheckpoint
 from perdure.client.views import Interrupt as Interrupt
 from perdure.client.views import ItemView as ItemView
 from perdure.client.views import OrchestratorView as OrchestratorView
@@ -201,6 +202,7 @@ __all__ = [
     "FailedStep",
     "Finished",
     "ForkRefused",
+    "GraphCheckpoint",
     "GraphInvalid",
     "GraphProblem",
     "HeartbeatTimeout",

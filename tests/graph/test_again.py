@@ -10,6 +10,8 @@ from perdure import Engine, RunStatus, UsageError
 from perdure.graph import END, Graph, interrupt, node, route
 
 CALLS: list[str] = []
+# Untyped: what is checked here is not the types.
+OPEN: Any = Engine
 
 
 def step(name: str, *values: str, **options: Any) -> Any:
@@ -39,7 +41,7 @@ def fresh() -> None:
     CALLS.clear()
 
 
-async def published(engine: Engine) -> None:
+async def published(engine: Any) -> None:
     await engine.run(GRAPH(topic="t"), id="r")
     result = await engine.run(GRAPH, id="r", answers={"sign_off": "yes"})
     assert result.output["publish"] == "publish(draft(t),yes,sum(find(t)))"
@@ -48,7 +50,7 @@ async def published(engine: Engine) -> None:
 
 
 async def test_a_replaced_value_runs_again_what_depends_on_it_and_asks_anew() -> None:
-    async with Engine("memory://", [GRAPH]) as engine:
+    async with OPEN("memory://", [GRAPH]) as engine:
         await published(engine)
         assert await engine.update_state("r", {"draft": "D"}, dry_run=True) == ["sign_off:0", "publish:0"]
         handle = await engine.update_state("r", {"draft": "D"})
@@ -60,7 +62,7 @@ async def test_a_replaced_value_runs_again_what_depends_on_it_and_asks_anew() ->
 
 
 async def test_a_run_that_rests_goes_on_with_a_replaced_value() -> None:
-    async with Engine("memory://", [GRAPH]) as engine:
+    async with OPEN("memory://", [GRAPH]) as engine:
         assert (await engine.run(GRAPH(topic="t"), id="r")).interrupted
         CALLS.clear()
         await engine.update_state("r", {"draft": "D"})
@@ -71,7 +73,7 @@ async def test_a_run_that_rests_goes_on_with_a_replaced_value() -> None:
 
 async def test_a_replaced_input_runs_again_what_takes_it() -> None:
     graph = Graph([step("a", "x"), step("b", "y"), step("c", "a", "b")], name="h", output="c")
-    async with Engine("memory://", [graph]) as engine:
+    async with OPEN("memory://", [graph]) as engine:
         await engine.run(graph(x="1", y="2"), id="r")
         CALLS.clear()
         handle = await engine.update_state("r", {"x": "9"})
@@ -84,7 +86,7 @@ async def test_a_replaced_input_runs_again_what_takes_it() -> None:
 
 
 async def test_values_inside_a_graph_are_replaced_by_op_path_and_wrong_names_are_refused() -> None:
-    async with Engine("memory://", [GRAPH]) as engine:
+    async with OPEN("memory://", [GRAPH]) as engine:
         await published(engine)
         handle = await engine.update_state("r", {"inner:0/find:0": "F"})
         result = await handle.outcome()
@@ -96,7 +98,7 @@ async def test_values_inside_a_graph_are_replaced_by_op_path_and_wrong_names_are
 
 
 async def test_time_travel_runs_again_what_depends_on_the_step() -> None:
-    async with Engine("memory://", [GRAPH]) as engine:
+    async with OPEN("memory://", [GRAPH]) as engine:
         await published(engine)
         handle = await engine.time_travel("r", "inner:0/find:0", inputs={"suffix": "!"}, new_id="other")
         result = await handle.outcome()
@@ -120,7 +122,7 @@ async def test_time_travel_into_a_loop_runs_again_from_that_round_on() -> None:
         return END if total > 3 else "count"
 
     graph = Graph([count, keep, again], name="loop", loops=["count"], output="count")
-    async with Engine("memory://", [graph]) as engine:
+    async with OPEN("memory://", [graph]) as engine:
         assert (await engine.run(graph(), id="r")).output == 4
         CALLS.clear()
         assert await (await engine.time_travel("r", "count:2", inputs={"total": 10})).result() == 11
@@ -128,3 +130,54 @@ async def test_time_travel_into_a_loop_runs_again_from_that_round_on() -> None:
         CALLS.clear()
         assert await (await engine.time_travel("r", "count")).result() == 4
         assert CALLS == ["count 3"]
+
+
+async def test_a_graph_that_starts_again_with_memo_runs_only_what_has_other_arguments_or_another_version() -> None:
+    def graph(of_b: str = "", **options: Any) -> Graph[..., Any]:
+        nodes = [step("a", "x"), step("b", "y", version=of_b), step("c", "a", "b")]
+        return Graph(nodes, name="m", output="c", **options)
+
+    first, second = graph(), graph("2", version="2", accepts=["1"])
+    async with OPEN("memory://", [first, second]) as engine:
+        await engine.run(first(x="1", y="2"), id="r")
+        for program, x, wanted in ((first, "1", []), (first, "9", ["a", "c"]), (second, "9", ["b"])):
+            CALLS.clear()
+            result = await engine.run(program(x=x, y="2"), id="r", memo=True)
+            assert result.output == f"c(a({x}),b(2))"
+            assert wanted == CALLS
+        CALLS.clear()
+        assert (await engine.run(second(x="9", y="2"), id="elsewhere", memo=True)).output == "c(a(9),b(2))"
+        assert CALLS == ["a", "b", "c"]
+
+
+async def test_the_values_of_a_run_are_there_by_name_now_and_as_they_were() -> None:
+    @node(outputs=("low", "high"))
+    def split(x: int) -> tuple[int, int]:
+        return x, x + 1
+
+    @node
+    def doubled(item: int) -> int:
+        return item * 2
+
+    @node
+    def items(low: int, high: int) -> list[int]:
+        return [low, high]
+
+    mapped = node(doubled, inputs={"item": "items"}).map_over("item")
+    graph = Graph([split, items, mapped, sign_off_of("doubled")], name="v")
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(x=1), id="r")
+        assert await engine.values("r") == {"x": 1, "low": 1, "high": 2, "items": [1, 2], "doubled": [2, 4]}
+        assert await engine.values("r", at="split:0") == {"x": 1, "low": 1, "high": 2}
+        assert await engine.values("r", at=0) == {"x": 1}
+        history = await engine.history("r")
+        assert [one.op for one in history] == ["", "split:0", "items:0", "doubled:0[0]", "doubled:0[1]"]
+        assert [list(one.values) for one in history[:2]] == [["x"], ["x", "low", "high"]]
+        await engine.run(graph, id="r", answers={"asked": "yes"})
+        last = (await engine.history("r"))[-1]
+        assert (last.op, last.values["asked"], last.next) == ("asked:0", "yes", ())
+        assert await engine.values("r", at=last.seq) == last.values
+
+
+def sign_off_of(value: str) -> Any:
+    return interrupt(answer=str, name="asked", inputs={"shown": value})(lambda shown: shown)

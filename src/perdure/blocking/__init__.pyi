@@ -24,6 +24,7 @@ from perdure.client.starts import Start
 from perdure.client.views import (
     ApprovalView,
     Chunk,
+    GraphCheckpoint,
     ItemView,
     OrchestratorView,
     QueueView,
@@ -187,6 +188,10 @@ class Client:
         self, id: str, op: str, *, status: StepStatus | str | None = None, start: int = 0, limit: int = 100
     ) -> Sequence[ItemView]:
         """The items of a map in a graph, in order: `items(id, "fetch:0", status="failed")`."""
+    def values(self, id: str, at: str | int | None = None) -> dict[str, Any]:
+        """The values of a graph's run by name, with its inputs: now, or as they were after an event or an op."""
+    def history(self, id: str) -> Sequence[GraphCheckpoint]:
+        """How a run of a graph stood after each op that ended, in order: values, what was under way, and questions."""
     def approvals(
         self, *, name: str | None = None, approver: str | None = None, program: str | None = None
     ) -> Sequence[ApprovalView]:
@@ -215,6 +220,7 @@ class Client:
         durability: str | Durability | None = None,
         rules: RulesLike = ...,
         tags: dict[str, str] | None = None,
+        memo: bool = False,
     ) -> RunHandle[R]:
         """Start a run durably and return a handle to it. If the id is in use, do what `reuse` says."""
     def start_many(self, starts: Iterable[Invocation[R] | Start[R]]) -> BulkReport[RunHandle[R]]:
@@ -279,6 +285,14 @@ class Client:
         """Start a run that continues right before a step of another, with other arguments for that step."""
     def retry(self, id: str, *, max_rounds: int | None = None) -> RunHandle[Any]:
         """Continue a failed or cancelled run from where it failed, and keep all that succeeded."""
+    @overload
+    def update_state(
+        self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: Literal[True]
+    ) -> Sequence[str]: ...
+    @overload
+    def update_state(
+        self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: Literal[False] = False
+    ) -> RunHandle[Any]: ...
     def retry_many(
         self, *, limit: int = 1000, cursor: str | None = None, dry_run: bool = False, **filters: Unpack[RunFilters]
     ) -> BulkReport[RunHandle[Any]]:

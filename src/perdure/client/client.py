@@ -76,12 +76,14 @@ class Client(Reader):
         durability: str | Durability | None = None,
         rules: RulesLike = (),
         tags: dict[str, str] | None = None,
+        memo: bool = False,
     ) -> RunHandle[R]:
         """Start a run durably and return a handle to it. If the id is in use, do what `reuse` says.
 
         A run in a `queue` begins when the limits of the queue allow it: higher `priority` first, and keys take turns.
         With `debounce` it begins once no other start under its id, or its queue and key, has come for that long; the
-        starts that came before share one run, which begins with the last input.
+        starts that came before share one run, which begins with the last input. With `memo`, a graph that has run under
+        this id runs again, and its nodes keep their results of then where they have the same arguments.
         """
         return await self._starts.start(
             Start(
@@ -98,6 +100,7 @@ class Client(Reader):
                 durability=durability,
                 rules=rules,
                 tags=tags,
+                memo=memo,
             )
         )
 

@@ -183,7 +183,7 @@ class Forks:
 
     async def _begin(self, run: RunRow, run_id: str, started: RunStarted, past: Sequence[Batch]) -> RunHandle[Any]:
         await self._gateway.check_replay(run.id, run_id, past)
-        if not await self._create(run_id, past):
+        if not await create_with_past(self._base, run_id, past):
             existing, _ = await self._base.require(started.id)
             raise AlreadyExists(started.id, existing.status, "fork")
         self._gateway.created(run_id, started)
@@ -215,7 +215,7 @@ class Forks:
         )
         run_id = self._base.new_run_id(now)
         past = await self._retried(run.id, run_id, batches, started, now)
-        if await self._create(run_id, past):
+        if await create_with_past(self._base, run_id, past):
             self._gateway.created(run_id, started)
             return self._handle(run.id, run_id, started)
         # Another caller has retried it, or started another run under its id.
@@ -271,21 +271,11 @@ class Forks:
         past = forks.fork(batches, point, started, now, **edits)
         if not await self._gateway.check_replay(run.id, run_id, past):
             _check_values(run.id, batches, edits.get("values") or {})
-        if not await self._create(run_id, past):
+        if not await create_with_past(self._base, run_id, past):
             existing, _ = await self._base.require(id)
             raise AlreadyExists(id, existing.status, "fork")
         self._gateway.created(run_id, started)
         return self._handle(id, run_id, started)
-
-    async def _create(self, run_id: str, past: Sequence[Batch]) -> bool:
-        """Put a run with a past into the store; False when its id is not free."""
-        for blob in blobs_of(list(past)):
-            # Put again, so that it stays even if the run that it comes from is pruned at this moment.
-            data = await self._base.store.blobs.get(blob)
-            if data is None:
-                raise Corrupt(f"the blob {blob}", "it is missing", run_id)
-            await self._base.store.blobs.put(data)
-        return await self._base.append(create(run_id, past))
 
     def _handle(self, id: str, run_id: str, started: RunStarted) -> RunHandle[Any]:
         return self._handles.of(id, run_id, self._gateway.find_program(started.program, started.version))
@@ -313,6 +303,17 @@ class Forks:
         if self._base.payloads.fits_inline(len(data), what):
             return {"input": Raw(data), "input_blob": ""}
         return {"input": Raw(b"null"), "input_blob": await self._base.payloads.offload(data, what)}
+
+
+async def create_with_past(base: StoreClient, run_id: str, past: Sequence[Batch]) -> bool:
+    """Put a run with a past into the store; False when its id is not free."""
+    for blob in blobs_of(list(past)):
+        # Put again, so that it stays even if the run that it comes from is pruned at this moment.
+        data = await base.store.blobs.get(blob)
+        if data is None:
+            raise Corrupt(f"the blob {blob}", "it is missing", run_id)
+        await base.store.blobs.put(data)
+    return await base.append(create(run_id, past))
 
 
 _HINTS = {

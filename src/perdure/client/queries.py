@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from perdure.client.base import StoreClient
@@ -14,6 +15,7 @@ from perdure.client.gateway import RunGateway
 from perdure.client.views import (
     ApprovalView,
     Chunk,
+    GraphCheckpoint,
     ItemView,
     Loaded,
     OrchestratorView,
@@ -31,10 +33,27 @@ from perdure.client.views import (
 )
 from perdure.client.why import Why, World, alive, ended, explain, unread
 from perdure.errors import Corrupt, NoSuchOp, NotDecodable, UsageError
-from perdure.kernel.events import NULL, AnyEvent, ChildFinished, Entry, RunFinished, RunStatus, StepStatus, entries
+from perdure.kernel.events import (
+    NULL,
+    AnyEvent,
+    Batch,
+    ChildFinished,
+    Entry,
+    RunFinished,
+    RunStarted,
+    RunStatus,
+    StepOutcome,
+    StepStatus,
+    StepSucceeded,
+    WaitResolved,
+    entries,
+    moment,
+)
+from perdure.kernel.history.fork import find as find_op
 from perdure.kernel.history.fork import ops
 from perdure.kernel.ids import check_cursor, flaw_of
 from perdure.kernel.policies.lock_keys import lease_key
+from perdure.kernel.policies.resting import questions
 from perdure.kernel.policies.tags import checked_tags
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.snapshot import newest
@@ -259,6 +278,63 @@ class Queries:
         except (LookupError, msgspec.MsgspecError, RecursionError) as error:
             reason = f"it is none that an engine could have written ({type(error).__name__}: {error})"
             raise Corrupt(f"the journal of run {run.id!r}", reason, run.root or run.run_id) from error
+
+    async def values(self, id: str, at: str | int | None = None) -> dict[str, Any]:
+        """The values of a graph's run by name, with its inputs: now, or as they were after an event or an op.
+
+        In a loop a value is that of the last round. A graph inside the graph has its whole result as its value.
+        """
+        run, _ = await self._base.require(id)
+        batches = await self._base.store.journal.read(run.root or run.run_id)
+        end: int | None = None
+        if isinstance(at, str):
+            op = find_op(ops(batches), at)
+            if op.ended is None:
+                raise UsageError(f"values({id!r}, at={at!r}): {op.path} has not ended")
+            end = op.ended
+        elif at is not None:
+            end = _whole(at, "values(at", 0, "events are numbered from 0")
+        return (await self._checkpoints(run, batches, end, every=False))[-1].values
+
+    async def history(self, id: str) -> Sequence[GraphCheckpoint]:
+        """How a run of a graph stood after each op that ended, in order: values, what was under way, and questions."""
+        run, _ = await self._base.require(id)
+        batches = await self._base.store.journal.read(run.root or run.run_id)
+        return await self._checkpoints(run, batches, None, every=True)
+
+    async def _checkpoints(
+        self, run: RunRow, batches: Sequence[Batch], end: int | None, *, every: bool
+    ) -> Sequence[GraphCheckpoint]:
+        program = self._gateway.find_program(run.program, run.version)
+        if program is None or program.dataflow is None:
+            raise UsageError(f"{run.id!r} is a run of {run.program}, which is no graph that is known here")
+        flow, prefix = program.dataflow, f"{child_path(run)}/" if run.root else ""
+        state, load = RunState(run.root or run.run_id), self._base.payloads.load
+        input = await load(run.input_blob, run.input)
+        values: dict[str, Any] = dict(msgspec.json.decode(input, type=dict[str, Any]))
+        found: list[GraphCheckpoint] = []
+        mapped: dict[str, dict[int, Any]] = {}
+        for batch in batches:
+            for seq, event in enumerate(batch.events, batch.seq):
+                if end is not None and seq > end:
+                    break
+                state.fold(event, batch.at)
+                op = getattr(event, "op", "")
+                inner = op.removeprefix(prefix)
+                ended = isinstance(event, StepOutcome | ChildFinished | WaitResolved) and op.startswith(prefix)
+                value = Raw(b"")
+                if isinstance(event, StepSucceeded | ChildFinished) and op.startswith(prefix) and "/" not in inner:
+                    value = await load(event.blob, event.value)
+                elif isinstance(event, WaitResolved) and event.brings_value and "/" not in inner:
+                    value = event.value
+                if value:
+                    values |= flow.named(inner, _with_items(inner, msgspec.json.decode(value), mapped))
+                if (every and ended) or isinstance(event, RunStarted):
+                    found.append(_checkpoint(state, seq, batch.at, inner, values, prefix))
+        if not every:
+            last = batches[-1]
+            found.append(_checkpoint(state, last.seq, last.at, "", values, prefix))
+        return found
 
     async def items(
         self, id: str, op: str, *, status: StepStatus | str | None = None, start: int = 0, limit: int = 100
@@ -487,3 +563,30 @@ def _about(event: AnyEvent, path: str) -> bool:
 
 def _ends(run: RunRow, entry: Entry) -> bool:
     return isinstance(entry.event, ChildFinished) and bool(run.root) and entry.event.op == child_path(run)
+
+
+def _with_items(op: str, value: Any, mapped: dict[str, dict[int, Any]]) -> Any:
+    """The outcome of an op; of an item of a map, the results so far, in their order."""
+    whole, _, index = op.partition("[")
+    if not index:
+        return value
+    items = mapped.setdefault(whole, {})
+    items[int(index[:-1])] = value
+    return [items[number] for number in sorted(items)]
+
+
+def _checkpoint(state: RunState, seq: int, at: float, op: str, values: dict[str, Any], prefix: str) -> GraphCheckpoint:
+    under_way = [path.removeprefix(prefix) for path in state.ops if path.startswith(prefix)]
+    asked = [path.removeprefix(prefix) for path in questions(state) if path.startswith(prefix)]
+    forked = state.started.forked_from if state.started is not None else ""
+    return GraphCheckpoint(
+        seq,
+        moment(at),
+        op,
+        state.status,
+        dict(values),
+        tuple(under_way),
+        tuple(asked),
+        state.run_id,
+        forked or None,
+    )

@@ -139,6 +139,8 @@ class Reader:
     orchestrators = delegated("_queries", Queries.orchestrators)
     steps = delegated("_queries", Queries.steps)
     items = delegated("_queries", Queries.items)
+    values = delegated("_queries", Queries.values)
+    history = delegated("_queries", Queries.history)
     approvals = delegated("_queries", Queries.approvals)
     get_checkpoint = delegated("_queries", Queries.get_checkpoint)
     journal = delegated("_queries", Queries.journal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
@@ -12,12 +12,14 @@ from msgspec import Raw
 
 from perdure.client.base import StoreClient
 from perdure.client.bulk import BulkItem, BulkReport
+from perdure.client.forking import create_with_past
 from perdure.client.gateway import NewRun, RunGateway, decided
 from perdure.client.handle import Handles, RunHandle
 from perdure.client.messages import Messages
 from perdure.errors import AlreadyExists, UsageError
 from perdure.kernel import inbound
 from perdure.kernel.events import RunStarted
+from perdure.kernel.history.retry_points import memoized
 from perdure.kernel.ids import check_id
 from perdure.kernel.inbound import UNDECIDED, Accepted, Decided, Undecided
 from perdure.kernel.invocation import EncodedInvocation, Invocation, check_invocation
@@ -56,6 +58,7 @@ class Start(Generic[R_co]):
     durability: str | Durability | None = None
     rules: RulesLike = ()
     tags: dict[str, str] | None = None
+    memo: bool = False
 
 
 class Starts:
@@ -68,6 +71,8 @@ class Starts:
         """Start a run, durably; with an id that is in use, do what `reuse` says."""
         self._base.check_open()
         check_invocation(request.invocation, "start")
+        if request.memo:
+            return await self._start_with_memo(request)
         starting = await self._starting(request)
 
         async def attempt() -> Decided[RunHandle[R]] | Undecided:
@@ -137,6 +142,27 @@ class Starts:
                 else:
                     continue
                 del pending[index]
+
+    async def _start_with_memo(self, request: Start[R]) -> RunHandle[R]:
+        """Start a graph again under its id; steps that had the same arguments in the run before keep their results."""
+        program = self._gateway.program(request.invocation)
+        if program is None or program.dataflow is None:
+            raise UsageError("start(memo=True) is for graphs that are known here; a workflow in code may be retried")
+        if request.id is None or request.queue or request.debounce or request.delay:
+            raise UsageError("start(memo=True) takes the id of the run before, and no queue, debounce or delay")
+        found = await self._base.store.runs.find(check_id(request.id))
+        before = found[0] if found is not None and not found[0].root else None
+        if before is None or not before.status.finished or before.program != program.name:
+            return await self.start(replace(request, memo=False))
+        starting = await self._starting(request)
+        starting.incarnation = before.incarnation + 1
+        new = self._new_run(starting)
+        started = _with(new.recorded, memo=before.run_id)
+        past = memoized(await self._base.store.journal.read(before.run_id), started, starting.now)
+        if not await create_with_past(self._base, new.run_id, past):
+            raise AlreadyExists(request.id, before.status, "memo")
+        self._gateway.created(new.run_id, started)
+        return self._handle(starting)
 
     async def _starting(self, request: Start[R]) -> _Starting[R]:
         """What one start asks for, checked; nothing of it is in the store but its offloaded values."""

@@ -166,6 +166,26 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphCheckpoint:
+    """How a run of a graph stood after an event: its values, what was under way, and what it asked.
+
+    `seq` is the number of the event, `op` the op that it ended; `values(id, at=seq)`, `fork(id, at=seq + 1)` go there.
+    """
+
+    seq: int
+    at: datetime
+    op: str
+    status: RunStatus
+    values: dict[str, Any]
+    next: tuple[str, ...]
+    """The ops that had begun and not ended, or that were waited for."""
+    interrupts: tuple[str, ...]
+    """The op paths of open questions."""
+    run_id: str = ""
+    forked_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ItemView:
     """One item of a map: its number, the op path of its step or child run, and what came of it."""
 

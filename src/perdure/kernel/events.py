@@ -182,6 +182,8 @@ class StepStarted(Event, frozen=True, tag=True, omit_defaults=True):
     input: Raw = NULL
     input_blob: str = ""
     names: tuple[str, ...] = ()
+    # The version of a node, where it has one: `@node(version="2")`.
+    version: str = ""
 
 
 class StepsHeld(Event, frozen=True, tag=True, omit_defaults=True):
@@ -485,6 +487,8 @@ class OutcomeKept(Event, frozen=True, tag=True, omit_defaults=True):
     error: Failure | None = None
     unknown: bool = False
     chunks: tuple[Raw, ...] = ()
+    # The version of the node, where results of another version are not reused.
+    version: str = ""
 
 
 class RunFinished(Event, frozen=True, tag=True, omit_defaults=True):

@@ -81,8 +81,9 @@ class PatchHistory:
         """Whether the journal holds later commands of the program, which it must repeat."""
         if self._state is None:
             return False
-        # A retried run must also ask again for the steps whose outcomes it kept.
-        return self._state.next_seq <= self._last or (self._state.kept is not None and bool(self._state.kept.effects))
+        # A retried run must also ask again for the steps whose outcomes it kept; one that reuses results need not.
+        kept = self._state.kept
+        return self._state.next_seq <= self._last or (kept is not None and not kept.versioned and bool(kept.effects))
 
     def marked(self, op: str) -> bool:
         """Whether the journal holds a patch mark for this op, at any position."""

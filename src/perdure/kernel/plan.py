@@ -104,6 +104,8 @@ def plan(state: RunState, commands: Iterable[Command], now: float) -> Plan:
             _start_remote(state, command, now, result)
         elif type(command) is RunStep:
             event = StepStarted(command.op, 1, command.inputs_hash, command.source)
+            if command.spec.version:
+                event = msgspec.structs.replace(event, version=command.spec.version)
             if command.spec.record_inputs:
                 event = _with_inputs(event, command)
             events.append(event)

@@ -61,7 +61,7 @@ class Dataflow(Protocol):
     """
 
     def affected(self, path: str, ops: Mapping[str, int]) -> set[str]:
-        """The ops that depend on the outcome of one, without that one."""
+        """The ops that depend on the outcome of the one at this path; not that op itself."""
         ...
 
     def taking(self, name: str, ops: Mapping[str, int]) -> set[str]:
@@ -70,6 +70,10 @@ class Dataflow(Protocol):
 
     def maker(self, name: str, ops: Mapping[str, int]) -> tuple[str, tuple[str | int, ...]] | None:
         """The op that made a value last, and the way to the value in its outcome; None if no op did."""
+        ...
+
+    def named(self, op: str, outcome: Any) -> dict[str, Any]:
+        """The values by name that the outcome of an op holds, as plain JSON."""
         ...
 
     @property

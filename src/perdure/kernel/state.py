@@ -664,6 +664,7 @@ class RunState:
     def _outcome_kept(self, event: OutcomeKept, at: float) -> None:
         if self.kept is None:
             self.kept = KeptOutcomes()
+            self.kept.versioned = self.started is not None and bool(self.started.memo)
         self.kept.add(event)
 
     def _run_finished(self, event: RunFinished, at: float) -> None:

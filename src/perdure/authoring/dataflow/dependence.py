@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
+
+import msgspec
 
 from perdure.authoring.dataflow.plan import (
     Argument,
@@ -17,6 +20,7 @@ from perdure.authoring.dataflow.plan import (
     Source,
     outputs_of,
 )
+from perdure.authoring.dataflow.values import Value
 from perdure.kernel.program import Dataflow
 
 
@@ -29,7 +33,7 @@ class Dependence(Dataflow):
         self._numbers |= {former: self._numbers[name] for former, name in plan.renamed.items()}
 
     def affected(self, path: str, ops: Mapping[str, int]) -> set[str]:
-        """The ops that depend on the outcome of one, without that one."""
+        """The ops that depend on the outcome of the one at this path; not that op itself."""
         first, _, rest = path.partition("/")
         name, turn = _turn(first)
         number = self._numbers.get(name)
@@ -65,6 +69,13 @@ class Dependence(Dataflow):
         found = max(latest, default=None)
         return None if found is None else found[1:]
 
+    def named(self, op: str, outcome: Any) -> dict[str, Any]:
+        """The values by name that the outcome of an op holds, as plain JSON."""
+        encoded = Value(msgspec.json.encode(outcome))
+        made = self._made.get(self._numbers.get(_turn(op)[0], -1), ())
+        parts = {name: encoded.part(path) for name, path in made}
+        return {name: msgspec.json.decode(part.data) for name, part in parts.items() if part is not None}
+
     @property
     def values(self) -> Iterable[str]:
         """The names of all values that its nodes make."""
@@ -86,6 +97,15 @@ class Dependence(Dataflow):
                 again = at > began
             if again:
                 found.add(op)
+        return found
+
+    @cached_property
+    def _made(self) -> dict[int, list[tuple[str, Path]]]:
+        """By node: the values that it makes."""
+        found: dict[int, list[tuple[str, Path]]] = {}
+        for name, outputs in self._plan.values.items():
+            for output in outputs:
+                found.setdefault(output.node, []).append((name, output.path))
         return found
 
     @cached_property

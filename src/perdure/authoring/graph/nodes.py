@@ -131,8 +131,8 @@ class Node(Step[P, R]):
         """The node, to be wired."""
         spec, wiring = self.spec, self.wiring
         wants, problems = parameters(spec.fn, dict(spec.types), wiring.inputs)
-        if spec.name != wiring.name:
-            spec = dataclasses.replace(spec, name=wiring.name)
+        if spec.name != wiring.name or self.version:
+            spec = dataclasses.replace(spec, name=wiring.name, version=self.version)
         outputs = (wiring.name,) if self.outputs is None else self.outputs
         makes, spec = _made(spec, outputs, self.outputs, problems)
         planned = PlannedNode(wiring.name, "step", outputs=outputs, where=self.where, returns=spec.returns, spec=spec)

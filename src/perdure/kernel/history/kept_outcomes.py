@@ -54,7 +54,7 @@ BAILED = "bail"
 class KeptOutcomes:
     """The kept outcomes that the program has not asked for yet."""
 
-    __slots__ = ("_alike", "_numbers", "_ready", "_seen", "_structure", "entries")
+    __slots__ = ("_alike", "_numbers", "_ready", "_seen", "_structure", "entries", "versioned")
 
     def __init__(self) -> None:
         self.entries: dict[str, OutcomeKept] = {}
@@ -66,6 +66,8 @@ class KeptOutcomes:
         self._seen: set[str | CancelKey] = set()
         self._ready: list[tuple[int, str]] = []
         self._structure: deque[str | CancelKey] = deque()
+        # Whether they are reused where they fit, and only by nodes of the same version; a retry must use them.
+        self.versioned = False
 
     def add(self, kept: OutcomeKept) -> None:
         """Add an outcome; they come in their previous order."""
@@ -133,6 +135,8 @@ class KeptOutcomes:
         """The kept outcome of a command, if it has one that needs no execution."""
         if isinstance(command, RunStep):
             kept = self.find(command.op, StepStarted, command.inputs_hash, command)
+            if kept is not None and self.versioned and kept.inputs and kept.version != command.spec.version:
+                return None
         elif isinstance(command, StartTimer):
             kept = self.find(command.op, WaitOpened, "timer ")
         elif isinstance(command, OpenWait):

@@ -254,6 +254,14 @@ def rerun(
     return [Batch(0, now, [begin, *past.outcomes(), *past.unread(), forked])]
 
 
+def memoized(batches: Sequence[Batch], started: RunStarted, now: float) -> list[Batch]:
+    """The first batch of a run that starts anew, with the results of steps that it uses where arguments agree."""
+    past = _Outcomes(started)
+    for _, at, event in numbered(batches):
+        past.fold(event, at, kept=not isinstance(event, WaitResolved), withdrawn=True)
+    return [Batch(0, now, [started, *(one for one in past.outcomes() if one.kind == "succeeded")])]
+
+
 class _Outcomes:
     """Collects the outcomes of a journal that its retry keeps."""
 
@@ -263,6 +271,7 @@ class _Outcomes:
         self._started = started
         self._kept: dict[str, OutcomeKept] = {}
         self._inputs: dict[str, str] = {}
+        self._versions: dict[str, str] = {}
         self._chunks: dict[str, list[Raw]] = {}
         self._sent: dict[int, SignalReceived] = {}
 
@@ -288,6 +297,7 @@ class _Outcomes:
         if isinstance(event, StepStarted):
             if event.attempt == 1:
                 self._inputs[event.op] = event.inputs
+                self._versions[event.op] = event.version
         elif isinstance(event, ChunkAppended):
             chunks = self._chunks.setdefault(event.op, [])
             if event.restart:
@@ -311,7 +321,9 @@ class _Outcomes:
         op, inputs = event.op, self._inputs.get(event.op, "")
         chunks = tuple(self._chunks.get(op, ()))
         if isinstance(event, StepSucceeded):
-            return OutcomeKept(op, "succeeded", inputs, event.value, event.blob, chunks=chunks)
+            # Only where results are reused by their arguments does the version of a node count.
+            version = self._versions.get(op, "") if self._started.memo else ""
+            return OutcomeKept(op, "succeeded", inputs, event.value, event.blob, chunks=chunks, version=version)
         if isinstance(event, StepSkipped):
             return OutcomeKept(op, "skipped", inputs, error=event.error, chunks=chunks)
         if event.cancelled:
