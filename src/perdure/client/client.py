@@ -142,7 +142,8 @@ class Client(Reader):
         if until is not None and until not in get_args(Until):
             raise UsageError(f"until={until!r} is neither 'end' nor 'rest'")
         handle: RunHandle[R]
-        if isinstance(invocation, Program) and options.get("id") is not None:
+        # Whether an object is a program is slow to find out; most are invocations.
+        if not isinstance(invocation, Invocation) and isinstance(invocation, Program) and options.get("id") is not None:
             if len(options) > 1:
                 raise UsageError(
                     f"run({invocation.name}) without arguments continues a run that exists, and takes its id and "
