@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,22 +29,33 @@ WITHOUT = {
 
 
 def repaired(story: Story, batches: Sequence[Batch]) -> Diverged:
-    """What an engine with the new code says about a journal."""
+    """What an engine with the new code says about a journal. It pauses before each repair that it tries."""
     started, codec = batches[0].events[0], Codec()
     assert isinstance(started, RunStarted)
-    programs = Programs(story.after.programs.values())
+    programs, tried = Programs(story.after.programs.values()), list[bool]()
 
     def opened(kind: type[Replay]) -> Replay:
         return open_replay(programs, "r1", started, codec, batches, kind=kind)
 
+    def fit(others: Programs) -> bool:
+        tried.append(fits(others, codec, "r1", started, batches))
+        return tried[-1]
+
     with pytest.raises(Diverged) as raised:
         follow(opened, batches, programs)
     sources = {one.source().digest(): one.source() for one in story.before.programs.values()}
-    found = Repairs(programs).repaired(
-        raised.value, batches, sources, lambda others: fits(others, codec, "r1", started, batches)
-    )
+    trials = Repairs(programs).repair(raised.value, batches, sources, fit)
+    for pauses, found in enumerate(with_result(trials)):
+        if found is not None:
+            break
+        assert len(tried) == pauses
     assert isinstance(found, Diverged)
     return found
+
+
+def with_result(parts: Generator[None, None, Exception]) -> Iterator[Exception | None]:
+    """The pauses of some work, and then its result."""
+    yield (yield from parts)
 
 
 @pytest.fixture

@@ -372,15 +372,22 @@ class Loader:
             sources = await sources_of(self._store.blobs, one.batches)
             codec = self._services.codec
 
-            def repaired() -> Exception:
-                return self._repairs.repaired(
-                    error,
-                    one.batches,
-                    sources,
-                    lambda others: fits(others, codec, one.run_id, one.started, one.batches),
-                )
+            def fit(others: Programs) -> bool:
+                return fits(others, codec, one.run_id, one.started, one.batches)
 
-            return await self._lifecycle.in_callback(repaired)
+            trials = self._repairs.repair(error, one.batches, sources, fit)
+
+            def try_next() -> Exception | None:
+                try:
+                    return next(trials)
+                except StopIteration as done:
+                    found: Exception = done.value
+                    return found
+
+            # Each trial replays the journal: the event loop turns in between.
+            while (repaired := await self._lifecycle.in_callback(try_next)) is None:
+                await asyncio.sleep(0)
+            return repaired
         except Exception as trouble:  # the run is parked in any case
             log_fault(trouble, "no fix could be tried for run %s; it is parked without one", one.run_id)
             return error

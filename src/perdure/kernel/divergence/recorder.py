@@ -28,6 +28,7 @@ from perdure.kernel.misfits import check_inbox
 from perdure.kernel.policies.versions import Programs
 from perdure.kernel.program import Execution, Program, Watchable
 from perdure.kernel.replay import OfOp, Replay, Resolve
+from perdure.kernel.turns import result_of
 from perdure.kernel.values.failures import type_name
 
 # Opens a replay of the given kind.
@@ -81,13 +82,7 @@ def follow(opened: Open, batches: Sequence[Batch], programs: Programs, *, other_
     `opened` opens a replay of the given kind. Raises NotDecodable, explained too, if the program cannot decode a value
     that is recorded, or that it gets next; `other_code`: see `check_inbox`.
     """
-    following = follow_parts(opened, batches, programs, [batches], other_code=other_code)
-    try:
-        while True:
-            next(following)
-    except StopIteration as done:
-        replay: Replay = done.value
-        return replay
+    return result_of(follow_parts(opened, batches, programs, [batches], other_code=other_code))
 
 
 def follow_parts(
@@ -101,11 +96,14 @@ def follow_parts(
         replay.check_open_steps(other_code=other_code)
     except (Diverged, NotDecodable) as error:
         replay.close()
-        raise explained(error, opened, batches, programs) from None
+        misfit = error
     except BaseException:
         replay.close()
         raise
-    return replay
+    else:
+        return replay
+    yield
+    raise explained(misfit, opened, batches, programs) from None
 
 
 def explained(

@@ -5,8 +5,8 @@ A program proposes repairs, each with the program that it makes. One is shown on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +18,7 @@ from perdure.kernel.divergence.source import NO_SOURCE, Source, difference
 from perdure.kernel.events import Batch, ChildStarted, RunClaimed, RunStarted
 from perdure.kernel.patches import commanded
 from perdure.kernel.policies.versions import Programs
+from perdure.kernel.turns import result_of
 
 if TYPE_CHECKING:
     from perdure.kernel.program import Program
@@ -88,6 +89,16 @@ class Repairs:
         `sources` are those that the run was executed with, by id, as far as they were stored; `fits` says whether its
         journal replays with these programs.
         """
+        return result_of(self.repair(error, batches, sources, fits))
+
+    def repair(
+        self,
+        error: Exception,
+        batches: Sequence[Batch],
+        sources: Mapping[str, Source],
+        fits: Callable[[Programs], bool],
+    ) -> Generator[None, None, Exception]:
+        """As `repaired`, with a pause before each repair is tried."""
         if not isinstance(error, Diverged | NotDecodable) or error.divergence is None:
             return error
         divergence, now = error.divergence, error.divergence.current
@@ -100,7 +111,7 @@ class Repairs:
         divergence = compared(divergence, recorded, program.source())
         divergence = msgspec.structs.replace(divergence, changed=difference(recorded, program.source()))
         kind = (program, recorded, divergence.change, divergence.recorded.name, now and (now.kind, now.name))
-        repair = self._try(program, self._helped.get(kind), recorded, divergence, fits)
+        repair = yield from self._try(program, self._helped.get(kind), recorded, divergence, fits)
         if repair is not None:
             if len(self._helped) >= REMEMBERED:
                 self._helped.clear()
@@ -117,13 +128,12 @@ class Repairs:
         recorded: Source,
         divergence: Divergence,
         fits: Callable[[Programs], bool],
-    ) -> Repair | None:
-        def helps(repair: Repair) -> bool:
-            return fits(Programs(repair.program if one is program else one for one in self.programs.every()))
-
-        if known is not None and helps(known):
-            return known
-        return next(filter(helps, islice(program.repairs(recorded, divergence), MOST)), None)
+    ) -> Generator[None, None, Repair | None]:
+        for repair in islice(chain(filter(None, [known]), program.repairs(recorded, divergence)), MOST):
+            yield
+            if fits(Programs(repair.program if one is program else one for one in self.programs.every())):
+                return repair
+        return None
 
 
 def _upper(text: str) -> str:
