@@ -12,16 +12,8 @@ from itertools import zip_longest
 import msgspec
 
 from perdure.engine.large_values import FIRST_RETRY, LAST_RETRY
-from perdure.errors import (
-    BrokenProgram,
-    Corrupt,
-    Diverged,
-    NotDecodable,
-    PerdureError,
-    StoreUnavailable,
-    UnknownProgram,
-    UnknownVersion,
-)
+from perdure.errors import Corrupt, NotDecodable, StoreUnavailable
+from perdure.kernel.divergence.parked import parked_for
 from perdure.kernel.events import AnyEvent, Batch, RunParked, RunResumed, RunStatus
 from perdure.kernel.inbound import unpark
 from perdure.kernel.projection import RunRow, row
@@ -38,13 +30,6 @@ from perdure.ports.store import Store
 log = logging.getLogger("perdure")
 
 
-_NO_PROGRAM = (
-    "If it was renamed, keep the old name: @workflow(name={!r}). The run goes on by itself when an engine\nhas it."
-)
-_UNDECODABLE = (
-    "It was kept by other code. Let the type take it (a field with a default, a union with the old\n"
-    "type), or put the old type back. The run then goes on by itself."
-)
 _INTERNAL = (
     "an error inside perdure stopped it: {}{}\n\n"
     "Nothing that was recorded is lost. It is tried again when an engine opens the store, and at once by\n"
@@ -80,7 +65,7 @@ class Parking:
 
     async def park(self, state: RunState, error: Exception) -> bool | None:
         """Park a run that the code of this process cannot continue; one that is parked gets the reason of now."""
-        return await self.park_as(state, _parked(error))
+        return await self.park_as(state, parked_for(error))
 
     async def park_as(self, state: RunState, parked: RunParked) -> bool | None:
         """Park a run for a known reason: False if another append came first, None if the store is out of reach."""
@@ -175,7 +160,9 @@ class Parking:
         What was on its way to its journal comes there first. A run that has ended, or has another owner by now, is left
         alone.
         """
-        parked = _parked(error, internal=True)
+        parked = parked_for(error)
+        if parked.kind == "damaged":
+            parked = RunParked(_INTERNAL.format(describe(error, _PLAIN), _where(error)), "internal")
         wait = FIRST_RETRY
         while at_work():
             try:
@@ -243,26 +230,6 @@ class Parking:
                     if not other.done():
                         other.set_result(None if outcome is None else isinstance(outcome, Appended))
         return await taken
-
-
-def _parked(error: Exception, *, internal: bool = False) -> RunParked:
-    """Why a run is parked."""
-    if isinstance(error, Diverged):
-        return RunParked(str(error), "diverged", error.divergence)
-    if isinstance(error, BrokenProgram):
-        return RunParked(str(error), "no_program")
-    if isinstance(error, UnknownProgram):
-        return RunParked(f"{error}\n\n{_NO_PROGRAM.format(error.name)}", "no_program")
-    if isinstance(error, UnknownVersion):
-        return RunParked(str(error), "no_version")
-    if isinstance(error, NotDecodable):
-        reason = str(error) if error.divergence is not None else f"{error}\n\n{_UNDECODABLE}"
-        return RunParked(reason, "undecodable", error.divergence)
-    if internal:
-        return RunParked(_INTERNAL.format(describe(error, _PLAIN), _where(error)), "internal")
-    # The loaded code does not explain it.
-    reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
-    return RunParked(reason, "damaged")
 
 
 def _where(error: Exception) -> str:

@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from perdure.errors import Diverged, NotDecodable, PerdureError, UnknownProgram, UnknownVersion
+from perdure.errors import Diverged, NotDecodable
 from perdure.kernel.commands import FINISH, Finish
+from perdure.kernel.divergence.parked import parked_for
 from perdure.kernel.divergence.recorder import explained, follow
 from perdure.kernel.divergence.repair import Repairs
 from perdure.kernel.divergence.source import Source
@@ -100,15 +101,11 @@ def fits(programs: Programs, codec: Codec, run_id: str, started: RunStarted, bat
 
 def _misfit(error: Exception) -> Compatibility:
     """Why a run would be parked."""
-    reason = str(error) if isinstance(error, PerdureError) else f"{type(error).__name__}: {error}"
-    divergence = error.divergence if isinstance(error, Diverged | NotDecodable) else None
+    parked = parked_for(error)
+    divergence = parked.divergence
     if divergence is None:
-        kind = next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "damaged")
-        return Compatibility(Fit.BREAKS, reason, kind, reason.partition("\n")[0])
+        return Compatibility(Fit.BREAKS, parked.reason, parked.kind, parked.reason.partition("\n")[0])
     now = divergence.current or divergence.last
     source = (now.source if now is not None else "") or divergence.recorded.source
     fit = Fit.PATCH if isinstance(error, Diverged) or divergence.patch else Fit.BREAKS
-    return Compatibility(fit, reason, divergence.change, " ".join(divergence.title.split()), source)
-
-
-_KINDS = {UnknownProgram: "no_program", UnknownVersion: "no_version", NotDecodable: "undecodable"}
+    return Compatibility(fit, parked.reason, divergence.change, " ".join(divergence.title.split()), source)
