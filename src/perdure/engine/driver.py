@@ -271,8 +271,11 @@ class Driver:
 
     def attempt_ended(self, attempt: Attempt, value: Any, error: BaseException | None) -> None:
         """An attempt has ended: record its outcome, and what follows."""
+        services, alone = self.services, self.services.runner.idle
+        if alone:
+            services.writer.hold()
         try:
-            call, attempts, services = attempt.call, self.attempts, self.services
+            call, attempts = attempt.call, self.attempts
             if not attempts.remove(attempt, value, error):
                 return
             if services.closing and isinstance(error, asyncio.CancelledError):
@@ -289,11 +292,12 @@ class Driver:
                 self._step_returned(call, value)
             else:
                 self._step_failed(call, error)
-            if services.runner.idle:
-                # No other run is about to share the commit: write without waiting for the next turn.
-                services.writer.hurry()
         except BaseException as broken:
             self.broke(contained(broken))
+        finally:
+            if alone:
+                # While no other run is about to share the commit, it does not wait for the next turn.
+                services.writer.resume(now=services.runner.idle)
 
     def _step_returned(self, call: Call, value: Any) -> None:
         op, limits = call.command.op, self._limits

@@ -51,26 +51,39 @@ class Writer:
         self._alone: deque[Source] = deque()
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
+        # Whether what is touched is written at `resume`.
+        self._held = False
         self._retry = FIRST_RETRY
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._drained: list[asyncio.Future[None]] = []
 
     def touch(self, source: Source) -> None:
         """Queue a source whose events are to be written."""
         self._dirty[source] = None
-        if self._scheduled is None and not self._busy:
-            self._idle.clear()
+        if self._scheduled is None and not self._busy and not self._held:
             self._scheduled = self._loop.call_soon(self._flush)
 
-    def hurry(self) -> None:
-        """Write now instead of in the next turn of the loop. Must be the last call in a callback."""
+    def hold(self) -> None:
+        """Let `resume`, at the end of this callback, decide when to write."""
+        self._held = True
+
+    def resume(self, *, now: bool) -> None:
+        """Write in the next turn of the loop, or at once. Must be the last call in a callback."""
+        self._held = False
+        if not self._dirty or self._busy:
+            return
+        if not now:
+            if self._scheduled is None:
+                self._scheduled = self._loop.call_soon(self._flush)
+            return
         if self._scheduled is not None:
             self._scheduled.cancel()
-            self._flush()
+        self._flush()
 
     async def drained(self) -> None:
         """Wait until nothing is left to write."""
-        await self._idle.wait()
+        if self._dirty or self._alone or self._busy or self._scheduled is not None:
+            self._drained.append(self._loop.create_future())
+            await self._drained[-1]
 
     def _flush(self) -> None:
         self._scheduled = None
@@ -175,5 +188,8 @@ class Writer:
         if self._dirty or self._alone:
             if self._scheduled is None:
                 self._scheduled = self._loop.call_soon(self._flush)
-        else:
-            self._idle.set()
+        elif self._drained:
+            for waiter in self._drained:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._drained.clear()

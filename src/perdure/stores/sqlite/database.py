@@ -240,7 +240,7 @@ class Database:
 
     def write(self, transaction: Callable[[apsw.Connection], T], *, fsync: bool = True) -> T | asyncio.Future[T]:
         """Run a transaction and commit it: at once when that is cheaper than a thread, else return a future."""
-        if self._commit_seconds < INLINE_SECONDS and self._is_free():
+        if self._commit_seconds < INLINE_SECONDS and (self._hop is None or self._hop.done()):
             try:
                 return self._transact(transaction, fsync, wait=False)
             except apsw.BusyError:
@@ -250,10 +250,6 @@ class Database:
         # Handed over now: the next write must not overtake it.
         hop = self._submit(self._transact, transaction, fsync)
         return asyncio.ensure_future(self._answer(hop))
-
-    def _is_free(self) -> bool:
-        """Whether the thread is not using the connection that writes."""
-        return self._hop is None or self._hop.done()
 
     async def commit(self, transaction: Callable[[apsw.Connection], T]) -> T:
         """As `write`, for callers that wait anyway."""
@@ -444,7 +440,7 @@ class Database:
             if self._guard is not None and self._read_log is not self._guard.log:
                 self._read_anew(self._guard)
             db = self._reader
-            if self._writer is not None and self._log is self._read_log and self._is_free():
+            if self._writer is not None and self._log is self._read_log and (self._hop is None or self._hop.done()):
                 db = self._writer  # its cache outlives its own commits
             return db.execute(sql, bindings).fetchall()
         except (apsw.Error, UnicodeDecodeError) as error:

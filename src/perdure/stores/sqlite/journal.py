@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Any
 
 import apsw
@@ -85,11 +86,13 @@ class SqlJournal:
     def append(self, appends: Sequence[Append]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
         """Write each append wholly or not at all, in one commit."""
         # Encoded before the transaction: the write lock is held for the disk's time, not for Python's.
-        prepared, fsync = [], False
+        prepared, fsync, write = [], False, _write_plain
         for append in appends:
             prepared.append(_prepare(append))
             fsync = fsync or append.fsync
-        result = self._database.write(lambda db: _write(db, prepared), fsync=fsync)
+            if append.admit is not None:
+                write = _write_and_admit
+        result = self._database.write(partial(write, prepared), fsync=fsync)
         self._database.checkpoint_log()
         return result
 
@@ -160,17 +163,13 @@ def _prepare(append: Append) -> _Prepared:
     return _Prepared(append, batch.seq + len(batch.events), batch.at, size, rows, starts, uses)
 
 
-def _write(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
+def _write_and_admit(prepared: list[_Prepared], db: apsw.Connection) -> list[Outcome]:
     """Write everything; runs of queues come last, one by one, so that each counts those before it."""
-    plain = [one for one in prepared if one.append.admit is None]
-    outcomes = _write_plain(db, plain)
-    if len(plain) == len(prepared):
-        return outcomes
-    done = iter(outcomes)
+    done = iter(_write_plain([one for one in prepared if one.append.admit is None], db))
     return [next(done) if one.append.admit is None else _write_one(db, one) for one in prepared]
 
 
-def _write_plain(db: apsw.Connection, prepared: list[_Prepared]) -> list[Outcome]:
+def _write_plain(prepared: list[_Prepared], db: apsw.Connection) -> list[Outcome]:
     """Write all at once, or else one by one, to find the appends whose compare-and-swap fails."""
     everything = list(prepared)
     for one in prepared:
