@@ -27,7 +27,7 @@ from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.divergence.model import LostField
 from perdure.kernel.values.annotations import Annotations, is_plain
 from perdure.kernel.values.limits import Limits
-from perdure.kernel.values.lost_fields import Search, Searches, is_flat
+from perdure.kernel.values.lost_fields import Search, Searches, is_flat, may_find
 from perdure.kernel.values.models import is_model, model_from, model_json, ordered_model
 from perdure.kernel.values.raised import brief, pressed
 from perdure.kernel.values.signatures import schema_of
@@ -230,7 +230,7 @@ class Codec:
         if reason is not None:
             raise NotDecodable(what, name_of(annotation), reason)
         search = self._searches.of(annotation)
-        if search is not None and isinstance(annotation, Hashable):
+        if search is not None and may_find(search) and isinstance(annotation, Hashable):
             self.fields[annotation] = search
             if is_flat(search):
                 self.flat.add(annotation)

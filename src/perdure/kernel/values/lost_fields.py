@@ -98,7 +98,7 @@ class _Record:
         self._known = {VERSION} if tag is None else {VERSION, tag}
         self._versions = versions_of(cls)
         self._version = "" if isinstance(info, types.TypedDictType) else FIRST
-        self._optional: list[str] = []
+        self.optional: list[str] = []
         self.inner: list[tuple[str, Search]] = []
         self.reads_all = False
 
@@ -106,7 +106,7 @@ class _Record:
         """Add a field by the name it is stored under."""
         self._known.add(name)
         if not required:
-            self._optional.append(name)
+            self.optional.append(name)
         if inner is not None:
             self.inner.append((name, inner))
 
@@ -117,8 +117,8 @@ class _Record:
             self._version = self._versions.version
             if value.get(VERSION, FIRST) != self._version:
                 return None  # a migration says what becomes of its fields
-        if self._optional and not self.reads_all and not value.keys() <= self._known:
-            absent = [name for name in self._optional if name not in value]
+        if self.optional and not self.reads_all and not value.keys() <= self._known:
+            absent = [name for name in self.optional if name not in value]
             if absent:
                 stored = next(name for name in value if name not in self._known)
                 return LostField(stored, absent[0], self._cls.__qualname__, path, self._version)
@@ -126,6 +126,11 @@ class _Record:
             if name in value and (found := inner(value[name], f"{path}.{name}")) is not None:
                 return found
         return None
+
+
+def may_find(search: Search) -> bool:
+    """Whether a search can find anything: not where all fields are required, and none has fields itself."""
+    return not isinstance(search, _Record) or bool(search.inner or search.optional)
 
 
 def is_flat(search: Search) -> bool:
