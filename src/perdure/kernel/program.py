@@ -120,6 +120,8 @@ class Program(Protocol):
     errors: Mapping[str, type[BaseException]] = MappingProxyType({})
     # The policies of its steps.
     rules: Rules = NONE
+    # Whether its runs may wait for a person.
+    asks: bool = True
     # Whether a caller that runs it gets it back when it rests: see kernel/policies/resting.py.
     rests: bool = False
     # Whether its executions ask for recorded decisions, and which ops have begun.

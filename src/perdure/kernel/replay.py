@@ -8,6 +8,7 @@ prefix, and what happens to such an op goes to it. Never writes, never calls a s
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -135,7 +136,8 @@ class Replay:
         # Commands whose events are not in the journal yet, in the order they were made.
         self.wishes: Wishes = {}
         # Steps among them that wait for a concurrency limit, apart, so that they are not iterated over repeatedly.
-        self.held: dict[str, RunStep] = {}
+        # Its first ones are taken first: a dict would skip the places of all those that were taken before.
+        self.held: OrderedDict[str, RunStep] = OrderedDict()
         # Commands with a value that may have to be offloaded.
         self.bulky: set[str] = set()
         # The commands of open steps: a later attempt needs them again.

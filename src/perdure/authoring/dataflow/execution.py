@@ -96,9 +96,10 @@ class Items:
 
     __slots__ = ("arguments", "columns", "count", "end", "failed", "failure", "next", "op", "results", "running")
 
-    def __init__(self, op: str, arguments: dict[str, Value], columns: dict[str, list[Value]], count: int) -> None:
+    def __init__(self, op: str, arguments: dict[str, Value], columns: dict[str, list[Raw]], count: int) -> None:
+        # Of a map of 100,000 items nothing is kept but bytes.
         self.op, self.arguments, self.columns, self.count = op, arguments, columns, count
-        self.results: list[Value | None] = [None] * count
+        self.results: list[bytes | None] = [None] * count
         # The item to begin next, and the one after the last that is needed.
         self.next, self.end = 0, count
         self.running = self.failed = 0
@@ -106,7 +107,10 @@ class Items:
 
     def of(self, index: int) -> dict[str, Value]:
         """The arguments of an item."""
-        return {name: self.columns[name][index] if name in self.columns else v for name, v in self.arguments.items()}
+        return {
+            name: Value(self.columns[name][index]) if name in self.columns else value
+            for name, value in self.arguments.items()
+        }
 
 
 class DataflowExecution:
@@ -532,7 +536,7 @@ class DataflowExecution:
     def _map(self, number: int, node: Node, op: str, arguments: dict[str, Value]) -> None:
         mapped = node.mapped
         assert mapped is not None
-        columns: dict[str, list[Value]] = {}
+        columns: dict[str, list[Raw]] = {}
         try:
             for name in mapped.over:
                 if name not in arguments:
@@ -551,9 +555,9 @@ class DataflowExecution:
         self._maps[number] = Items(op, arguments, columns, count)
         self._go_on(number)
 
-    def _column(self, op: str, name: str, value: Value) -> list[Value]:
+    def _column(self, op: str, name: str, value: Value) -> list[Raw]:
         try:
-            return value.items()
+            return value.elements()
         except msgspec.MsgspecError:
             raise UsageError(
                 f"{op} is mapped over {name!r}, and its value is no list: {value.data[:80].decode(errors='replace')}"
@@ -565,7 +569,7 @@ class DataflowExecution:
         mapped = node.mapped
         assert mapped is not None
         if items.failure is None:
-            room = items.end if mapped.limit is None else mapped.limit - items.running
+            room = (mapped.limit or _window(node)) - items.running
             while items.next < items.end and room > 0:
                 index, room = items.next, room - 1
                 items.next += 1
@@ -574,8 +578,8 @@ class DataflowExecution:
             if not items.running:
                 del self._maps[number]
                 # An item without a result has failed.
-                found = [value or _NONE for value in items.results[: items.end] if value or mapped.on_error != "skip"]
-                self._done(number, Value(joined(found)))
+                found = [one or b"null" for one in items.results[: items.end] if one or mapped.on_error != "skip"]
+                self._done(number, Value(b"[%b]" % b",".join(found)))
         elif not items.running:
             del self._maps[number]
             self._failed(number, items.failure)
@@ -585,7 +589,7 @@ class DataflowExecution:
         assert mapped is not None
         index = int(op[op.rindex("[") + 1 : -1])
         items.running -= 1
-        items.results[index] = value
+        items.results[index] = value.data
         if mapped.until is not None and index < items.end:
             try:
                 returns = self._plan.nodes[number].returns
@@ -764,6 +768,11 @@ class DataflowExecution:
         if skipped:
             found[SKIPS] = Value(msgspec.json.encode(skipped))
         return as_object(found)
+
+
+def _window(node: Node) -> int:
+    """How many items of a map may be under way if it says no limit: children cost more, unless they wait for people."""
+    return 100 if node.program is not None and not node.program.asks else 1000
 
 
 def _readers(plan: Plan) -> list[int]:

@@ -31,10 +31,14 @@ class Value:
             self._digest = digest_of(self.data)
         return self._digest
 
+    def elements(self) -> list[Raw]:
+        """The elements of a list, encoded. Raises msgspec.MsgspecError for anything else."""
+        return _list(self.data)
+
     def items(self) -> list[Value]:
         """The elements of a list. Raises msgspec.MsgspecError for anything else."""
         if self._items is None:
-            self._items = [Value(item) for item in _list(self.data)]
+            self._items = [Value(item) for item in self.elements()]
         return self._items
 
     def part(self, path: Path) -> Value | None:

@@ -212,6 +212,9 @@ class Graph(Program, Generic[P, R]):
         for name, answer in self.answers.items():
             self._needed.setdefault(name, Needed(answer, False))
         self.dataflow = Dependence(self.plan)
+        self.asks = any(
+            node.kind == "wait" or (node.program is not None and node.program.asks) for node in self.plan.nodes
+        )
         self._numbers = {node.name: number for number, node in enumerate(self.plan.nodes)}
         self.types = tuple((f"={name}", needed.type) for name, needed in self._needed.items())
         self.defaults = {name: None for name, needed in self._needed.items() if not needed.required}
