@@ -18,5 +18,6 @@ async with Engine("sqlite:///flows.db", [rag]) as engine:
 from perdure.authoring.graph.graph import Graph
 from perdure.authoring.graph.nodes import END, InterruptNode, ifelse, interrupt, node, route
 from perdure.authoring.graph.outputs import Outputs
+from perdure.kernel.values.items import Items
 
-__all__ = ["END", "Graph", "InterruptNode", "Outputs", "ifelse", "interrupt", "node", "route"]
+__all__ = ["END", "Graph", "InterruptNode", "Items", "Outputs", "ifelse", "interrupt", "node", "route"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 from typing import Annotated, Any, Literal, NewType, TypeVar, Union, get_args, get_origin, is_typeddict
 
+from perdure.kernel.values.items import Items
+
 
 def fits(made: Any, wanted: Any) -> bool:
     """Whether a type checker would let a value of type `made` be an argument of type `wanted`."""
@@ -20,6 +22,10 @@ def fits(made: Any, wanted: Any) -> bool:
             return set(get_args(made)) <= set(get_args(wanted))
         return all(fits(type(value), wanted) for value in get_args(made))
     one, other = get_origin(made) or made, get_origin(wanted) or wanted
+    if other is Items and one in (list, Items):
+        return fits(element_of(made), element_of(wanted))
+    if one is Items:
+        return fits(list[element_of(made)], wanted)  # type: ignore[misc]
     if not isinstance(one, type) or not isinstance(other, type) or getattr(other, "_is_protocol", False):
         return True
     if is_typeddict(one) or is_typeddict(other):

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Never, NoReturn, Union, get_args, ge
 import msgspec
 from msgspec import inspect as msgspec_inspect
 
+from perdure.kernel.values.items import Items
 from perdure.kernel.values.models import is_model, model_from
 from perdure.kernel.values.types import Shapes, name_of, record_fields
 from perdure.kernel.values.value_versions import Versions, versions_of
@@ -62,6 +63,7 @@ class Annotations:
                 )
             known = (
                 cls is object
+                or cls is Items
                 or cls in self._stand_ins.values()
                 or self._shapes.codec_for(cls) is not None
                 or is_model(cls)
@@ -78,6 +80,11 @@ class Annotations:
         """Make an instance of a type that msgspec does not know from plain data (its `dec_hook`)."""
         if isinstance(cls, _StandIn):
             return cls.make(value)
+        if get_origin(cls) is Items or cls is Items:
+            if not isinstance(value, list):
+                raise ValueError(f"Expected `array`, got `{type(value).__name__}`")
+            (element,) = get_args(cls) or (Any,)
+            return Items(value, None if is_plain(element) else lambda plain: self.convert(plain, element))
         if codec := self._shapes.codec_for(cls):
             return codec.decode(value)
         if is_model(cls):
