@@ -117,7 +117,7 @@ def _function(
 def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
     """Graphs of up to `size` nodes with joins, order, defaults, conditions and gates.
 
-    `features`: "failures", "loops", "maps", "nested", "interrupts".
+    `features`: "blobs", "failures", "loops", "maps", "nested", "interrupts".
     """
     count = draw(st.integers(1, size))
     names = [f"n{i}" for i in range(count)]
@@ -155,6 +155,7 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
         if kind == "step":
             spec = replace(spec, fails="failures" in features and draw(st.integers(0, 3)) == 0)
             spec = replace(spec, outputs=draw(st.sampled_from([(name,), (name,), (f"v{i}",), (f"v{i}", f"w{i}"), ()])))
+            spec = replace(spec, large="blobs" in features and draw(st.booleans()))
         if "maps" in features and kind != "interrupt" and len(spec.outputs) == 1:
             if lists and spec.takes and draw(st.booleans()):
                 first = Take(spec.takes[0].name, (draw(st.sampled_from(sorted(lists))),))
@@ -171,9 +172,10 @@ def plans(draw: st.DrawFn, *features: str, size: int = 7) -> Plan:
         once, a = draw(_with_a_loop(specs, specs))
         twice, b = draw(_with_a_loop(once, specs))
         # One in the other, the outer one first, or apart.
-        orders = [[*one, *other] for one, other in ((a, b), (b, a)) if _is_loop(twice, other, one)]
-        both = bool(orders) and draw(st.booleans())
-        specs, loops = (twice, tuple(orders[0])) if both else (once, tuple(a))
+        order = [spec.name for spec in specs]
+        earlier, later = sorted((a, b), key=lambda entry: [order.index(name) for name in entry])
+        both = _is_loop(twice, later, cut=earlier) and draw(st.booleans())
+        specs, loops = (twice, (*earlier, *later)) if both else (once, tuple(a))
     on_failure: Any = draw(st.sampled_from(["stop", "continue"])) if "failures" in features else "stop"
     return Plan(tuple(draw(st.permutations(specs))), loops, on_failure=on_failure)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from perdure import RunStatus, StepView
+from perdure import Limits, RunStatus, StepView
 from perdure.kernel.events import StepSucceeded
 from perdure.kernel.ids import op_name
 from perdure.testing.simulation import STORMY, Crash, Faults, Message, Report, Sender, Simulation
@@ -25,7 +25,9 @@ from tests.graph.reference import Expected, Plan, Spec, answer_to
 F = TypeVar("F", bound=Callable[..., Any])
 SOAK = 2_000
 LIMIT = 600.0
-FEATURES = ("failures", "loops", "maps", "nested", "interrupts")
+# Small, so that what is stored apart need not be large.
+LIMITS = Limits(blob=300)
+FEATURES = ("blobs", "failures", "loops", "maps", "nested", "interrupts")
 
 
 def search(examples: int, soak: int = SOAK) -> Callable[[F], F]:
@@ -64,8 +66,9 @@ def check(report: Report, plan: Plan, expected: Expected) -> None:
         assert set(done) == ran
         assert result.output is not None
         assert dict(result.output) == expected.outputs()
-    values = {event.op: msgspec.json.decode(event.value) for event in events if isinstance(event, StepSucceeded)}
-    for op in set(done) & ran:
+    inline = [event for event in events if isinstance(event, StepSucceeded) and not event.blob]
+    values = {event.op: msgspec.json.decode(event.value) for event in inline}
+    for op in set(values) & ran:
         assert list(expected.turns[op].values.values()) == as_values(plan, op, values[op]), op
     most = 1 + report.crashes
     assert all(times <= most for times in Counter(execution.op for execution in report.executions).values())
@@ -111,7 +114,9 @@ def outcomes(plan: Plan, seed: int = 0, crashes: tuple[Crash, ...] = (), **optio
     faults = options.pop("faults", Faults(durations=(0.0, 0.0, 0.01, 0.1)))
     used = {name: value for name, value in INPUTS.items() if name in {**graph.inputs.required, **graph.inputs.optional}}
     simulation = Simulation(seed, faults=faults)
-    report = simulation.run(graph(**used), programs=[graph], crashes=crashes, senders=senders, limit=LIMIT, **options)
+    report = simulation.run(
+        graph(**used), programs=[graph], crashes=crashes, senders=senders, limit=LIMIT, limits=LIMITS, **options
+    )
     if not crashes and not stormy:
 
         async def read() -> Sequence[StepView]:
