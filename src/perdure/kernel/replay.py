@@ -268,7 +268,7 @@ class Replay:
         if self._given_up:
             self._diverge(given_up_op(self._given_up[0]))
         self._check_order()
-        self._issued = None
+        self._issued, self._begun = None, {}
 
     def commands_within(self, room: int) -> Sequence[Command]:
         """The commands to plan now, with no more than `room` steps; the others wait, in order. Remote ones need none.
