@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -140,6 +141,35 @@ async def test_time_travel_into_a_nested_graph_runs_the_op_and_what_depends_on_i
         assert [what for what in calls if what != ("review",)] == [("generate", 0.9), ("publish",)]
         # The original is what it was.
         assert (await engine.run(ANSWER, id="r")).output == "q 0.1 q good"
+
+
+async def test_time_travel_keeps_a_branch_that_ended_later() -> None:
+    done = asyncio.Event()
+
+    @node
+    def quick(x: int, k: int = 1) -> int:
+        called("quick")
+        return x * k
+
+    @node
+    def behind(quick: int) -> int:
+        called("behind")
+        done.set()
+        return quick
+
+    @node
+    async def slow(x: int) -> int:
+        await done.wait()
+        called("slow")
+        return x
+
+    graph = Graph([quick, behind, slow], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(x=1), id="r")
+        calls.clear()
+        result = await (await engine.time_travel("r", "quick:0", {"k": 5})).outcome()
+        assert result.output == {"behind": 5, "slow": 1}
+    assert calls == [("quick",), ("behind",)]
 
 
 @pytest.mark.parametrize(("op", "second"), [("agent:2", 4), ("agent", 2), ("tool:3", 1)])
