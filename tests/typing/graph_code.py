@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypedDict, assert_type
 
 from perdure import Engine, RunResult, step, workflow
-from perdure.graph import END, Graph, Outputs, ifelse, interrupt, node, route
+from perdure.graph import END, Graph, Items, Outputs, ifelse, interrupt, node, route
 
 
 @dataclass
@@ -129,3 +129,9 @@ each = one.map_over("query")
 assert_type(Graph([each], name="e", output=each), "Graph[..., list[str]]")
 assert_type(Graph([ask], name="a", output=ask), "Graph[..., Report]")
 assert_type(Graph([node(fulfil)], name="w", output=node(fulfil)), "Graph[..., bytes]")
+
+
+def texts(items: Items[Doc]) -> list[str]:
+    assert_type(items[0], Doc)
+    assert_type(items[1:], Items[Doc])
+    return [item.text for item in items]
