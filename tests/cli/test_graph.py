@@ -1,4 +1,4 @@
-"""`perdure graph show`."""
+"""Graphs on the command line: they are drawn, run, read and checked."""
 
 from __future__ import annotations
 
@@ -39,3 +39,15 @@ def test_a_graph_of_a_module_is_drawn(cli: Cli) -> None:
     refused = cli("graph", "show", "graphs.py:plain")
     assert refused.code != 0
     assert "only graphs are drawn" in refused.err
+
+
+def test_a_graph_is_run_read_and_checked_as_a_workflow_is(cli: Cli) -> None:
+    (cli.folder / "graphs.py").write_text(GRAPHS, encoding="utf-8")
+    ran = cli("run", "graphs.py:rag", "--input", '{"query": "ab"}', "--id", "r", "--store", cli.url)
+    assert (ran.code, ran.json) == (0, "abab")
+    steps = cli("runs", "steps", "r", "--store", cli.url, "--json").json
+    assert [step["path"] for step in steps] == ["embed:0", "answer:0"]
+    assert cli("upgrade-check", "graphs.py", "--store", cli.url).code == 0
+    wrong = cli("run", "graphs.py:rag", "--input", '{"quary": "ab"}', "--store", cli.url)
+    assert wrong.code == 2
+    assert "quary" in wrong.err
