@@ -12,7 +12,8 @@ Three things prevent that, one set per process and file:
   other connections close, and so the locks of our transactions too. From our first transaction on it also holds two
   locks that only its own library sees, those for writing and for checkpoints: two libraries that do either at once
   would overwrite each other.
-- `missing`, a check of the files' names: a file that was removed or replaced by hand is noticed before a commit.
+- `missing`, a check of the files' names, as often as their directory changes: a file that was removed or replaced by
+  hand is noticed before a commit.
 """
 
 from __future__ import annotations
