@@ -120,3 +120,16 @@ def test_a_map_that_needs_no_further_item_gives_up_those_under_way_and_ends_with
     (finish,) = end(execution, "fetch:0[0]", "first")
     assert isinstance(finish, Finish)
     assert finish.value == b'["first","last"]'
+
+
+def test_the_reason_of_a_skip_is_the_first_value_that_is_missing() -> None:
+    gone = node(lambda x: x, name="gone", when=lambda x: False)
+    late = node(lambda gone, a: gone, name="late", when=lambda b: b)
+    one = route(targets=["left", "right"], name="one")(lambda x: "left")
+    left, right = (node(lambda x: True, name=name, outputs="b") for name in ("left", "right"))
+    execution = opened(Graph([gone, one, left, right, add("a", "x"), late], name="g"), x=1)
+    execution.noted = []
+    begin(execution)
+    end(execution, "left:0", True)
+    end(execution, "a:0", 1)
+    assert {turn.op: turn.by for turn in execution.noted} == {"gone:0": "when", "right:0": "one:0", "late:0": "gone:0"}

@@ -154,7 +154,9 @@ class DataflowExecution:
         self._open: dict[str, int] = {}
         self._running = 0
         self._maps: dict[int, Items] = {}
+        # While a turn is prepared: the nodes that had no value for it, and the first whose value is required.
         self._lost: list[int] = []
+        self._missing = -1
         # The first failure; whether nothing new begins because of it; the cancellation.
         self._failure: Failure | None = None
         self._stopping = False
@@ -294,6 +296,7 @@ class DataflowExecution:
             return
         if self._lost:
             self._lost.clear()
+            self._missing = -1
         arguments = self._gather(node.arguments)
         condition = None if node.when is None else self._gather(node.when.arguments)
         readers, kept = self._readers, self._plan.kept
@@ -306,8 +309,7 @@ class DataflowExecution:
                 self._not_run(number, op, BLOCKED, lost, f"{self._op(lost)} failed")
                 return
         if arguments is None or (node.when is not None and condition is None):
-            lost = self._lost[-1]
-            self._not_run(number, op, SKIPPED, lost, self._why_missing(lost))
+            self._not_run(number, op, SKIPPED, self._missing, self._why_missing(self._missing))
             return
         if node.when is not None and condition is not None and not self._holds(number, op, node.when, condition):
             return
@@ -374,7 +376,8 @@ class DataflowExecution:
                 missing = self._lost[before]
         if missing is None:
             return found
-        self._lost.append(missing)  # the first one that is missing is the reason
+        if self._missing < 0:
+            self._missing = missing
         return None
 
     def _find(self, source: Source) -> Value | None:
