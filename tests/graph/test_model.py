@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from perdure import Limits, RunStatus, StepView
 from perdure.kernel.events import StepSucceeded
 from perdure.kernel.ids import op_name
-from perdure.testing.simulation import STORMY, Crash, Faults, Message, Report, Sender, Simulation
+from perdure.testing.simulation import STORMY, Crash, Faults, Message, Pause, Report, Sender, Simulation
 from tests.graph.plans import INPUTS, build, plans
 from tests.graph.reference import Expected, Plan, Spec, answer_to
 
@@ -47,8 +47,8 @@ def quiet() -> Iterator[None]:
     log.setLevel(level)
 
 
-def check(report: Report, plan: Plan, expected: Expected) -> None:
-    """Compare what happened with what should have."""
+def check(report: Report, plan: Plan, expected: Expected, paused: int = 0) -> None:
+    """Compare what happened with what should have, under a crash or while so many machines were `paused`."""
     result = report.results["run-0"]
     wanted = {op: end for op, end in expected.turns.items() if is_step(plan, op)}
     events = [event for batch in report.journals["run-0"] for event in batch.events]
@@ -70,7 +70,7 @@ def check(report: Report, plan: Plan, expected: Expected) -> None:
     values = {event.op: msgspec.json.decode(event.value) for event in inline}
     for op in set(values) & ran:
         assert list(expected.turns[op].values.values()) == as_values(plan, op, values[op]), op
-    most = 1 + report.crashes
+    most = 1 + report.crashes + paused
     assert all(times <= most for times in Counter(execution.op for execution in report.executions).values())
 
 
@@ -117,7 +117,7 @@ def outcomes(plan: Plan, seed: int = 0, crashes: tuple[Crash, ...] = (), **optio
     report = simulation.run(
         graph(**used), programs=[graph], crashes=crashes, senders=senders, limit=LIMIT, limits=LIMITS, **options
     )
-    if not crashes and not stormy:
+    if not crashes and not stormy and "pauses" not in options:
 
         async def read() -> Sequence[StepView]:
             async with simulation.engine([graph]) as engine:
@@ -155,3 +155,15 @@ def test_any_graph_does_what_it_says(plan: Plan, seed: int) -> None:
 @given(plans(*FEATURES), seeds)
 def test_any_graph_does_what_it_says_under_lost_replies_zombies_and_conflicts(plan: Plan, seed: int) -> None:
     check(outcomes(plan, seed, faults=STORMY, engines=2), plan, Expected(plan, INPUTS))
+
+
+@search(2)
+@given(plans(*FEATURES, size=5), seeds)
+def test_any_graph_does_what_it_says_when_a_machine_is_paused_past_its_lease_at_any_append(
+    plan: Plan, seed: int
+) -> None:
+    expected = Expected(plan, INPUTS)
+    calm = outcomes(plan, seed, engines=2)
+    for number in range(calm.appends):
+        for side in ("before", "after"):
+            check(outcomes(plan, seed, pauses=[Pause(number, 30.0, side)], engines=2), plan, expected, 1)
