@@ -73,9 +73,13 @@ async def test_a_change_that_fits_goes_on(tmp_path: Path, case: str) -> None:
 
 
 PARKS = {
-    "a node removed that has run": (PLAIN, [ask("x"), PLAIN[2]], ("a:0",)),
-    "a node renamed that has run": (PLAIN, [add("b"), ask("b"), PLAIN[2]], ("a:0",)),
-    "a node inserted before one that has run": (PLAIN, [add("new"), add("a", "new"), *PLAIN[1:]], ("a:0", "new")),
+    "a node removed that has run": (PLAIN, [ask("x"), PLAIN[2]], ("a:0", "no longer has it", "retired=['a']")),
+    "a node renamed that has run": (PLAIN, [add("b"), ask("b"), PLAIN[2]], ("a:0", "renamed={'a'", "b")),
+    "a node inserted before one that has run": (
+        PLAIN,
+        [add("new"), add("a", "new"), *PLAIN[1:]],
+        ("a:0", "comes after 'new'"),
+    ),
     "a node that takes another value": (
         PLAIN,
         [node(lambda x, y: x, name="a", inputs={"y": "x"}), *PLAIN[1:]],

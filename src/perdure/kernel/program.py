@@ -30,7 +30,8 @@ class Execution(Protocol):
 
     `advance` must depend on nothing but the events it has received, in order. One that sets `by_data` to True has no
     order among its ops but that of their values: new ones may begin beside those that the journal holds. One that has
-    `retires(op)` says which recorded ops, that it does not ask for, are passed over.
+    `retires(op)` says which recorded ops, that it does not ask for, are passed over, and one that has `explains(op,
+    recorded)` says why it does not ask for one.
     """
 
     def advance(self, event: AnyEvent, at: float, decoded: Any = UNDECODED) -> Sequence[Command]:

@@ -34,7 +34,7 @@ from perdure.kernel.commands import (
 )
 from perdure.kernel.divergence.explain import Evidence, explain, given_up_op, recorded_op, wished_op
 from perdure.kernel.divergence.lost_steps import check_steps
-from perdure.kernel.divergence.model import OpView
+from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.events import (
     AnyEvent,
     Batch,
@@ -594,7 +594,18 @@ class Replay:
 
     def _diverge(self, recorded: OpView | None, inserted: OpView | None = None) -> NoReturn:
         assert recorded is not None
-        raise Diverged(self.state.next_seq - 1, explain(self.evidence(recorded, inserted)))
+        found = self._explained(recorded) or explain(self.evidence(recorded, inserted))
+        raise Diverged(self.state.next_seq - 1, found)
+
+    def _explained(self, recorded: OpView) -> Divergence | None:
+        """How the execution of a recorded op explains itself that it does not ask for it, if it does."""
+        path = self.state.child_of(recorded.path)
+        execution = self._children[path][0] if path in self._children else self.execution
+        explains = getattr(execution, "explains", None)
+        if explains is None:
+            return None
+        found: Divergence | None = explains(recorded.path[len(path) + 1 :] if path else recorded.path, recorded)
+        return found
 
     def evidence(self, recorded: OpView, inserted: OpView | None = None) -> Evidence:
         """The evidence for the kind of change, where the program does not command a recorded op."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from perdure.authoring.dataflow.manifest import explain
 from perdure.authoring.dataflow.plan import (
     Argument,
     Carried,
@@ -48,6 +49,7 @@ from perdure.kernel.commands import (
     RunStep,
     StartChild,
 )
+from perdure.kernel.divergence.model import Divergence, OpView
 from perdure.kernel.events import (
     NULL,
     AnyEvent,
@@ -183,6 +185,18 @@ class DataflowExecution:
 
     def close(self) -> None:
         """Nothing is held but memory."""
+
+    def explains(self, op: str, recorded: OpView) -> Divergence | None:
+        """Why the plan does not ask for a recorded op, if the plan is the reason."""
+        status = self._status
+        return explain(
+            self._plan,
+            op,
+            recorded,
+            lambda number: status[number] != WAITING,
+            lambda number: status[number] > OPEN,
+            self._past.began,
+        )
 
     def retires(self, op: str) -> bool:
         """Whether a recorded op is that of a node that the plan has retired."""
