@@ -54,9 +54,19 @@ def test_a_checkpoint_that_ends_a_race_does_not_start_what_lost_it() -> None:
     run_often(["race", [["gather", [["step", 1]]], ["timeout", 1, ["checkpoint"]]]], Faults())
 
 
-def test_a_step_that_lost_a_race_to_a_checkpoint_is_not_missed_by_the_step_that_began_after_it() -> None:
-    lost = ["race", [["finally", ["state", 1], ["checkpoint"]], ["step", 1]]]
-    for report in every_crash(interpret(["queue", [["step", 1], lost]]), seed=0, faults=Faults(), limit=LIMIT):
+LOST_RACE = ["race", [["finally", ["state", 1], ["checkpoint"]], ["step", 1]]]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        ["queue", [["step", 1], LOST_RACE]],
+        ["race", [["timeout", 1, ["step", 1]], ["saga", ["checkpoint"], 1], ["saga", ["uncaught", 1], 1]]],
+    ],
+    ids=["another step after it", "its compensation"],
+)
+def test_a_step_that_lost_a_race_to_a_checkpoint_is_not_missed(tree: Tree) -> None:
+    for report in every_crash(interpret(tree), seed=0, faults=Faults(), limit=LIMIT):
         check(report)
 
 

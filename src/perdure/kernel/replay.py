@@ -9,8 +9,8 @@ prefix, and what happens to such an op goes to it. Never writes, never calls a s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from msgspec import Raw
@@ -98,6 +98,7 @@ class Replay:
         "_begun",
         "_child_context",
         "_children",
+        "_cut_short",
         "_given_up",
         "_inputs",
         "_issued",
@@ -152,6 +153,8 @@ class Replay:
         self._unrecorded: Wishes = {}
         # Steps that had not begun when a StepsHeld was recorded, and that it did not count.
         self._uncounted: set[str] = set()
+        # While an event is folded after which the owner plans again: it may not have begun all that was asked for.
+        self._cut_short = False
         # The number of the last event that began an op.
         self._last_begun = -1
         # How many outcomes the program has got; while a whole journal is folded, how many it had when each op began.
@@ -220,7 +223,9 @@ class Replay:
             self.wishes.pop(event.op, None)
         elif isinstance(event, ValueRecorded):
             self._match(event)
+            self._cut_short = event.kind == "checkpoint"
             self._advance(event, at)
+            self._cut_short = False
         elif isinstance(event, RunClaimed):
             # The body begins with the first claim; the program does not see later ones.
             if event.epoch == 1:
@@ -343,7 +348,8 @@ class Replay:
         wished = self.wishes.pop(command.op, None) or self.held.pop(command.op, None)
         if self._issued is not None and wished is not None:
             number, local = self._issued.get(command.op, (self.state.next_seq, False))
-            if number < self.state.next_seq and self._comes_late(command.op, number, local):
+            late = self._passed_over if self._cut_short else self._comes_late
+            if number < self.state.next_seq and late(command.op, number, local):
                 self._unrecorded[command.op] = wished
             else:
                 self._issued.pop(command.op, None)
@@ -362,7 +368,9 @@ class Replay:
             self._diverge(given_up_op(event))
         if path in self._children:
             child, rules = self._children[path]
+            self._cut_short = event.given_up
             self._add_commands(child.advance(CancelRequested(event.reason), at), path, rules, at)
+            self._cut_short = False
 
     # --- children -------------------------------------------------------------------------------------------------
 
@@ -547,6 +555,13 @@ class Replay:
         """Note which steps an owner that counts them did not hold back: the last of them."""
         waiting = [wish.op for wish in self.wishes.values() if _is_local(wish) and wish.op not in self._uncounted]
         self._uncounted.update(waiting[event.count :])
+
+    def _passed_over(self, op: str, number: int, local: bool) -> bool:
+        """Whether an op that the program asked for later has begun. Where steps are limited, they come after others."""
+        assert self._issued is not None
+        known: tuple[Mapping[Any, object], ...] = self.wishes, self.held, self._unrecorded
+        later = takewhile(lambda item: item[0] != op, reversed(self._issued.items()))
+        return any((is_local or not local) and not any(other in one for one in known) for other, (_, is_local) in later)
 
     def _comes_late(self, op: str, number: int, local: bool) -> bool:
         """Whether a command, made after this many events, would have begun before others that did."""
