@@ -107,10 +107,20 @@ class LoopLimit(Exception):
 
 
 class Expected:
-    """The turns of a graph and of the graphs in it, by op path, in no order; what it puts out; what failed in it."""
+    """The turns of a graph and of the graphs in it, by op path, in no order; what it puts out; what failed in it.
 
-    def __init__(self, plan: Plan, inputs: Mapping[str, Any], turns: dict[str, Ended] | None = None, at: str = ""):
-        self.plan, self.inputs, self.at = plan, inputs, at
+    `replaced` are values that are others than what their nodes return.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        inputs: Mapping[str, Any],
+        turns: dict[str, Ended] | None = None,
+        at: str = "",
+        replaced: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.plan, self.inputs, self.at, self.replaced = plan, inputs, at, replaced or {}
         self.turns: dict[str, Ended] = {} if turns is None else turns
         self._nodes = {node.name: node for node in plan.nodes}
         self._turns: Counter[str] = Counter()
@@ -240,7 +250,8 @@ class Expected:
             if result is FAILED:
                 return Ended("failed")
             results = result if len(node.outputs) > 1 else (result,)
-            return Ended("ran", dict(zip(node.outputs, results, strict=False)))
+            values = dict(zip(node.outputs, results, strict=False))
+            return Ended("ran", {name: self.replaced.get(name, value) for name, value in values.items()})
         columns = [arguments[name] for name in node.over]
         if len({len(column) for column in columns}) > 1:
             return Ended("failed")

@@ -167,3 +167,38 @@ def test_any_graph_does_what_it_says_when_a_machine_is_paused_past_its_lease_at_
     for number in range(calm.appends):
         for side in ("before", "after"):
             check(outcomes(plan, seed, pauses=[Pause(number, 30.0, side)], engines=2), plan, expected, 1)
+
+
+@search(10)
+@given(plans("blobs", "nested", size=8), st.data())
+def test_any_value_that_is_replaced_runs_again_what_depends_on_it_and_nothing_else(
+    plan: Plan, data: st.DataObject
+) -> None:
+    before = Expected(plan, INPUTS)
+    steps = [spec for spec in plan.nodes if spec.kind == "step" and spec.name in before.ended]
+    values = sorted(value for spec in steps for value in before.ended[spec.name].values)
+    if not values:
+        return
+    name = data.draw(st.sampled_from(values))
+    after = Expected(plan, INPUTS, replaced={name: 1000})
+    graph, simulation = build(plan), Simulation(0)
+    used = {one: value for one, value in INPUTS.items() if one in {**graph.inputs.required, **graph.inputs.optional}}
+
+    async def update() -> tuple[Any, set[str], set[str]]:
+        async with simulation.engine([graph], limits=LIMITS) as engine:
+            await engine.run(graph(**used), id="run-0")
+            simulation.monitor.executions.clear()
+            said = await engine.update_state("run-0", {name: 1000}, dry_run=True)
+            result = await (await engine.update_state("run-0", {name: 1000})).outcome()
+            executed = [execution.op for execution in simulation.monitor.executions]
+            assert len(set(executed)) == len(executed)
+            return result.output, set(executed), set(said)
+
+    output, executed, said = simulation.play(update())
+    assert dict(output) == after.outputs()
+    changed = {op for op, end in after.turns.items() if is_step(plan, op) and end != before.turns.get(op)}
+    maker = {op for op, end in after.turns.items() if name in end.values and "/" not in op}
+    ran = {op for op, end in after.turns.items() if end.how == "ran"}
+    # What gives another value now has run again; what did not depend on the value has not.
+    assert changed & ran - maker <= executed <= ran - maker
+    assert {op for op in executed if op in before.turns and before.turns[op].how == "ran"} <= said
