@@ -49,7 +49,6 @@ from perdure.kernel.events import (
     entries,
     moment,
 )
-from perdure.kernel.history.fork import find as find_op
 from perdure.kernel.history.fork import ops
 from perdure.kernel.ids import check_cursor, flaw_of
 from perdure.kernel.policies.lock_keys import lease_key
@@ -288,6 +287,8 @@ class Queries:
         batches = await self._base.store.journal.read(run.root or run.run_id)
         end: int | None = None
         if isinstance(at, str):
+            from perdure.kernel.history.fork import find as find_op  # brings replay in, which lists do without
+
             op = find_op(ops(batches), at)
             if op.ended is None:
                 raise UsageError(f"values({id!r}, at={at!r}): {op.path} has not ended")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -16,7 +16,6 @@ from perdure.kernel.ids import op_name
 from perdure.kernel.inbound import may_answer
 from perdure.kernel.policies.queues import Queue
 from perdure.kernel.policies.resting import questions
-from perdure.kernel.program import Program
 from perdure.kernel.projection import RunRow, child_path
 from perdure.kernel.state import OpenOp, RunState
 from perdure.kernel.step_records import StepRecord, began
@@ -26,6 +25,9 @@ from perdure.ports.journal import Head
 from perdure.ports.leases import Lease, Registration, orchestrator_name
 from perdure.ports.queues import QueueStats
 from perdure.ports.upkeep import Load
+
+if TYPE_CHECKING:
+    from perdure.kernel.program import Program
 
 R = TypeVar("R")
 
