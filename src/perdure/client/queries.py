@@ -49,7 +49,6 @@ from perdure.kernel.events import (
     entries,
     moment,
 )
-from perdure.kernel.history.fork import ops
 from perdure.kernel.ids import check_cursor, flaw_of
 from perdure.kernel.policies.lock_keys import lease_key
 from perdure.kernel.policies.resting import questions
@@ -287,9 +286,9 @@ class Queries:
         batches = await self._base.store.journal.read(run.root or run.run_id)
         end: int | None = None
         if isinstance(at, str):
-            from perdure.kernel.history.fork import find as find_op  # brings replay in, which lists do without
+            from perdure.kernel.history.fork import find, ops  # brings replay in, which lists do without
 
-            op = find_op(ops(batches), at)
+            op = find(ops(batches), at)
             if op.ended is None:
                 raise UsageError(f"values({id!r}, at={at!r}): {op.path} has not ended")
             end = op.ended
@@ -354,6 +353,8 @@ class Queries:
         path = path if ":" in path.rpartition("/")[2] else f"{path}:0"
         batches = await self._base.store.journal.read(run.root or run.run_id)
         records = items_of(batches, path)
+        from perdure.kernel.history.fork import ops  # brings replay in, which lists do without
+
         if not records and path not in (known := ops(batches)):
             raise NoSuchOp(path, [one.path for one in known.values() if one.kind == "map"])
         found = [one for one in records if one.index >= start and (status is None or one.status == status)][:limit]
