@@ -124,7 +124,8 @@ class Expected:
         self.turns: dict[str, Ended] = {} if turns is None else turns
         self._nodes = {node.name: node for node in plan.nodes}
         self._turns: Counter[str] = Counter()
-        self._carried: dict[str, Any] = {}
+        # By the nodes where loops begin: the values that were produced in their rounds so far.
+        self._carried: dict[str, dict[str, Any]] = {}
         self.ended: dict[str, Ended] = {}
         self.limit = False
         try:
@@ -182,7 +183,7 @@ class Expected:
             self._turn(other, ended, cut)
         op = f"{self.at}{name}:{self._turns[name]}"
         self._turns[name] += 1
-        ended[name] = self.turns[op] = self._end(self._nodes[name], op, ended, cut.get(name, set()) | {name})
+        ended[name] = self.turns[op] = self._end(self._nodes[name], op, ended, cut)
 
     def _makes_its_own(self, name: str) -> bool:
         return bool(set(self._takes(self._nodes[name])) & set(self._nodes[name].outputs))
@@ -193,20 +194,23 @@ class Expected:
         gates = self._gates(entry) & body
         made_here = {value for name in body for value in self._nodes[name].outputs}
         carried = made_here & set(self._takes(self._nodes[entry]))
+        self._carried[entry] = {}
         for _ in range(self.plan.max_rounds):
             last = dict(ended)
             for name in body:
                 self._turn(name, last, {**cut, entry: body})
             produced = {value: made for name in body for value, made in last[name].values.items()}
-            self._carried |= produced
+            self._carried[entry] |= produced
             if not (any(entry in last[gate].chose for gate in gates) if gates else carried & set(produced)):
                 ended.update({name: last[name] for name in body})
-                self._carried = {value: made for value, made in self._carried.items() if value not in made_here}
                 return
         raise LoopLimit(entry)
 
-    def _end(self, node: Spec, op: str, ended: Mapping[str, Ended], round_edges: set[str]) -> Ended:
-        """How a turn of a node ends, all before it having ended. Values of `round_edges` come from the last round."""
+    def _end(self, node: Spec, op: str, ended: Mapping[str, Ended], cut: dict[str, set[str]]) -> Ended:
+        """How a turn of a node ends, all before it having ended."""
+        round_edges = cut.get(node.name, set()) | {node.name}
+        # A loop begins with what it has carried itself, another node with what the innermost loop around it has.
+        around = node.name if node.name in cut else next((one for one in reversed(cut) if node.name in cut[one]), "")
         gates = self._gates(node.name) - round_edges
         if gates and not any(node.name in ended[gate].chose for gate in gates):
             lost = frozenset(gate for gate in gates if ended[gate].how in ("failed", "blocked"))
@@ -220,7 +224,7 @@ class Expected:
             for value in take.values:
                 makers = self._makers(value)
                 if set(makers) & round_edges:
-                    found, ends = {**self.inputs, **self._carried}, list[Ended]()
+                    found, ends = {**self.inputs, **self._carried.get(around, {})}, list[Ended]()
                 else:
                     ends = [ended[maker] for maker in makers]
                     found = {**({} if makers else self.inputs), **{n: v for end in ends for n, v in end.values.items()}}
