@@ -97,6 +97,14 @@ async def test_values_inside_a_graph_are_replaced_by_op_path_and_wrong_names_are
                 await engine.update_state("r", {wrong: 1})
 
 
+async def test_a_fork_takes_values_by_name() -> None:
+    graph = Graph([step("a", "x"), step("b", "a")], name="f", output="b")
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(x="1"), id="r")
+        assert await (await engine.fork("r", values={"a": "A"}, new_id="s")).result() == "b(A)"
+        assert await (await engine.fork("r", values={"a:0": "B"}, new_id="t")).result() == "b(B)"
+
+
 async def test_time_travel_runs_again_what_depends_on_the_step() -> None:
     async with OPEN("memory://", [GRAPH]) as engine:
         await published(engine)

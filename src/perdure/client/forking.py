@@ -54,14 +54,14 @@ class Forks:
 
         `at` is an op path, for the point right before that op, or the number of the first event to leave out. Without
         it the fork begins right after the last op that is edited, at the beginning when `inputs` are given, or else
-        where the run is now. `values` gives ops another outcome, by op path; `inputs` gives the workflow other
-        arguments, by name; `state` replaces values of set_state(). Raises ForkRefused when the code does not fit the
-        past that is kept. `set` is the former name of `values`, and deprecated.
+        where the run is now. `values` gives ops another outcome, by op path, or in a graph by the name of the value;
+        `inputs` gives the workflow other arguments, by name; `state` replaces values of set_state(). Raises ForkRefused
+        when the code does not fit the past that is kept. `set` is the former name of `values`, and deprecated.
         """
         if set is not None and values is not None:
             raise UsageError("fork(set=...) is the former name of values=...; give one of them")
         run, batches = await self.origin(id)
-        outcomes = await self._outcomes(values or set or {})
+        outcomes = await self._outcomes(await self._by_op(run, batches, values or set or {}))
         if at is not None:
             point = forks.before(batches, _place(at))
         elif outcomes:
@@ -158,6 +158,18 @@ class Forks:
         started = forks.beginning(batches, run.run_id, now, incarnation=run.incarnation + 1, memo=run.run_id, **changes)
         past = rerun(batches, again, await self._outcomes(outcomes), started, now, end=end)
         return [path for path in found if path in again], past
+
+    async def _by_op(self, run: RunRow, batches: Sequence[Batch], values: Mapping[str, Any]) -> dict[str, Any]:
+        """Outcomes by op path: those of a graph may be given by the names of its values."""
+        flow, found = self._dataflow(run), forks.ops(batches)
+        if flow is None or all(name in found for name in values):
+            return dict(values)
+        began = {path: op.began for path, op in found.items()}
+        outcomes: dict[str, Any] = {}
+        for name, value in values.items():
+            op, path = (name, ()) if name in found else flow.maker(name, began) or (name, ())
+            outcomes[op] = await self._with_part(batches, op, path, value, outcomes.get(op, _UNKNOWN))
+        return outcomes
 
     async def _with_part(
         self, batches: Sequence[Batch], op: str, path: tuple[str | int, ...], value: Any, known: Any
