@@ -141,7 +141,7 @@ class DataflowExecution:
         self._unmet = list(plan.waits)
         self._turns = [0] * count
         # By node: how many nodes have yet to take its value in this round.
-        self._readers = self._all_readers = _readers(plan)
+        self._all_readers = _readers(plan)
         self._readers = list(self._all_readers)
         # What gates chose in this round, and why nodes did not run in it.
         self._chosen: dict[int, frozenset[int]] = {}
@@ -165,7 +165,7 @@ class DataflowExecution:
         self._cancelled: CancelRequested | None = None
         self._finished = False
         self.patches: dict[str, bool] = {}
-        # Turns that did not run, for those who set this to a list.
+        # Turns that did not run, for a caller that sets this to a list.
         self.noted: list[NotRun] | None = None
 
     # --- Execution ------------------------------------------------------------------------------------------------
@@ -255,7 +255,6 @@ class DataflowExecution:
             return
         question = self._plan.nodes[number].question
         assert question is not None
-        error: Exception
         try:
             if event.by == "timeout" and question.has_default:
                 self._done(number, Value(self._codec.encode(question.on_timeout, f"on_timeout of {question.name}")))

@@ -134,7 +134,7 @@ class Node(Step[P, R]):
         if spec.name != wiring.name or self.version:
             spec = dataclasses.replace(spec, name=wiring.name, version=self.version)
         outputs = (wiring.name,) if self.outputs is None else self.outputs
-        makes, spec = _made(spec, outputs, self.outputs, problems)
+        makes, spec = _made(spec, outputs, problems)
         planned = PlannedNode(wiring.name, "step", outputs=outputs, where=self.where, returns=spec.returns, spec=spec)
         return self.finished(planned, wants, makes, problems)
 
@@ -194,7 +194,7 @@ class ProgramNode(Node[P, R]):
                 problems.append(f"{wiring.name!r} takes any number of values ({name}); give it a parameter for each")
                 continue
             wants.append(wanted(plain, wiring.inputs, plain not in self.program.defaults, True, annotation))
-        _check_sources(wiring, [one.name for one in wants], problems)
+        _check_names(wiring.name, wiring.inputs, [one.name for one in wants], problems)
         outputs = (wiring.name,) if self.outputs is None else self.outputs
         makes: tuple[Made, ...]
         if self.outputs is not None and len(outputs) > 1:
@@ -786,10 +786,6 @@ def _results(annotation: Any, mapped: Mapped) -> Any:
     return list[annotation | None] if mapped.on_error == "none" else list[annotation]
 
 
-def _check_sources(wiring: Wiring, names: Sequence[str], problems: list[str]) -> None:
-    _check_names(wiring.name, wiring.inputs, names, problems)
-
-
 def _check_names(name: str, inputs: Mapping[str, Any], names: Sequence[str], problems: list[str]) -> None:
     for parameter, source in inputs.items():
         if parameter not in names:
@@ -800,9 +796,7 @@ def _check_names(name: str, inputs: Mapping[str, Any], names: Sequence[str], pro
             problems.append(f"inputs={{{parameter!r}: []}} of {name!r} joins nothing; name the values")
 
 
-def _made(
-    spec: StepSpec, outputs: tuple[str, ...], given: tuple[str, ...] | None, problems: list[str]
-) -> tuple[tuple[Made, ...], StepSpec]:
+def _made(spec: StepSpec, outputs: tuple[str, ...], problems: list[str]) -> tuple[tuple[Made, ...], StepSpec]:
     """The values of a step: one, or the elements of a tuple. A tuple of another length fails the step."""
     if len(outputs) <= 1:
         return tuple(Made(name, (), spec.returns) for name in outputs), spec
