@@ -97,6 +97,8 @@ class Options(msgspec.Struct, frozen=True):
     # The values of the result; None: those that no node takes. `single`: there is one, and it is the result itself.
     results: tuple[str, ...] | None = None
     single: bool = False
+    # Those without which there is no result; the single one is.
+    required: frozenset[str] = frozenset()
     # Results besides those that no node takes.
     selected: tuple[str, ...] = ()
     on_failure: OnFailure = "stop"
@@ -587,6 +589,7 @@ class _Builder:
             },
             results=tuple(results),
             single=options.single,
+            required=frozenset(name for name, _ in results) if options.single else options.required,
             on_failure=options.on_failure,
             max_rounds=options.max_rounds,
             patches=options.patches,

@@ -29,7 +29,7 @@ from perdure.authoring.dataflow.plan import (
     Source,
     outputs_of,
 )
-from perdure.authoring.dataflow.values import Value, as_object, joined, record
+from perdure.authoring.dataflow.values import SKIPS, Value, as_object, joined, no_result, record, why_no_result
 from perdure.errors import (
     ApprovalRejected,
     LoopLimit,
@@ -73,8 +73,6 @@ from perdure.kernel.values.value_versions import VERSION_KEY
 
 # What has become of a node in this round. From FAILED on, nodes that need it cannot run.
 WAITING, OPEN, DONE, SKIPPED, FAILED, BLOCKED = range(6)
-# Under this key, the result of a program tells which values it has not, and why.
-SKIPS = "$skipped"
 _NONE = Value(b"null")
 # Why a graph ends that is a node of another: it lets end what runs, and gives up what waits.
 DRAIN = "something beside it failed"
@@ -230,12 +228,7 @@ class DataflowExecution:
         number = self._open.pop(event.op, None)
         if number is not None:
             self._running -= 1
-            if number in self._maps:
-                self._item_done(number, event.op, _NONE)
-                return
-            self._status[number] = SKIPPED
-            self._reasons[number] = f"{event.op} failed, and its policy skips it"
-            self._ended(number)
+            self._skipped(number, event.op, f"{event.op} failed, and its policy skips it")
 
     def _apply_step_failed(self, event: StepFailed) -> None:
         number = self._open.pop(event.op, None)
@@ -274,10 +267,14 @@ class DataflowExecution:
             return
         self._running -= 1
         if event.status in (RunStatus.COMPLETED, RunStatus.BAILED):
-            if number in self._maps:
-                self._item_done(number, event.op, Value(event.value))
+            value = Value(event.value)
+            reason = why_no_result(value)
+            if reason is not None:
+                self._skipped(number, event.op, reason)
+            elif number in self._maps:
+                self._item_done(number, event.op, value)
             else:
-                self._done(number, Value(event.value))
+                self._done(number, value)
             return
         failure = event.error
         if failure is None:
@@ -593,20 +590,21 @@ class DataflowExecution:
                 self._call(number, node, f"{items.op}[{index}]", items.of(index))
             if not items.running:
                 del self._maps[number]
-                # An item without a result has failed.
-                found = [one or b"null" for one in items.results[: items.end] if one or mapped.on_error != "skip"]
+                # An item without a result has failed, or was skipped.
+                found = [one or b"null" for one in items.results[: items.end] if one or mapped.on_error == "none"]
                 self._done(number, Value(b"[%b]" % b",".join(found)))
         elif not items.running:
             del self._maps[number]
             self._failed(number, items.failure)
 
-    def _item_done(self, number: int, op: str, value: Value) -> None:
+    def _item_done(self, number: int, op: str, value: Value | None) -> None:
+        """An item has ended; without a value, it was skipped."""
         items, mapped = self._maps[number], self._plan.nodes[number].mapped
         assert mapped is not None
         index = int(op[op.rindex("[") + 1 : -1])
         items.running -= 1
-        items.results[index] = value.data
-        if mapped.until is not None and index < items.end:
+        items.results[index] = None if value is None else value.data
+        if value is not None and mapped.until is not None and index < items.end:
             try:
                 returns = self._plan.nodes[number].returns
                 if mapped.until(self._codec.decode(value.data, returns, f"the result of {op}")):
@@ -643,6 +641,14 @@ class DataflowExecution:
     def _done(self, number: int, value: Value) -> None:
         self._status[number] = DONE
         self._values[number] = value if self._readers[number] or number in self._plan.kept else _NONE
+        self._ended(number)
+
+    def _skipped(self, number: int, op: str, reason: str) -> None:
+        """A node, or an item of a map, ran and has no value."""
+        if number in self._maps:
+            self._item_done(number, op, None)
+            return
+        self._status[number], self._reasons[number] = SKIPPED, reason
         self._ended(number)
 
     def _not_run(self, number: int, op: str, status: int, by: int, reason: str) -> None:
@@ -779,8 +785,11 @@ class DataflowExecution:
             else:
                 lost = self._lost[0]
                 skipped[name] = self._reasons.get(lost) or self._why_missing(lost)
+        missing = next((name for name in skipped if name in self._plan.required), None)
+        if missing is not None:
+            return no_result(skipped[missing])
         if self._plan.single:
-            return next(iter(found.values()), _NONE).data
+            return next(iter(found.values())).data
         if skipped:
             found[SKIPS] = Value(msgspec.json.encode(skipped))
         return as_object(found)

@@ -198,6 +198,8 @@ class Plan(msgspec.Struct, frozen=True):
     # The result: names with their sources. A `single` one is the result itself.
     results: tuple[tuple[str, Source], ...] = ()
     single: bool = False
+    # Results without which there is none at all.
+    required: frozenset[str] = frozenset()
     on_failure: OnFailure = "stop"
     max_rounds: int = 1000
     patches: tuple[str, ...] = ()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from perdure.authoring.dataflow.plan import EACH, Path
 from perdure.kernel.values.arguments import SMALL, digest_of, recorded_values
+from perdure.kernel.values.codec import Codec, OwnDecoder
+from perdure.kernel.values.types import name_of
 from perdure.kernel.values.value_versions import VERSION_KEY, versions_in
 
 _list = msgspec.json.Decoder(list[Raw]).decode
@@ -59,6 +62,38 @@ class Value:
 
 
 _NULL = Value(b"null")
+
+# Under this key, the result of a program tells which values it has not, and why; a text there says that it has none.
+SKIPS = "$skipped"
+_NO_RESULT = b'{"$skipped":"'
+
+
+def no_result(reason: str) -> bytes:
+    """The result of a program whose output was skipped."""
+    return msgspec.json.encode({SKIPS: reason})
+
+
+def why_no_result(result: Value) -> str | None:
+    """Why there is no result, if that is what it says."""
+    if not result.data.startswith(_NO_RESULT):
+        return None
+    reason: str = msgspec.json.decode(result.data)[SKIPS]
+    return reason
+
+
+class OrSkipped(OwnDecoder):
+    """How the stored result of a program is read whose output may have been skipped: then it is None."""
+
+    def __init__(self, type: Any) -> None:
+        self.type = type
+
+    def __repr__(self) -> str:
+        return name_of(self.type)
+
+    def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
+        """The function that decodes a result."""
+        decode = codec.unchecked(self.type, "a result")
+        return lambda data: None if bytes(data).startswith(_NO_RESULT) else decode(data)
 
 
 def joined(values: Sequence[Value]) -> bytes:

@@ -23,6 +23,7 @@ from perdure.authoring.dataflow.dependence import Dependence
 from perdure.authoring.dataflow.execution import DataflowExecution
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import OnError, Plan
+from perdure.authoring.dataflow.values import OrSkipped
 from perdure.authoring.graph.diagram import Format, diagram, turns_of
 from perdure.authoring.graph.fits import fits
 from perdure.authoring.graph.nodes import Gate, Named, Node, ProgramNode, Wiring, name_of
@@ -196,12 +197,13 @@ class Graph(Program, Generic[P, R]):
         if self._output is None:
             self.returns = OutputsForm(results, values)
         elif built.plan.single:
-            self.returns = next(iter(results.values()))
+            self.returns = OrSkipped(next(iter(results.values())))
         else:
-            self.returns = self._output
+            self.returns = OrSkipped(self._output)
         if self._output_names:
             renamed = tuple((self._output_names.get(name, name), source) for name, source in built.plan.results)
-            self.plan = msgspec.structs.replace(built.plan, results=renamed)
+            required = frozenset(self._output_names.get(name, name) for name in built.plan.required)
+            self.plan = msgspec.structs.replace(built.plan, results=renamed, required=required)
         self._needed = {self._input_names.get(name, name): needed for name, needed in built.inputs.items()}
         # Inputs that answer questions before they are asked.
         self.answers = {
@@ -287,7 +289,7 @@ class Graph(Program, Generic[P, R]):
         self._refuse_unknown("select", wanted, makers)
         kept = reached(self._drafts, [maker for name in wanted for maker in makers[name]], behind=False)
         single = self._options.single and len(wanted) == 1 and wanted == list(self._options.results or ())
-        options = msgspec.structs.replace(self._options, results=tuple(wanted), single=single)
+        options = msgspec.structs.replace(self._options, results=tuple(wanted), single=single, required=frozenset())
         return self._narrowed("select", kept, options, None if not single else self._output)
 
     def with_entrypoint(self, *nodes: Named) -> Self:
@@ -573,16 +575,21 @@ def _results(output: Any) -> dict[str, Any]:
     fields = _fields(output) if isinstance(output, type) else None
     if fields is None:
         raise WrongValue(f"output={output!r:.80} is a node, the name of a value, or a class whose fields are values")
-    return {"results": tuple(fields), "single": False}
+    return {"results": tuple(fields), "required": frozenset(name for name in fields if fields[name])}
 
 
-def _fields(cls: type) -> list[str] | None:
+def _fields(cls: type) -> dict[str, bool] | None:
+    """The fields of a class, and whether they are required; None for a class without fields."""
     if dataclasses.is_dataclass(cls):
-        return [field.name for field in dataclasses.fields(cls)]
-    if typing.is_typeddict(cls) or issubclass(cls, msgspec.Struct):
-        return list(typing.get_type_hints(cls))
+        none = dataclasses.MISSING
+        return {one.name: one.default is none and one.default_factory is none for one in dataclasses.fields(cls)}
+    if typing.is_typeddict(cls):
+        required: frozenset[str] = cls.__required_keys__  # type: ignore[attr-defined]
+        return {name: name in required for name in typing.get_type_hints(cls)}
+    if issubclass(cls, msgspec.Struct):
+        return {one.name: one.required for one in msgspec.structs.fields(cls)}
     of_model = getattr(cls, "model_fields", None)
-    return list(of_model) if of_model is not None else None
+    return None if of_model is None else {name: one.is_required() for name, one in of_model.items()}
 
 
 def _listed(what: str, given: Any) -> list[Any]:

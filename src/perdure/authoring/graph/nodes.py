@@ -20,6 +20,7 @@ from perdure.authoring.dataflow.build import Draft, Made, Wanted
 from perdure.authoring.dataflow.plan import EACH, Mapped, OnError, Question
 from perdure.authoring.dataflow.plan import Gate as PlannedGate
 from perdure.authoring.dataflow.plan import Node as PlannedNode
+from perdure.authoring.dataflow.values import OrSkipped
 from perdure.authoring.graph.fits import element_of
 from perdure.errors import UsageError
 from perdure.kernel.commands import StepSpec
@@ -144,6 +145,8 @@ class Node(Step[P, R]):
         """A draft with what every kind of node has."""
         wiring, condition = self.wiring, None
         if self.mapped is not None:
+            # A default is that of an item, and does not stand in for the list.
+            wants = tuple(replace(one, required=one.required or one.name in self.mapped.over) for one in wants)
             names = [wanted.name for wanted in wants]
             for name in self.mapped.over:
                 if name not in names:
@@ -200,7 +203,9 @@ class ProgramNode(Node[P, R]):
         if self.outputs is not None and len(outputs) > 1:
             makes = tuple(Made(name, (position,)) for position, name in enumerate(outputs))
         else:
-            makes = tuple(Made(name, (), self.program.returns if not self.parts else Any) for name in outputs)
+            returns = self.program.returns
+            returns = returns.type if isinstance(returns, OrSkipped) else returns
+            makes = tuple(Made(name, (), returns if not self.parts else Any) for name in outputs)
             makes += tuple(
                 Made(name, (name,), type, weak=True) for name, type in self.parts.items() if name not in outputs
             )

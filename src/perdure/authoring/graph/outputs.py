@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from perdure.authoring.code.step import Step
-from perdure.authoring.dataflow.execution import SKIPS
+from perdure.authoring.dataflow.values import SKIPS
 from perdure.authoring.graph.nodes import Node
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.values.codec import Codec, OwnDecoder
@@ -87,10 +87,11 @@ class Outputs(Mapping[str, object]):
 class OutputsForm(OwnDecoder):
     """How the stored result of a graph becomes Outputs: each value by the annotation of its node."""
 
-    __name__ = "Outputs"
-
     def __init__(self, types: Mapping[str, Any], known: Iterable[str]) -> None:
         self._types, self._known = dict(types), frozenset(known)
+
+    def __repr__(self) -> str:
+        return "Outputs"
 
     def decoder(self, codec: Codec) -> Callable[[bytes | Raw], Any]:
         """The function that decodes a result."""

@@ -146,7 +146,7 @@ class Codec:
         try:
             decode = self._decoders[type]
         except (KeyError, TypeError):  # TypeError: an annotation that cannot be hashed
-            decode = self._decoder(type, what)
+            decode = self.unchecked(type, what)
         try:
             return decode(data)
         except BaseException as problem:
@@ -184,7 +184,7 @@ class Codec:
 
     def decoder(self, type: Any, what: str = "a stored value") -> Decode:
         """The function that decodes by an annotation; raises NotDecodable if the annotation is not supported."""
-        decode, name = self._decoder(type, what), name_of(type)
+        decode, name = self.unchecked(type, what), name_of(type)
 
         def checked(data: bytes | msgspec.Raw) -> Any:
             try:
@@ -215,7 +215,8 @@ class Codec:
         schema = _NULL if type is None else self.schema(type, described=True)
         return _NULL if schema == _NO_SCHEMA else schema
 
-    def _decoder(self, type: Any, what: str) -> Decode:
+    def unchecked(self, type: Any, what: str) -> Decode:
+        """As `decoder`; but the function raises whatever msgspec, or a type, raises for a value that does not fit."""
         try:
             if type in self._decoders:
                 return self._decoders[type]
