@@ -149,6 +149,10 @@ async def test_of_two_engines_the_one_that_has_the_version_goes_on(monkeypatch: 
         async with Engine(store, [mended], name="b", recovery=AT_ONCE) as having:
             assert isinstance(await having.resolve("it", version="1.1"), Accepted)
             await has(having, RunStatus.WAITING)
+            # It waits as soon as it is resolved; the engine that has its version takes it then.
+            async with asyncio.timeout(PATIENCE):
+                while (view := await having.get("it")) is None or view.owner != "b":
+                    await asyncio.sleep(0.01)
             caller = asyncio.ensure_future(without.handle("it").outcome(PATIENCE))
             watch = without._base.watch
             await eventually(lambda: bool(watch._waiters))
