@@ -47,6 +47,8 @@ def test_a_graph_is_run_read_and_checked_as_a_workflow_is(cli: Cli) -> None:
     assert (ran.code, ran.json) == (0, "abab")
     steps = cli("runs", "steps", "r", "--store", cli.url, "--json").json
     assert [step["path"] for step in steps] == ["embed:0", "answer:0"]
+    ran = cli("run", "graphs.py:outer", "--input", '{"query": "ab"}', "--store", cli.url)
+    assert (ran.code, ran.json) == (0, {"rag": "abab"})
     assert cli("upgrade-check", "graphs.py", "--store", cli.url).code == 0
     wrong = cli("run", "graphs.py:rag", "--input", '{"quary": "ab"}', "--store", cli.url)
     assert wrong.code == 2

@@ -13,11 +13,12 @@ from perdure.authoring.dataflow.values import SKIPS
 from perdure.authoring.graph.nodes import Node
 from perdure.kernel.hints import did_you_mean
 from perdure.kernel.values.codec import Codec, OwnDecoder
+from perdure.kernel.values.types import PlainForm
 
 T = TypeVar("T")
 
 
-class Outputs(Mapping[str, object]):
+class Outputs(Mapping[str, object], PlainForm):
     """The values of a finished graph that no node took, and those that were selected.
 
     By name, or typed by node: `outputs["docs"]`, `outputs[retrieve]`. A KeyError says why a value is not there.
@@ -73,6 +74,11 @@ class Outputs(Mapping[str, object]):
     def skipped(self) -> Mapping[str, str]:
         """The values that are missing, with the reason."""
         return dict(self._skipped)
+
+    @property
+    def plain(self) -> dict[str, object]:
+        """The values as a dict."""
+        return dict(self._values)
 
     def __eq__(self, other: object) -> bool:
         return dict(self._values) == (dict(other._values) if isinstance(other, Outputs) else other)

@@ -26,7 +26,6 @@ from msgspec import inspect as msgspec_inspect
 from perdure.errors import NotDecodable, NotSerializable
 from perdure.kernel.divergence.model import LostField
 from perdure.kernel.values.annotations import Annotations, is_plain
-from perdure.kernel.values.items import Items
 from perdure.kernel.values.limits import Limits
 from perdure.kernel.values.lost_fields import Search, Searches, is_flat, may_find
 from perdure.kernel.values.models import is_model, model_from, model_json, ordered_model
@@ -115,8 +114,6 @@ class Codec:
 
     def _plain_form(self, value: Any) -> Any:
         """Plain data for a value of a type that msgspec does not know (its `enc_hook`)."""
-        if type(value) is Items:
-            return value.plain
         shape = self._shapes.of(type(value))
         if shape.codec is not None:
             return shape.codec.encode(value)

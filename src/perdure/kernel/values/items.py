@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
+from perdure.kernel.values.types import PlainForm
+
 T = TypeVar("T", covariant=True)
 
 
-class Items(Sequence[T]):
+class Items(Sequence[T], PlainForm):
     """The annotation of a parameter that takes a long list: `rows: Items[Row]`. Iterable, indexable, read-only.
 
     Each element is decoded when it is read, and not kept.

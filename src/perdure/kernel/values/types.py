@@ -62,6 +62,17 @@ class TypeCodec(Generic[T]):
     decode: Callable[[Any], T]
 
 
+class PlainForm:
+    """A class whose values are stored as the list or the dict that they give."""
+
+    __slots__ = ()
+
+    @property
+    def plain(self) -> Any:
+        """What is stored."""
+        raise NotImplementedError
+
+
 class Shape(NamedTuple):
     """How values of one type are converted to plain data."""
 
@@ -213,7 +224,10 @@ class Shapes:
         return shape
 
     def _shape(self, cls: type) -> Shape:
-        if codec := self.codec_for(cls):
+        codec = self.codec_for(cls)
+        if codec is None and issubclass(cls, PlainForm):
+            codec = TypeCodec(cls, lambda value: value.plain, lambda stored: stored)
+        if codec is not None:
             return Shape("codec", children=lambda value: self._encoded(value, codec), codec=codec)
         if cls in LEAVES:
             return Shape("leaf")
