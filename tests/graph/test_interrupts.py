@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Engine, RunStatus, bail, connect
-from perdure.errors import AnswerRejected
+from perdure.errors import AlreadyExists, AnswerRejected, NoSuchRun, UsageError
 from perdure.graph import Graph, InterruptNode, interrupt, node
 from perdure.kernel.events import WaitOpened
 from perdure.testing.simulation import Simulation
@@ -175,6 +175,31 @@ async def test_a_question_in_a_nested_graph_does_not_begin_it_again() -> None:
         await engine.approve("c", "second:0/really:0", 2)
         assert (await engine.run(graph, answers={"first:0/really:0": 1}, id="c")).output == 203
     assert calls == [1, 1]
+
+
+async def test_an_answer_by_a_name_that_several_questions_have_is_refused() -> None:
+    inner = Graph([ask("really")], name="inner", output="really")
+    graph = Graph([inner.as_node(name="one"), inner.as_node(name="two"), ask("other")], name="g")
+    async with Engine("memory://", [graph]) as engine:
+        await engine.run(graph(x=1), id="c")
+        with pytest.raises(UsageError, match=r"nothing was answered.*one:0/really:0, two:0/really:0"):
+            await engine.run(graph, answers={"other": 1, "really": 3}, id="c")
+        assert len((await engine.run(graph, id="c")).interrupts) == 3
+        # One of them by its path, and the other is the only one of its name.
+        result = await engine.run(graph, answers={"two:0/really:0": 2, "really": 3, "other": 1}, id="c")
+        assert result.output == {"one": 3, "two": 2, "other": 1}
+
+
+async def test_a_run_of_another_graph_is_not_taken_for_its_own() -> None:
+    asks, other = Graph([ask("really")], name="asks"), Graph([draft], name="other")
+    async with Engine("memory://", [asks, other]) as engine:
+        await engine.run(asks(x=1), id="c")
+        for answers in (None, {"really": 1}):
+            with pytest.raises(AlreadyExists, match="It is a run of 'asks'"):
+                await engine.run(other, id="c", answers=answers)
+        with pytest.raises(NoSuchRun):
+            await engine.run(other, id="none")
+        assert (await engine.run(asks, id="c", answers={"really": 1})).output == {"really": 1}
 
 
 @pytest.mark.parametrize("on_timeout", [False, True])

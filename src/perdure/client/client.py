@@ -26,7 +26,7 @@ from perdure.client.starts import Start, Starts
 from perdure.client.views import (
     RunResult,
 )
-from perdure.errors import UsageError
+from perdure.errors import AlreadyExists, UsageError
 from perdure.kernel.events import RunStatus
 from perdure.kernel.ids import check_id
 from perdure.kernel.inbound import Accepted, AlreadyFinished, Cancelled, Duplicate, Finished, NotFound
@@ -151,6 +151,9 @@ class Client(Reader):
                 )
             program: Program | None = invocation
             handle = self.handle(options["id"], invocation)
+            found, _ = await self._base.require(options["id"])
+            if found.program != invocation.name:
+                raise AlreadyExists(found.id, found.status, "return_existing", found.program)
         else:
             handle = await self.start(cast("Invocation[R]", invocation), **options)
             program = handle.program

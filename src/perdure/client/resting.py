@@ -65,18 +65,25 @@ class Rest:
 
     async def _answer(self, run_id: str, asked: tuple[Interrupt, ...]) -> bool:
         """Give what was asked for and is known; False when nothing of it is."""
-        given = False
+        found: dict[str, list[Interrupt]] = {}
         for one in asked:
             key = one.path if one.path in self._answers else one.name
-            if key not in self._answers:
-                continue
+            if key in self._answers:
+                found.setdefault(key, []).append(one)
+        for key, several in found.items():
+            if len(several) > 1 and several[0].kind == "approval":
+                paths = ", ".join(one.path for one in several)
+                raise UsageError(
+                    f"answers={{{key!r}: ...}}: run {several[0].id!r} asks that more than once; nothing was answered. "
+                    f"Answer by path: {paths}"
+                )
+        for key, (one, *_) in found.items():
             if one.kind == "approval":
                 await self._messages.approve(run_id, one.path, self._answers[key], by=self._by)
             else:
                 await self._messages.signal(one.id, one.name, self._answers[key])
             del self._answers[key]
-            given = True
-        return given
+        return bool(found)
 
     async def _stays_parked(self, run_id: str, seq: int) -> bool:
         """Whether a run stays parked, once an engine here that tries it has done so; False as soon as it goes on."""
