@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Engine, RunStatus, UsageError
+from perdure import Engine, ForkRefused, RunStatus, UsageError
 from perdure.graph import END, Graph, interrupt, node, route
 
 CALLS: list[str] = []
@@ -74,10 +74,12 @@ async def test_a_run_that_rests_goes_on_with_a_replaced_value() -> None:
 async def test_a_replaced_input_runs_again_what_takes_it() -> None:
     graph = Graph([step("a", "x"), step("b", "y"), step("c", "a", "b")], name="h", output="c")
     async with OPEN("memory://", [graph]) as engine:
-        await engine.run(graph(x="1", y="2"), id="r")
+        await engine.run(graph(x="1", y="2", b_suffix="!"), id="r")
         CALLS.clear()
+        with pytest.raises(ForkRefused, match="of the type"):
+            await engine.update_state("r", {"b_suffix": 1}, dry_run=True)
         handle = await engine.update_state("r", {"x": "9"})
-        assert await handle.result() == "c(a(9),b(2))"
+        assert await handle.result() == "c(a(9),b(2)!)"
         memos = [
             entry.event.memo for entry in await engine.journal("r") if type(entry.event).__name__ == "StepSucceeded"
         ]
@@ -92,9 +94,44 @@ async def test_values_inside_a_graph_are_replaced_by_op_path_and_wrong_names_are
         result = await handle.outcome()
         assert result.output["publish"] == "publish(draft(t),yes,sum(F))"
         assert CALLS == ["sum", "publish"]
-        for wrong in ("drft", "inner"):
-            with pytest.raises(UsageError, match=wrong):
-                await engine.update_state("r", {wrong: 1})
+        with pytest.raises(UsageError, match="drft"):
+            await engine.update_state("r", {"drft": 1})
+        with pytest.raises(UsageError, match="is a child"):
+            await engine.update_state("r", {"inner:0": "I"})
+        with pytest.raises(UsageError, match="without values"):
+            await engine.update_state("r", {})
+
+
+@pytest.mark.parametrize("output", [None, "sum"])
+async def test_the_value_of_a_graph_inside_is_replaced_and_nothing_in_it_runs_again(output: Any) -> None:
+    inner = Graph([step("find", "topic"), step("sum", "find")], name="inner", output=output)
+    middle = Graph([inner, step("beside", "topic")], name="middle").rename_outputs(
+        **{"inner" if output else "sum": "it"}
+    )
+    graph = Graph([middle, step("last", "it")], name="g")
+    async with OPEN("memory://", [graph]) as engine:
+        await engine.run(graph(topic="t"), id="r")
+        CALLS.clear()
+        assert await engine.update_state("r", {"it": "I"}, dry_run=True) == ["last:0"]
+        result = await (await engine.update_state("r", {"it": "I"})).outcome()
+        assert result.output["last"] == "last(I)"
+        assert (await engine.values("r"))["it"] == "I"
+        assert CALLS == ["last"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"draft": 1}, {"inner": 1}, {"inner:0/find:0": 1}, {"sign_off": 1}, {"apart": "A", "draft": None}],
+)
+async def test_a_value_of_a_wrong_type_is_refused_before_anything_is_written(wrong: dict[str, Any]) -> None:
+    async with OPEN("memory://", [GRAPH]) as engine:
+        await published(engine)
+        for dry_run in (True, False):
+            with pytest.raises(ForkRefused, match="of the type"):
+                await engine.update_state("r", wrong, dry_run=dry_run)
+        assert (await engine.get("r")).status == "completed"
+        assert (await engine.values("r"))["draft"] == "draft(t)"
+    assert CALLS == []
 
 
 async def test_a_fork_takes_values_by_name() -> None:

@@ -100,6 +100,8 @@ class Forks:
         self, id: str, values: Mapping[str, Any], at: str | int | None = None, *, dry_run: bool = False
     ) -> RunHandle[Any] | Sequence[str]:
         """See `Client.update_state`."""
+        if not values:
+            raise UsageError(f"update_state({id!r}) without values would change nothing; start it again, or retry it")
         run, batches = await self.origin(id)
         flow = self._dataflow(run)
         if flow is None:
@@ -154,6 +156,7 @@ class Forks:
                     f"{did_you_mean(name, {*flow.values, *names})}"
                 )
         again -= outcomes.keys()
+        self._check_types(run, flow, outcomes)
         changes = await self._input(run, batches, inputs) if inputs else {}
         started = forks.beginning(batches, run.run_id, now, incarnation=run.incarnation + 1, memo=run.run_id, **changes)
         past = rerun(batches, again, await self._outcomes(outcomes), started, now, end=end)
@@ -170,6 +173,16 @@ class Forks:
             op, path = (name, ()) if name in found else flow.maker(name, began) or (name, ())
             outcomes[op] = await self._with_part(batches, op, path, value, outcomes.get(op, _UNKNOWN))
         return outcomes
+
+    def _check_types(self, run: RunRow, flow: Dataflow, outcomes: Mapping[str, Any]) -> None:
+        """Refuse outcomes that are not of the types that the nodes give."""
+        codec = self._base.codec
+        for op, value in outcomes.items():
+            what = f"the value of {op}"
+            try:
+                codec.decode(codec.encode(value, what), flow.type_of(op), what)
+            except NotDecodable as error:
+                raise refused(run.id, error) from error
 
     async def _with_part(
         self, batches: Sequence[Batch], op: str, path: tuple[str | int, ...], value: Any, known: Any
@@ -312,6 +325,12 @@ class Forks:
                 f"run {run.id!r} was started with arguments by position, so they cannot be changed by name"
             )
         data, what = msgspec.json.encode({**arguments, **self._encoded(inputs)}), f"the input of {run.program}"
+        program = self._gateway.find_program(run.program, run.version)
+        if program is not None and program.dataflow is not None:
+            try:
+                program.check_input(Raw(data), self._base.codec)
+            except NotDecodable as error:
+                raise refused(run.id, error) from error
         if self._base.payloads.fits_inline(len(data), what):
             return {"input": Raw(data), "input_blob": ""}
         return {"input": Raw(b"null"), "input_blob": await self._base.payloads.offload(data, what)}

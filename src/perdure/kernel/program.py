@@ -73,6 +73,10 @@ class Dataflow(Protocol):
         """The op that made a value last, and the way to the value in its outcome; None if no op did."""
         ...
 
+    def type_of(self, path: str) -> Any:
+        """The type of the outcome of an op; Any if it is not known."""
+        ...
+
     def named(self, op: str, outcome: Any) -> dict[str, Any]:
         """The values by name that the outcome of an op holds, as plain JSON."""
         ...

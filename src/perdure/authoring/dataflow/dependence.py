@@ -15,9 +15,11 @@ from perdure.authoring.dataflow.plan import (
     FirstOf,
     Input,
     Node,
+    Output,
     Path,
     Plan,
     Source,
+    outputs_in,
     outputs_of,
 )
 from perdure.authoring.dataflow.values import Value, why_no_result
@@ -60,14 +62,50 @@ class Dependence(Dataflow):
 
     def maker(self, name: str, ops: Mapping[str, int]) -> tuple[str, Path] | None:
         """The op that made a value last, and the way to the value in its outcome; None if no op did."""
-        makers = {output.node: output.path for output in self._plan.values.get(name, ())}
+        return self._latest(self._plan.values.get(name, ()), ops)
+
+    def type_of(self, path: str) -> Any:
+        """The type of the outcome of an op; Any if it is not known."""
+        first, _, rest = path.partition("/")
+        node = self._plan.nodes[self._numbers[_turn(first)[0]]]
+        if rest:
+            flow = None if node.program is None else node.program.dataflow
+            return Any if flow is None else flow.type_of(rest)
+        if node.question is not None:
+            return node.question.answer
+        return Any if node.kind == "gate" or (node.mapped is not None and "[" not in first) else node.returns
+
+    def _latest(self, outputs: Iterable[Output], ops: Mapping[str, int]) -> tuple[str, Path] | None:
+        """The op that made one of these values last; that of a graph inside this one is made by an op in it."""
+        makers = {output.node: output.path for output in outputs}
         latest = (
             (at, op, makers[number])
             for op, at in ops.items()
             if "/" not in op and "[" not in op and (number := self._numbers.get(_turn(op)[0])) in makers
         )
         found = max(latest, default=None)
-        return None if found is None else found[1:]
+        if found is None:
+            return None
+        _, op, path = found
+        node = self._plan.nodes[self._numbers[_turn(op)[0]]]
+        flow = None if node.program is None or node.mapped is not None else node.program.dataflow
+        if isinstance(flow, Dependence):
+            inside = flow._of_result(
+                path, {one[len(op) + 1 :]: at for one, at in ops.items() if one.startswith(f"{op}/")}
+            )
+            if inside is not None:
+                return f"{op}/{inside[0]}", inside[1]
+        return op, path
+
+    def _of_result(self, path: Path, ops: Mapping[str, int]) -> tuple[str, Path] | None:
+        """The op that made a part of the result."""
+        results = dict(self._plan.results)
+        if self._plan.single:
+            path = (*results, *path)
+        if not path or path[0] not in results:
+            return None
+        found = self._latest(outputs_in(results[str(path[0])]), ops)
+        return None if found is None else (found[0], (*found[1], *path[1:]))
 
     def named(self, op: str, outcome: Any) -> dict[str, Any]:
         """The values by name that the outcome of an op holds, as plain JSON."""
